@@ -1,0 +1,1 @@
+"""mofa: plans the training of large language models."""

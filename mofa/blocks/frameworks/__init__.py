@@ -1,0 +1,1 @@
+"""frameworks of mofa."""

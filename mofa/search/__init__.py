@@ -1,0 +1,1 @@
+"""search of mofa."""

@@ -1,0 +1,58 @@
+"""What every fact shares: frozen models that refuse unknown keys, and numbers that say where they come from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from mofa.units import parse_quantity
+
+Provenance = Literal["measured", "interpolated", "transferred", "extrapolated", "datasheet", "read", "assumed"]
+PROVENANCES: tuple[Provenance, ...] = (
+    "measured", "interpolated", "transferred", "extrapolated", "datasheet", "read", "assumed",
+)  # fmt: skip
+
+
+class Spec(BaseModel):
+    """A frozen record of facts; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Fact(Spec):
+    """One number with its provenance and the page, table or measurement it came from.
+
+    ``value`` is SI. ``provenance`` says how it was got: ``measured`` on the device, ``interpolated`` between
+    measurements, ``transferred`` from the measurement of a related device, ``extrapolated`` beyond them, from a
+    ``datasheet``, ``read`` in a framework's source, or ``assumed``.
+    """
+
+    value: float
+    provenance: Provenance
+    source: str = Field(min_length=3)
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def _fact_reader(unit: str) -> BeforeValidator:
+    """Convert the ``value`` of a mapping from a quantity with unit to SI before the Fact is built."""
+
+    def read(raw: Any) -> Any:
+        if isinstance(raw, dict) and "value" in raw:
+            return {**raw, "value": parse_quantity(raw["value"], unit)}
+        if isinstance(raw, Fact):
+            return raw
+        raise ValueError("needs a mapping with value, provenance and source")
+
+    return BeforeValidator(read)
+
+
+BytesFact = Annotated[Fact, _fact_reader("B")]
+BytesPerSFact = Annotated[Fact, _fact_reader("B/s")]
+FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s")]
+SecondsFact = Annotated[Fact, _fact_reader("s")]
+WattsFact = Annotated[Fact, _fact_reader("W")]
+Positive = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+Count = Annotated[int, Field(ge=0, le=10**12, strict=True)]

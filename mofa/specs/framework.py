@@ -1,0 +1,69 @@
+"""Facts of a training framework: what it keeps, fuses, shards, overlaps; read from its source or shown by a run.
+
+The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mofa.specs.base import Provenance, Spec
+
+Family = Literal["megatron", "megatron-local", "torchtitan"]
+FRAMEWORK_NAMES: tuple[Family, ...] = ("megatron", "megatron-local", "torchtitan")
+
+
+class FrameworkSpec(Spec):
+    """One framework with its options.
+
+    Fields that a user may set are the first group; the rest describe what the framework does and come from its
+    profile. ``provenance`` is ``read`` until a run has shown it.
+    """
+
+    name: Family
+    version: str
+    provenance: Provenance
+    source: str
+    # --- options of a run
+    compile: bool = False
+    allocator: Literal["native", "expandable"] = "native"
+    dispatcher: Literal["alltoall", "allgather", "deepep"] = "alltoall"
+    experts: Literal["grouped", "sequential"] = "grouped"
+    attention: Literal["fused", "sdpa", "unfused"] = "fused"
+    data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
+    dp_replicate: int = Field(default=1, ge=1)
+    """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
+    optimizer: Literal["fused", "foreach", "te", "for-loop"] = "te"
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    overlap_tp: bool = False
+    overlap_moe_shared: bool = False
+    shared_expert_overlap: bool = False
+    loss_parallel: bool = True
+    cross_entropy_fusion: bool = False
+    vocab_divisor: int = Field(default=128, ge=1)
+    """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
+    # --- what it does
+    params_bytes_per_param: float
+    """Of the parameters that compute reads, unless sharded. [B/param]"""
+    grads_bytes_per_param: float
+    states_bytes_per_param: float
+    """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
+    shards_params: bool
+    """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
+    residual_dtype_bytes: int = 2
+    tp_saves_gathered_input: bool = False
+    """The gathered input of a column-parallel linear is kept (torchtitan), not the shard (Megatron)."""
+    fuses_wgrad_accumulation: bool = True
+    fused_norm_linear: bool = False
+    """Norm and linear are one module that keeps the norm's input and output (Transformer Engine)."""
+    fused_swiglu: bool = True
+    fused_rope: bool = True
+    norm_kernels: int = 1
+    default_recompute: str = "none"
+    grouped_alignment: int = Field(default=1, ge=1)
+    """Rows of an expert's input are padded to a multiple of this. [tokens]"""
+    dispatch_syncs: int = Field(default=1, ge=0)
+    """Host synchronisations per dispatch of tokens. [-]"""

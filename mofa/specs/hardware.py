@@ -1,0 +1,190 @@
+"""Facts of the hardware: a GPU and its efficiency curves, a node of GPUs, a cluster of nodes."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mofa.specs.base import BytesFact, BytesPerSFact, Fact, FlopsPerSFact, Positive, SecondsFact, Spec, WattsFact
+
+GemmFormat = Literal["bf16", "fp8", "fp32"]
+
+
+class GemmCurve(Spec):
+    """Time of a dense matrix product as whole tiles in whole waves over the multiprocessors.
+
+    ``floor + waves * tile_m * tile_n * 2 * (k + k_overhead) / (peak * fraction / num_sms)``, never under the time
+    its bytes take. ``fraction`` is the sustained share of the peak that a large product reaches.
+    """
+
+    tile_m: Positive = 128
+    tile_n: Positive = 256
+    fraction: Fact
+    k_overhead: Fact
+    """Length in k of the prologue and epilogue of one tile. [elements]"""
+    floor_s: SecondsFact
+
+
+class GroupedGemmCurve(Spec):
+    """Time of products of one expert each in one kernel: as a GEMM whose rows are padded to tiles per expert."""
+
+    tile_m: Positive = 128
+    tile_n: Positive = 128
+    fraction: Fact
+    k_overhead: Fact
+    floor_s: SecondsFact
+    per_group_s: SecondsFact
+
+
+class AttentionCurve(Spec):
+    """Time of fused attention, as the share of the bf16 peak reached at long sequences, and its start.
+
+    ``floor + flops / (peak * fraction) * (1 + q_half / q_len)``.
+    """
+
+    forward_fraction: Fact
+    backward_fraction: Fact
+    q_half: Fact
+    """Sequence length at which the fraction is halved. [tokens]"""
+    floor_s: SecondsFact
+
+
+class StreamCurve(Spec):
+    """Time of a memory-bound kernel: ``floor + bytes / (bandwidth * fraction)``."""
+
+    fraction: Fact
+    floor_s: SecondsFact
+
+
+class HostCurve(Spec):
+    """What the host needs to issue work."""
+
+    cpu: str
+    eager_op_s: SecondsFact
+    """Issue of one eager op of PyTorch. [s]"""
+    compiled_op_s: SecondsFact
+    """Issue of one kernel from a compiled region. [s]"""
+    dtensor_op_s: SecondsFact
+    """Issue of one op on DTensors. [s]"""
+    sync_s: SecondsFact
+    """A host synchronisation: from the device's end to the host's next issue. [s]"""
+
+
+class GpuCurves(Spec):
+    """All efficiency curves of a GPU."""
+
+    gemm: dict[GemmFormat, GemmCurve]
+    grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
+    attention: AttentionCurve
+    stream: StreamCurve
+    host: HostCurve
+    overlap_slowdown: Fact
+    """Seconds that computing loses per second of communication that runs at the same time. [-]"""
+
+
+class GpuSpec(Spec):
+    """One GPU; for a dual-die package the package."""
+
+    name: str
+    peak_flops_per_s: dict[GemmFormat, FlopsPerSFact]
+    """Dense peak rates per format."""
+    memory_bytes: BytesFact
+    """What the datasheet says."""
+    usable_memory_bytes: BytesFact
+    """Total that CUDA reports."""
+    memory_bandwidth_bytes_per_s: BytesPerSFact
+    num_sms: Fact
+    l2_bytes: BytesFact
+    host_link_bytes_per_s: BytesPerSFact
+    """Host to device, per GPU and per direction."""
+    tdp_w: WattsFact
+    context_bytes: BytesFact
+    """Device memory of the CUDA context and the loaded kernels."""
+    curves: GpuCurves
+
+
+class LinkSpec(Spec):
+    """One level of the network, as one GPU sees it, in one direction."""
+
+    name: str
+    bandwidth_bytes_per_s: BytesPerSFact
+    efficiency: Fact
+    """Share of the bandwidth that large collectives reach (nccl-tests' bus bandwidth over the link's)."""
+    all_to_all_efficiency: Fact
+    latency_s: SecondsFact
+    """Added per step of a ring or per message. [s]"""
+
+
+class NicSpec(Spec):
+    """The node's network interfaces; a GPU's share follows from how many there are."""
+
+    name: str
+    num_per_node: Positive
+    bandwidth_bytes_per_s: BytesPerSFact
+    """Of one NIC, per direction."""
+    efficiency: Fact
+    all_to_all_efficiency: Fact
+    latency_s: SecondsFact
+    oversubscription: Fact
+    """Of the fabric above the NIC: 1 is non-blocking."""
+
+
+class CommunicatorSpec(Spec):
+    """Device memory that communicators hold."""
+
+    first_bytes: BytesFact
+    """The first communicator of a process."""
+    per_peer_bytes: BytesFact
+    """Buffers per connected peer and communicator."""
+    per_group_bytes: BytesFact
+    """Fixed cost of every communicator."""
+
+
+class NodeSpec(Spec):
+    """A node and the fast domain that it belongs to."""
+
+    name: str
+    gpu: str
+    gpus_per_node: Positive
+    gpus_per_domain: Positive
+    """GPUs in one fast (NVLink) domain: the node's own, or 72 for an NVL72 rack."""
+    intra: LinkSpec
+    nic: NicSpec
+    host_memory_bytes: BytesFact
+    communicators: CommunicatorSpec
+    nvls_factor: Fact
+    """Speed-up of intra-domain all-reduce, all-gather and reduce-scatter by in-switch reduction: 1 without. [-]"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gpus_per_domain % self.gpus_per_node:
+            raise ValueError(
+                f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
+            )
+        return self
+
+
+class ClusterSpec(Spec):
+    """A number of GPUs in nodes of one type."""
+
+    name: str
+    gpu: GpuSpec
+    node: NodeSpec
+    num_gpus: Positive = Field(le=1_048_576)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        n = self.node.gpus_per_node
+        if self.num_gpus > n and self.num_gpus % n:
+            raise ValueError(
+                f"gpus ({self.num_gpus}) is more than one node of {n} GPUs but not whole nodes; "
+                f"use {self.num_gpus // n * n} or {(self.num_gpus // n + 1) * n}"
+            )
+        return self
+
+    @property
+    def nic_bandwidth_per_gpu_bytes_per_s(self) -> float:
+        """A GPU's share of its node's NICs. [B/s]"""
+        nic = self.node.nic
+        return nic.num_per_node * nic.bandwidth_bytes_per_s.value / self.node.gpus_per_node

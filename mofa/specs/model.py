@@ -1,0 +1,166 @@
+"""Facts of a model: a decoder-only transformer, described by its structure, from which parameters are counted."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mofa.specs.base import Count, Positive, Spec
+
+
+class GqaSpec(Spec):
+    """Multi-head, grouped-query or multi-query attention."""
+
+    kind: Literal["gqa"] = "gqa"
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    """One learned logit per head that joins the softmax (gpt-oss)."""
+    window: Positive | None = None
+    """Sliding-window length of the windowed layers. [tokens]"""
+    window_every: Positive = 1
+    """Layer i is windowed where ``i % window_every < window_every - 1`` (2: alternating), all layers where 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
+            )
+        return self
+
+    @property
+    def d_qk(self) -> int:
+        return self.head_dim
+
+    @property
+    def d_v(self) -> int:
+        return self.head_dim
+
+
+class MlaSpec(Spec):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    kind: Literal["mla"] = "mla"
+    num_heads: Positive
+    q_lora_rank: Positive | None = None
+    kv_lora_rank: Positive
+    qk_nope_head_dim: Positive
+    qk_rope_head_dim: Positive
+    v_head_dim: Positive
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def d_qk(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def d_v(self) -> int:
+        return self.v_head_dim
+
+    @property
+    def window(self) -> None:
+        return None
+
+
+class MlpSpec(Spec):
+    """The dense feed-forward layer, also the shape of one expert's activation function."""
+
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    ffn_hidden: Positive | None = None
+    """Intermediate width of a dense layer; absent where every layer is a mixture of experts."""
+    bias: bool = False
+
+
+class MoeSpec(Spec):
+    """Mixture of experts: routed and shared experts, which layers have them, and how the router picks."""
+
+    num_experts: Positive
+    top_k: Positive
+    expert_hidden: Positive
+    shared_hidden: Count = 0
+    """Total intermediate width of the shared experts, 0 for none."""
+    shared_gate: bool = False
+    first_k_dense: Count = 0
+    every: Positive = 1
+    """Of the layers after the first k dense ones, every n-th is a mixture of experts."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: Positive = 1
+    groups_per_token: Positive = 1
+    """Experts come in groups, one a node; a token goes to at most this many groups (node-limited routing)."""
+    correction_bias: bool = False
+    """A per-expert bias that only steers the choice (aux-loss-free balancing); counted as a tensor."""
+    router_bias: bool = False
+    expert_bias: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k ({self.top_k}) must be at most num_experts ({self.num_experts})")
+        if self.num_experts % self.num_groups:
+            raise ValueError(f"num_experts ({self.num_experts}) must be a multiple of num_groups ({self.num_groups})")
+        if self.groups_per_token > self.num_groups:
+            raise ValueError(f"groups_per_token ({self.groups_per_token}) must be at most num_groups ({self.num_groups})")
+        return self
+
+
+class ModelSpec(Spec):
+    """A decoder-only transformer language model."""
+
+    name: str = Field(min_length=1, max_length=200)
+    source: str = Field(min_length=3)
+    num_layers: Positive
+    hidden: Positive
+    vocab: Positive
+    tied_embeddings: bool = False
+    attention: GqaSpec | MlaSpec = Field(discriminator="kind")
+    mlp: MlpSpec
+    moe: MoeSpec | None = None
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    positions: Literal["rope", "learned"] = "rope"
+    max_positions: Positive | None = None
+    """Rows of a learned position embedding; required with ``positions: learned``."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    num_mtp_layers: Count = 0
+    """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.positions == "learned" and self.max_positions is None:
+            raise ValueError("positions: learned needs max_positions, the rows of the position embedding")
+        if self.moe is None and self.mlp.ffn_hidden is None:
+            raise ValueError("mlp.ffn_hidden is missing, and the model has no moe")
+        if self.mlp.ffn_hidden is None and self.num_dense_layers:
+            raise ValueError(f"mlp.ffn_hidden is missing, and {self.num_dense_layers} layers are dense")
+        if self.moe is not None and self.moe.first_k_dense > self.num_layers:
+            raise ValueError(f"moe.first_k_dense ({self.moe.first_k_dense}) must be at most num_layers ({self.num_layers})")
+        return self
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether the layer with this index, from 0, holds routed experts."""
+        if self.moe is None or layer < self.moe.first_k_dense:
+            return False
+        return (layer - self.moe.first_k_dense + 1) % self.moe.every == 0
+
+    def is_windowed_layer(self, layer: int) -> bool:
+        """Whether the layer with this index, from 0, attends within a sliding window."""
+        attention = self.attention
+        if attention.kind != "gqa" or attention.window is None:
+            return False
+        return attention.window_every == 1 or layer % attention.window_every < attention.window_every - 1
+
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(self.is_moe_layer(i) for i in range(self.num_layers))
+
+    @property
+    def num_dense_layers(self) -> int:
+        return self.num_layers - self.num_moe_layers

@@ -1,0 +1,125 @@
+"""Parameters and FLOPs of a model, counted out of its structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mofa.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """Parameters of one layer by what shards them. [params]
+
+    ``matrices_tp`` are split over tp; ``replicated`` are held whole by every tp rank (norms, latent projections,
+    router, biases that are added after the reduction); ``routed`` are all routed experts, split over ep and etp.
+    """
+
+    matrices_tp: int
+    replicated: int
+    routed: int
+    shared: int
+
+    @property
+    def total(self) -> int:
+        return self.matrices_tp + self.replicated + self.routed + self.shared
+
+
+def _mlp_matrices(model: ModelSpec, width: int) -> int:
+    return (3 if model.mlp.activation == "swiglu" else 2) * model.hidden * width
+
+
+def _norm(model: ModelSpec, width: int) -> int:
+    return width * (2 if model.norm == "layernorm" else 1)
+
+
+def attention_params(model: ModelSpec) -> tuple[int, int]:
+    """Parameters of one attention layer with its norm: split over tp, and replicated. [params]"""
+    a, h = model.attention, model.hidden
+    if a.kind == "mla":
+        heads = a.num_heads
+        split = a.kv_lora_rank * heads * (a.qk_nope_head_dim + a.v_head_dim) + heads * a.v_head_dim * h
+        replicated = h * (a.kv_lora_rank + a.qk_rope_head_dim) + _norm(model, a.kv_lora_rank)
+        if a.q_lora_rank is None:
+            split += h * heads * a.d_qk
+        else:
+            split += a.q_lora_rank * heads * a.d_qk
+            replicated += h * a.q_lora_rank + _norm(model, a.q_lora_rank)
+        return split, replicated + _norm(model, h)
+    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    split = h * (q + 2 * kv) + q * h
+    if a.qkv_bias:
+        split += q + 2 * kv
+    if a.sinks:
+        split += a.num_heads
+    replicated = _norm(model, h) + (h if a.out_bias else 0)
+    if a.qk_norm:
+        replicated += 2 * a.head_dim
+    return split, replicated
+
+
+def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
+    """Parameters of one layer, dense or with experts. [params]"""
+    split, replicated = attention_params(model)
+    h = model.hidden
+    replicated += _norm(model, h)
+    if not moe:
+        width = model.mlp.ffn_hidden or 0
+        split += _mlp_matrices(model, width)
+        if model.mlp.bias:
+            split += width * (2 if model.mlp.activation == "swiglu" else 1)
+            replicated += h
+        return LayerParams(split, replicated, 0, 0)
+    assert model.moe is not None
+    m = model.moe
+    replicated += h * m.num_experts
+    if m.router_bias:
+        replicated += m.num_experts
+    if m.correction_bias:
+        replicated += m.num_experts
+    one_expert = _mlp_matrices(model, m.expert_hidden)
+    if m.expert_bias:
+        one_expert += m.expert_hidden * (2 if model.mlp.activation == "swiglu" else 1) + h
+    shared = _mlp_matrices(model, m.shared_hidden) + (h if m.shared_gate else 0)
+    return LayerParams(split, replicated, m.num_experts * one_expert, shared)
+
+
+def mtp_params(model: ModelSpec) -> LayerParams:
+    """Parameters of one multi-token-prediction layer without the embedding and head that it shares. [params]
+
+    Two norms, a projection from 2h to h, one layer like the last, and a final norm (DeepSeek-V3, section 2.2).
+    """
+    layer = layer_params(model, model.is_moe_layer(model.num_layers - 1))
+    extra = 2 * model.hidden * model.hidden + 3 * _norm(model, model.hidden)
+    return LayerParams(layer.matrices_tp, layer.replicated + extra, layer.routed, layer.shared)
+
+
+def embedding_params(model: ModelSpec) -> int:
+    """Parameters of the token embedding and, where learned, the position embedding. [params]"""
+    rows = model.vocab + (model.max_positions or 0 if model.positions == "learned" else 0)
+    return rows * model.hidden
+
+
+def head_params(model: ModelSpec) -> int:
+    """Parameters of the output layer, 0 where it is tied, without the final norm. [params]"""
+    return 0 if model.tied_embeddings else model.vocab * model.hidden
+
+
+def num_params(model: ModelSpec) -> int:
+    """All parameters of the main model; multi-token-prediction layers are counted apart by :func:`num_mtp_params`."""
+    layers = sum(layer_params(model, model.is_moe_layer(i)).total for i in range(model.num_layers))
+    return layers + embedding_params(model) + head_params(model) + _norm(model, model.hidden)
+
+
+def num_mtp_params(model: ModelSpec) -> int:
+    """Parameters of the multi-token-prediction layers, embedding and head shared. [params]"""
+    return model.num_mtp_layers * mtp_params(model).total
+
+
+def num_active_params(model: ModelSpec) -> int:
+    """Parameters that one token uses: all but the routed experts it is not sent to; embeddings included. [params]"""
+    if model.moe is None:
+        return num_params(model)
+    routed = layer_params(model, moe=True).routed
+    idle = routed - routed * model.moe.top_k // model.moe.num_experts
+    return num_params(model) - model.num_moe_layers * idle

@@ -1,0 +1,141 @@
+"""Strategies: one column per degree of freedom, one row per candidate.
+
+``tp sp pp vpp cp ep etp dp micro_batch zero recompute schedule`` are the words; dp = gpus / (tp * cp * pp), replicas
+included. The attention grid is tp-cp-dp-pp, the expert grid etp-ep-edp-pp; they share only pp.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from mofa.specs.base import Positive, Spec
+
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb")
+_RECOMPUTE = re.compile(
+    r"none|ops|selective(:(?P<modules>[a-z_]+(\+[a-z_]+)*))?|full(:(?P<full>\d{1,4}))?|every:(?P<every>\d{1,4})"
+)
+
+
+class RecomputeSpec(Spec):
+    """``none | selective[:module+module] | full[:n] | ops | every:n``; selective alone is core_attn."""
+
+    kind: Literal["none", "selective", "full", "ops", "every"] = "none"
+    modules: tuple[str, ...] = ()
+    layers: int | None = None
+    """full:n recomputes n layers of every stage's chunk; every:n each n-th layer."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text of a strategy.
+
+        >>> RecomputeSpec.parse("selective").modules
+        ('core_attn',)
+        """
+        match = _RECOMPUTE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(
+                f"recompute ({text[:40]!r}) must be none | selective[:module+module] | full[:n] | ops | every:n"
+            )
+        kind = text.split(":")[0]
+        if kind == "selective":
+            modules = tuple(sorted((match["modules"] or "core_attn").split("+")))
+            for module in modules:
+                if module not in RECOMPUTE_MODULES:
+                    raise ValueError(f"recompute module {module!r} is unknown; use one of {', '.join(RECOMPUTE_MODULES)}")
+            return cls(kind="selective", modules=tuple(dict.fromkeys(modules)))
+        number = match["full"] or match["every"]
+        if number is not None and int(number) < 1:
+            raise ValueError(f"recompute ({text!r}): n must be at least 1")
+        return cls(kind=kind, layers=int(number) if number else None)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        if self.kind == "selective":
+            return "selective" if self.modules == ("core_attn",) else "selective:" + "+".join(self.modules)
+        return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
+
+
+class StrategySpec(Spec):
+    """One strategy, complete."""
+
+    tp: Positive = 1
+    sp: bool = False
+    pp: Positive = 1
+    vpp: Positive = 1
+    cp: Positive = 1
+    cp_kind: Literal["ring", "allgather"] = "ring"
+    ep: Positive = 1
+    etp: Positive = 1
+    dp: Positive = 1
+    micro_batch: Positive = 1
+    zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
+    recompute: str = "none"
+    schedule: Literal["1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb"] = "1f1b"
+    framework: str = "megatron"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        RecomputeSpec.parse(self.recompute)
+        return self
+
+
+IntN = NDArray[np.int64]
+BoolN = NDArray[np.bool_]
+FloatN = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StrategyTable:
+    """Candidates as columns; every array has shape (n,).
+
+    ``recompute`` indexes ``recompute_modes``; ``recompute_layers`` is the number of layers per stage that
+    mode ``full`` recomputes, -1 for all. ``cp_kind`` is 0 for ring, 1 for all-gather.
+    """
+
+    tp: IntN
+    sp: BoolN
+    pp: IntN
+    vpp: IntN
+    cp: IntN
+    cp_kind: IntN
+    ep: IntN
+    etp: IntN
+    dp: IntN
+    micro_batch: IntN
+    zero: IntN
+    recompute: IntN
+    recompute_layers: IntN
+    schedule: IntN
+    recompute_modes: tuple[RecomputeSpec, ...]
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: NDArray[np.intp] | BoolN) -> StrategyTable:
+        """The table of these rows."""
+        columns = {c: getattr(self, c)[rows] for c in COLUMNS}
+        return StrategyTable(**columns, recompute_modes=self.recompute_modes)
+
+    def row(self, i: int, framework: str) -> StrategySpec:
+        """One row as a strategy."""
+        mode = self.recompute_modes[int(self.recompute[i])]
+        if mode.kind == "full" and int(self.recompute_layers[i]) >= 0:
+            mode = RecomputeSpec(kind="full", layers=int(self.recompute_layers[i]))
+        return StrategySpec(
+            tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
+            cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),
+            dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=str(mode),
+            schedule=SCHEDULES[int(self.schedule[i])], framework=framework,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+COLUMNS = (
+    "tp", "sp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "dp", "micro_batch", "zero", "recompute",
+    "recompute_layers", "schedule",
+)  # fmt: skip

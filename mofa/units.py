@@ -1,0 +1,146 @@
+"""SI constants, quantities with units in and out of text.
+
+Inside mofa every number is SI (bytes, seconds, FLOP/s, bytes/s); units with prefixes live only in YAML and in reports.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+KIB, MIB, GIB, TIB = 2.0**10, 2.0**20, 2.0**30, 2.0**40
+KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
+SECONDS_PER_DAY = 86400.0
+
+_DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
+_BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
+_SMALL = {"": 1.0, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9}
+
+_UNITS: dict[str, dict[str, float]] = {
+    "B": {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+    "B/s": {
+        **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+        **{f"{p}bit/s": f / 8 for p, f in _DECIMAL.items()},
+        **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+    },
+    "FLOP/s": {f"{p}FLOP{s}": f for p, f in _DECIMAL.items() for s in ("/s", "S")},
+    "s": {**{f"{p}s": f for p, f in _SMALL.items()}, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY},
+    "W": {f"{p}W": f for p, f in _DECIMAL.items()},
+    "Hz": {f"{p}Hz": f for p, f in _DECIMAL.items()},
+    "tokens": {**{p: f for p, f in _DECIMAL.items() if p}, "B": GIGA, "tokens": 1.0},
+}
+_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d].*?)?\s*")
+
+
+def parse_quantity(text: object, unit: str) -> float:
+    """Read a quantity such as ``"4.8 TB/s"`` into SI.
+
+    Parameters
+    ----------
+    text
+        A string of a number and a unit. A bare number is refused, because it hides its unit; ``tokens`` may be bare.
+    unit
+        The dimension wanted: one of ``B``, ``B/s``, ``FLOP/s``, ``s``, ``W``, ``Hz``, ``tokens``.
+
+    Raises
+    ------
+    ValueError
+        If the text is no number with a unit of that dimension, or is not finite.
+
+    Examples
+    --------
+    >>> parse_quantity("4.8 TB/s", "B/s")
+    4800000000000.0
+    >>> parse_quantity("400 Gbit/s", "B/s")
+    50000000000.0
+    >>> parse_quantity("15T", "tokens")
+    15000000000000.0
+    """
+    names = _UNITS[unit]
+    if isinstance(text, bool) or text is None:
+        raise ValueError(f"{text!r} is no quantity; write a number and a unit, such as {_example(unit)}")
+    if isinstance(text, (int, float)):
+        if unit == "tokens" and math.isfinite(text):
+            return float(text)
+        raise ValueError(f"{text!r} has no unit; write a number and a unit, such as {_example(unit)}")
+    match = _NUMBER.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{str(text)[:60]!r} is no quantity; write a number and a unit, such as {_example(unit)}")
+    number, name = float(match.group(1).replace("_", "")), match.group(2) or ""
+    if not name and unit != "tokens":
+        raise ValueError(f"{str(text)[:60]!r} has no unit; write a number and a unit, such as {_example(unit)}")
+    if name and name not in names:
+        raise ValueError(f"{name[:30]!r} is no unit of this field; use one such as {_example(unit)}")
+    value = number * (names[name] if name else 1.0)
+    if not math.isfinite(value):
+        raise ValueError(f"{str(text)[:60]!r} is not finite")
+    return value
+
+
+def _example(unit: str) -> str:
+    return {
+        "B": "'80 GiB'", "B/s": "'450 GB/s'", "FLOP/s": "'989 TFLOP/s'", "s": "'5 us'", "W": "'700 W'",
+        "Hz": "'1.98 GHz'", "tokens": "'15T'",
+    }[unit]  # fmt: skip
+
+
+def _reader(unit: str) -> BeforeValidator:
+    def read(value: Any) -> float:
+        return parse_quantity(value, unit)
+
+    return BeforeValidator(read)
+
+
+Bytes = Annotated[float, _reader("B")]
+BytesPerS = Annotated[float, _reader("B/s")]
+FlopsPerS = Annotated[float, _reader("FLOP/s")]
+Seconds = Annotated[float, _reader("s")]
+Watts = Annotated[float, _reader("W")]
+Tokens = Annotated[float, _reader("tokens")]
+
+
+def format_bytes(value_bytes: float) -> str:
+    """Bytes as people read them.
+
+    Examples
+    --------
+    >>> format_bytes(80 * GIB)
+    '80.00 GiB'
+    """
+    for factor, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(value_bytes) >= factor:
+            return f"{value_bytes / factor:.2f} {name}"
+    return f"{value_bytes:.0f} B"
+
+
+def format_seconds(value_s: float) -> str:
+    """Seconds as people read them.
+
+    Examples
+    --------
+    >>> format_seconds(0.0123), format_seconds(4.5e-5), format_seconds(7200.0)
+    ('12.30 ms', '45.00 us', '2.00 h')
+    """
+    if abs(value_s) >= 2 * SECONDS_PER_DAY:
+        return f"{value_s / SECONDS_PER_DAY:.1f} d"
+    for factor, name in ((3600.0, "h"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value_s) >= factor:
+            return f"{value_s / factor:.2f} {name}"
+    return f"{value_s:.3g} s"
+
+
+def format_count(value: float) -> str:
+    """A large count as people read it.
+
+    Examples
+    --------
+    >>> format_count(671.03e9), format_count(14.8e12)
+    ('671.03B', '14.80T')
+    """
+    for factor, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= factor:
+            return f"{value / factor:.2f}{name}"
+    return f"{value:g}"
