@@ -1,0 +1,444 @@
+"""What a search or an estimate returns, and the JSON contract of ``mofa plan`` and ``mofa estimate``.
+
+Every number is SI. The parts of a step sum to the step and the parts of a rank's memory to the rank's memory; a result
+that breaks this cannot be built. ``docs/json.md`` describes the JSON field by field, :func:`json_schema` formally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+from pydantic.json_schema import models_json_schema
+
+from mofa.specs.base import Provenance, Spec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import num_active_params, num_mtp_params, num_params
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = "1.0"
+
+TimeComponent = Literal[
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
+    "bubble", "optimizer",
+]  # fmt: skip
+TIME_COMPONENTS: tuple[TimeComponent, ...] = get_args(TimeComponent)
+FlopsConvention = Literal["causal", "full"]
+
+_REL_TOL = 1e-6
+
+
+def _check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> None:
+    """Refuse parts that do not sum to their total within float rounding."""
+    parts_sum = math.fsum(parts)
+    if not math.isclose(parts_sum, total, rel_tol=_REL_TOL, abs_tol=1e-12):
+        raise ValueError(f"{what} sum to {parts_sum:.9g} {unit}, not to {total:.9g} {unit}")
+
+
+def _check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
+    for name, value in parts.items():
+        if value < 0:
+            raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
+
+
+class StageMemory(Spec):
+    """Memory of the fullest rank of one pipeline stage."""
+
+    stage: int = Field(ge=0, description="Index of the pipeline stage, from 0. [-]")
+    num_layers: int = Field(ge=0, description="Transformer layers of the stage, over all its chunks. [-]")
+    recomputed_layers: int = Field(default=0, ge=0, description="Layers of the stage that are recomputed whole. [-]")
+    in_flight_micro_batches: float | None = Field(
+        default=None, ge=0, description="Micro-batches whose activations the stage holds at the peak. [-]"
+    )
+    instant: str | None = Field(default=None, description="The instant at which the allocated memory peaks.")
+    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
+    reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
+    device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
+    by_component: dict[str, float] = Field(
+        description="Live tensors by kind at the allocated peak, allocator slack, context, communicators; "
+        "sums to device_bytes. [B]"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_not_negative(f"by_stage[{self.stage}].by_component", self.by_component)
+        _check_sum(f"by_stage[{self.stage}].by_component", self.by_component.values(), self.device_bytes, "B")
+        return self
+
+
+class Memory(Spec):
+    """Memory of the fullest rank, against what the device offers."""
+
+    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
+    reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
+    device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
+    margin_bytes: float = Field(ge=0, description="Safety margin that a plan must leave free. [B]")
+    peak_bytes: float = Field(ge=0, description="Equal to device_bytes. [B]")
+    capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for the device. [B]")
+    fits: bool = Field(description="Whether device_bytes + margin_bytes <= capacity_bytes.")
+    by_component: dict[str, float] = Field(
+        description="Live tensors by kind at the allocated peak, allocator slack, context, communicators; "
+        "sums to peak_bytes. [B]"
+    )
+    by_stage: tuple[StageMemory, ...] = Field(default=(), description="One entry per pipeline stage, in order.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_not_negative("memory.by_component", self.by_component)
+        _check_sum("memory.by_component", self.by_component.values(), self.peak_bytes, "B")
+        if not math.isclose(self.peak_bytes, self.device_bytes, rel_tol=_REL_TOL):
+            raise ValueError(
+                f"peak_bytes ({self.peak_bytes:.9g} B) must equal device_bytes ({self.device_bytes:.9g} B)"
+            )
+        slack = 1 + _REL_TOL
+        if self.allocated_bytes > self.reserved_bytes * slack or self.reserved_bytes > self.device_bytes * slack:
+            raise ValueError(
+                f"allocated_bytes ({self.allocated_bytes:.9g}) <= reserved_bytes ({self.reserved_bytes:.9g}) "
+                f"<= device_bytes ({self.device_bytes:.9g}) must hold"
+            )
+        if self.fits != (self.device_bytes + self.margin_bytes <= self.capacity_bytes):
+            raise ValueError("fits must say whether device_bytes + margin_bytes <= capacity_bytes")
+        if self.by_stage:
+            fullest = max(stage.device_bytes for stage in self.by_stage)
+            if not math.isclose(fullest, self.device_bytes, rel_tol=_REL_TOL):
+                raise ValueError(
+                    f"the fullest stage ({fullest:.9g} B) must equal device_bytes ({self.device_bytes:.9g} B)"
+                )
+        return self
+
+    @property
+    def free_bytes(self) -> float:
+        """What is left after the margin; negative where the plan does not fit. [B]"""
+        return self.capacity_bytes - self.device_bytes - self.margin_bytes
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per component of the fullest rank's memory: component, bytes, fraction of the peak."""
+        import pandas as pd
+
+        rows = [(name, value, value / self.peak_bytes) for name, value in self.by_component.items()]
+        return pd.DataFrame(rows, columns=["component", "bytes", "fraction"])
+
+    def stages_to_frame(self) -> pd.DataFrame:
+        """One row per pipeline stage; the components are columns ``<name>_bytes``."""
+        import pandas as pd
+
+        rows = []
+        for stage in self.by_stage:
+            row = stage.model_dump(exclude={"by_component"})
+            row.update({f"{name}_bytes": value for name, value in stage.by_component.items()})
+            rows.append(row)
+        return pd.DataFrame(rows).fillna({f"{n}_bytes": 0.0 for s in self.by_stage for n in s.by_component})
+
+
+class Time(Spec):
+    """Where the step of the slowest rank goes."""
+
+    exposed: dict[TimeComponent, float] = Field(
+        description=f"Seconds that the step waits for each of {', '.join(TIME_COMPONENTS)}; sums to step_s. [s]"
+    )
+    hidden: dict[str, float] = Field(
+        default_factory=dict, description="Seconds of communication and host work that overlap with computing. [s]"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if missing := [name for name in TIME_COMPONENTS if name not in self.exposed]:
+            raise ValueError(f"time.exposed lacks {', '.join(missing)}")
+        _check_not_negative("time.exposed", self.exposed)
+        _check_not_negative("time.hidden", self.hidden)
+        return self
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per component: component, exposed_s, hidden_s, fraction of the step that is exposed."""
+        import pandas as pd
+
+        step_s = math.fsum(self.exposed.values())
+        names = [*TIME_COMPONENTS, *(name for name in self.hidden if name not in TIME_COMPONENTS)]
+        exposed: dict[str, float] = {str(name): value for name, value in self.exposed.items()}
+        rows = [(n, exposed.get(n, 0.0), self.hidden.get(n, 0.0), exposed.get(n, 0.0) / step_s) for n in names]
+        return pd.DataFrame(rows, columns=["component", "exposed_s", "hidden_s", "fraction"])
+
+
+class Plan(Spec):
+    """One strategy, costed."""
+
+    strategy: StrategySpec = Field(description="The strategy; dp = gpus / (tp * cp * pp), replicas included.")
+    step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
+    tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
+    tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")
+    mfu: float = Field(ge=0, description="Model FLOP/s over the dense peak of the GEMM format used. [-]")
+    hfu: float = Field(ge=0, description="As mfu, with the FLOPs of recomputation counted. [-]")
+    days: float | None = Field(
+        default=None, gt=0, description="Time to train on the workload's tokens; null without. [d]"
+    )
+    memory: Memory = Field(description="Memory of the fullest rank.")
+    time: Time = Field(description="Where the step of the slowest rank goes.")
+    provenance: dict[Provenance, float] = Field(
+        description="Fraction of the step that rests on numbers of each provenance; sums to 1. [-]"
+    )
+    costed_by: Literal["closed_form", "replay"] = Field(description="What predicted the numbers.")
+    flops_convention: FlopsConvention = Field(
+        default="causal",
+        description="causal halves the FLOPs of causal attention in tflops_per_gpu, mfu, hfu; full does not.",
+    )
+    notes: tuple[str, ...] = Field(default=(), description="Assumptions that this prediction rests on, in words.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
+        _check_not_negative("provenance", self.provenance)
+        _check_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
+        if self.hfu < self.mfu * (1 - _REL_TOL):
+            raise ValueError(f"hfu ({self.hfu:.6g}) must be at least mfu ({self.mfu:.6g})")
+        return self
+
+    @property
+    def assumed_fraction(self) -> float:
+        """Share of the step that rests on assumed numbers. [-]"""
+        return self.provenance.get("assumed", 0.0)
+
+    def to_row(self) -> dict[str, Any]:
+        """The plan as one flat row: strategy columns, results, ``memory_*``, ``exposed_*`` and ``hidden_*`` parts."""
+        memory = self.memory
+        return {
+            **self.strategy.model_dump(),
+            **{
+                name: getattr(self, name)
+                for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "days")
+            },
+            **{
+                name: getattr(memory, name)
+                for name in (
+                    "allocated_bytes", "reserved_bytes", "device_bytes", "margin_bytes", "capacity_bytes", "fits"
+                )
+            },
+            **{f"exposed_{name}_s": value for name, value in self.time.exposed.items()},
+            **{f"hidden_{name}_s": value for name, value in self.time.hidden.items()},
+            **{f"memory_{name}_bytes": value for name, value in memory.by_component.items()},
+            "assumed_fraction": self.assumed_fraction,
+            "costed_by": self.costed_by,
+            "flops_convention": self.flops_convention,
+        }  # fmt: skip
+
+    def to_frame(self) -> pd.DataFrame:
+        """The plan as a table of one row."""
+        return plans_to_frame([self])
+
+
+def plans_to_frame(plans: Iterable[Plan]) -> pd.DataFrame:
+    """Plans as a table, one row each, in order; a part that a plan does not have is 0.
+
+    Examples
+    --------
+    >>> plans_to_frame([]).empty
+    True
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([plan.to_row() for plan in plans])
+    parts = [c for c in frame.columns if c.startswith(("exposed_", "hidden_", "memory_"))]
+    return frame.fillna(dict.fromkeys(parts, 0.0))
+
+
+class NearestMiss(Spec):
+    """The strategy that came closest to passing one reason for rejection."""
+
+    strategy: StrategySpec = Field(description="The strategy that was rejected.")
+    short_by: float = Field(ge=0, description="How far it is from passing, in unit.")
+    unit: str = Field(min_length=1, description="Unit of short_by: B for memory, else the thing counted.")
+
+
+class WorkloadSummary(Spec):
+    """The training job that was planned for."""
+
+    name: str = Field(description="Name of the workload.")
+    num_params: int = Field(gt=0, description="Parameters of the model without multi-token prediction. [params]")
+    num_active_params: int = Field(
+        gt=0, description="Parameters that one token uses: all but the routed experts it is not sent to. [params]"
+    )
+    num_mtp_params: int = Field(ge=0, description="Parameters of the multi-token-prediction layers. [params]")
+    num_layers: int = Field(gt=0, description="Transformer layers. [-]")
+    seq_len: int = Field(gt=0, description="Sequence length. [tokens]")
+    global_batch: int = Field(gt=0, description="Sequences per optimizer step. [-]")
+    tokens: float | None = Field(default=None, description="Tokens to train on; null where not given. [tokens]")
+    gemm_format: str = Field(description="Number format of the matrix products.")
+    moments_format: str = Field(description="Number format of the optimizer's moments.")
+    routing: str = Field(description="Distribution of tokens over experts.")
+
+    @classmethod
+    def of(cls, workload: WorkloadSpec) -> Self:
+        """The summary of a workload."""
+        return cls(
+            name=workload.name,
+            num_params=num_params(workload.model),
+            num_active_params=num_active_params(workload.model),
+            num_mtp_params=num_mtp_params(workload.model),
+            num_layers=workload.model.num_layers,
+            seq_len=workload.batch.seq_len,
+            global_batch=workload.batch.global_batch,
+            tokens=workload.tokens,
+            gemm_format=workload.precision.gemm,
+            moments_format=workload.precision.moments,
+            routing=workload.routing.kind,
+        )
+
+
+class ClusterSummary(Spec):
+    """The cluster that was planned for."""
+
+    name: str = Field(description="Name of the cluster or its node type.")
+    gpu: str = Field(description="Name of the GPU.")
+    num_gpus: int = Field(gt=0, description="GPUs of the cluster. [-]")
+    gpus_per_node: int = Field(gt=0, description="GPUs of one node. [-]")
+    gpus_per_domain: int = Field(gt=0, description="GPUs of one fast (NVLink) domain. [-]")
+    capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for one GPU. [B]")
+    capacity_provenance: Provenance = Field(description="Where capacity_bytes comes from.")
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> Self:
+        """The summary of a cluster."""
+        capacity = cluster.gpu.usable_memory_bytes
+        return cls(
+            name=cluster.name,
+            gpu=cluster.gpu.name,
+            num_gpus=cluster.num_gpus,
+            gpus_per_node=cluster.node.gpus_per_node,
+            gpus_per_domain=cluster.node.gpus_per_domain,
+            capacity_bytes=capacity.value,
+            capacity_provenance=capacity.provenance,
+        )
+
+
+class FrameworkSummary(Spec):
+    """The training framework that was planned for."""
+
+    name: str = Field(description="Name of the framework.")
+    version: str = Field(description="Version that its facts describe.")
+    compile: bool = Field(description="Whether blocks are compiled.")
+    allocator: str = Field(description="Memory allocator: native or expandable segments.")
+    dispatcher: str = Field(description="How tokens are sent to experts.")
+    provenance: Provenance = Field(description="read from its source, or measured: shown by a run.")
+    source: str = Field(description="Where its facts come from.")
+
+    @classmethod
+    def of(cls, framework: FrameworkSpec) -> Self:
+        """The summary of a framework."""
+        return cls(**{name: getattr(framework, name) for name in cls.model_fields})
+
+
+def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
+    """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
+    s = plan.strategy
+    if s.tp * s.cp * s.pp * s.dp != cluster.num_gpus:
+        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({cluster.num_gpus})")
+    tokens = plan.tokens_per_s_per_gpu * plan.step_s * cluster.num_gpus
+    _check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
+
+
+class Estimate(Plan):
+    """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
+
+    schema_version: Literal["1.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
+    workload: WorkloadSummary = Field(description="The training job.")
+    cluster: ClusterSummary = Field(description="The cluster.")
+    framework: FrameworkSummary = Field(description="The training framework.")
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        _check_consistent(self, self.workload, self.cluster)
+        return self
+
+
+class PlanReport(Spec):
+    """What a search found: what ``mofa plan --json`` prints."""
+
+    schema_version: Literal["1.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    workload: WorkloadSummary = Field(description="The training job.")
+    cluster: ClusterSummary = Field(description="The cluster.")
+    framework: FrameworkSummary = Field(description="The training framework.")
+    objective: str = Field(
+        default="tokens_per_s_per_gpu", description="What is maximised; ties go to the smaller memory."
+    )
+    space: int = Field(ge=0, description="Strategies before any mask. [-]")
+    searched: int = Field(ge=0, description="Strategies whose time and memory were fully costed. [-]")
+    rejected: dict[str, int] = Field(
+        default_factory=dict,
+        description="Strategies per reason, in the order of the checks; each has one, its first. [-]",
+    )
+    nearest_miss: dict[str, NearestMiss] = Field(
+        default_factory=dict, description="Per reason the strategy that came closest to passing."
+    )
+    min_gpus: int | None = Field(
+        default=None, gt=0, description="Where nothing fits: the smallest number of GPUs that would do; else null. [-]"
+    )
+    min_gpus_note: str | None = Field(default=None, description="What min_gpus means here, or why there is none.")
+    elapsed_s: float = Field(ge=0, description="Duration of the search, without imports and loading. [s]")
+    plans: tuple[Plan, ...] = Field(default=(), description="The best plans that fit, best first.")
+    defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rejected = sum(self.rejected.values())
+        if self.searched > self.space:
+            raise ValueError(f"searched ({self.searched}) must be at most space ({self.space})")
+        if rejected + len(self.plans) > self.space:
+            raise ValueError(
+                f"rejected ({rejected}) and plans ({len(self.plans)}) must be at most space ({self.space})"
+            )
+        if unknown := set(self.nearest_miss) - set(self.rejected):
+            raise ValueError(f"nearest_miss has reasons that rejected nothing: {', '.join(sorted(unknown))}")
+        for plan in self.plans:
+            _check_consistent(plan, self.workload, self.cluster)
+        return self
+
+    @property
+    def feasible(self) -> int:
+        """Strategies that no reason rejected. [-]"""
+        return self.space - sum(self.rejected.values())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The plans as a table, one row each, best first."""
+        return plans_to_frame(self.plans)
+
+    def rejected_to_frame(self) -> pd.DataFrame:
+        """One row per reason: reason, count, the nearest miss's short_by and unit and its strategy columns."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for reason, count in self.rejected.items():
+            row: dict[str, Any] = {"reason": reason, "count": count}
+            if (miss := self.nearest_miss.get(reason)) is not None:
+                row |= {"short_by": miss.short_by, "unit": miss.unit, **miss.strategy.model_dump()}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of everything that ``mofa plan --json`` and ``mofa estimate --json`` print.
+
+    Examples
+    --------
+    >>> sorted(json_schema()["$defs"])[:3]
+    ['ClusterSummary', 'Estimate', 'FrameworkSummary']
+    """
+    _, schema = models_json_schema([(PlanReport, "serialization"), (Estimate, "serialization")])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mofa",
+        "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list.",
+        "schema_version": SCHEMA_VERSION,
+        "anyOf": [
+            {"$ref": "#/$defs/PlanReport"},
+            {"$ref": "#/$defs/Estimate"},
+            {"type": "array", "items": {"$ref": "#/$defs/Estimate"}},
+        ],
+        "$defs": schema["$defs"],
+    }
