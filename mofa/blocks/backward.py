@@ -1,0 +1,282 @@
+"""The backward pass of a tape, derived: one rule per kind of work, never written twice; with recomputation.
+
+Names: ``d:x`` is the gradient of x, ``x~`` the recomputed copy of x. What the forward pass keeps is what the backward
+tape reads; :func:`mofa.cost.liveness.lifetimes` finds it on the two tapes joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from mofa.blocks.op import Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor
+
+DUAL: dict[CollectiveKind, CollectiveKind] = {
+    "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all", "send_recv": "send_recv", "deepep": "deepep",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What is not kept but computed again.
+
+    ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs, and
+    a region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
+    checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
+    (op-level selective checkpoint). ``early_stop`` ends the repetition once the last needed tensor is there.
+    """
+
+    kind: Literal["none", "full", "regions"] = "none"
+    checkpoint: frozenset[str] = frozenset()
+    discard: frozenset[str] = frozenset()
+    keep_outputs: frozenset[str] = frozenset()
+    early_stop: bool = False
+
+    def group_of(self, op: Op) -> str:
+        """The recomputed group an op belongs to, empty for none."""
+        if self.kind == "full":
+            return "full"
+        for region in (*self.checkpoint, *self.discard):
+            if op.region == region or op.region.startswith(region + "."):
+                return region
+        return ""
+
+
+NO_RECOMPUTE = Recompute()
+
+
+def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
+    """The backward tape of a forward tape.
+
+    Its inputs are the gradients of the forward tape's outputs and whatever was kept; its outputs are the gradients of
+    the forward inputs. Weight gradients come right after the input gradient that they share the output gradient with.
+    """
+    return _Differentiator(forward, recompute).run()
+
+
+class _Differentiator:
+    def __init__(self, forward: Tape, recompute: Recompute) -> None:
+        self.forward = forward
+        self.recompute = recompute
+        self.tensors: dict[str, Tensor] = {}
+        self.ops: list[Op] = []
+        self.grads: dict[str, str] = {}
+        self.group_of = {op.name: recompute.group_of(op) for op in forward.ops}
+        self.kept_ops = {op.name for op in forward.ops if op.name in recompute.keep_outputs}
+        self.producer = {w: op.name for op in forward.ops for w in op.writes}
+        self.replayed: set[str] = set()
+
+    def run(self) -> Tape:
+        for name in self.forward.outputs:
+            self.grads[name] = self._tensor(f"d:{name}", name)
+        if self.recompute.kind == "full":
+            self._replay("full")
+        for op in reversed(self.forward.ops):
+            self._differentiate(op)
+        ops = tuple(self.ops)
+        if self.recompute.early_stop:
+            ops = _without_dead_tail(ops, self.replayed)
+        outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
+        inputs = tuple(f"d:{name}" for name in self.forward.outputs)
+        return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs)
+
+    # -- names
+    def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
+        source = self.forward.tensors.get(like) or self.tensors[like]
+        self.tensors[name] = replace(source, name=name, kind=kind or source.kind, grad=False)  # type: ignore[arg-type]
+        return name
+
+    def _saved(self, reader: Op, name: str) -> str:
+        """The name under which a backward op finds a tensor that its forward op kept."""
+        producer = self.producer.get(name)
+        if producer is None or producer in self.kept_ops:
+            return name
+        group = self.group_of[producer]
+        if not group:
+            return name
+        same = self.group_of[reader.name] == group
+        if same or group in self.recompute.discard:
+            if group not in self.replayed:
+                self._replay(group)
+            return f"{name}~"
+        return name
+
+    def _replay(self, group: str) -> None:
+        self.replayed.add(group)
+        again = {
+            w: f"{w}~"
+            for op in self.forward.ops
+            if self.group_of[op.name] == group and op.name not in self.kept_ops
+            for w in op.writes
+        }
+        for op in self.forward.ops:
+            if self.group_of[op.name] != group or op.name in self.kept_ops:
+                continue
+            reads = tuple(again.get(r) or self._saved(op, r) for r in op.reads)
+            for w in op.writes:
+                self._tensor(f"{w}~", w)
+            comm = isinstance(op.work, (Collective, HostSync))
+            self.ops.append(
+                replace(
+                    op,
+                    name=f"{op.name}~",
+                    family=op.family if comm else "recompute",
+                    reads=reads,
+                    writes=tuple(f"{w}~" for w in op.writes),
+                    saves=(),
+                )
+            )
+
+    # -- gradients
+    def _give(self, op: Op, name: str) -> str:
+        """Name a new gradient of ``name``; a second one is added to the first."""
+        tensor = self.forward.tensors[name]
+        if name not in self.grads:
+            self.grads[name] = self._tensor(f"d:{name}", name)
+            return self.grads[name]
+        part = f"d:{name}+{op.name}"
+        self.tensors[part] = replace(tensor, name=part, grad=False)
+        return part
+
+    def _settle(self, op: Op, name: str, given: str) -> None:
+        """Add a second gradient to the first, as autograd accumulates."""
+        if self.grads[name] == given:
+            return
+        total = f"{given}=sum"
+        tensor = self.forward.tensors[name]
+        self.tensors[total] = replace(tensor, name=total, grad=False)
+        self.ops.append(
+            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * tensor.bytes),
+               reads=(self.grads[name], given), writes=(total,))
+        )  # fmt: skip
+        self.grads[name] = total
+
+    def _differentiable(self, op: Op) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r for r in op.reads if self.forward.tensors[r].grad))
+
+    def _differentiate(self, op: Op) -> None:
+        dys = tuple(self.grads[w] for w in op.writes if w in self.grads)
+        if not dys or isinstance(op.work, HostSync):
+            return
+        if isinstance(op.work, (Gemm, Grouped)):
+            self._linear(op, dys[0])
+            return
+        saved = tuple(self._saved(op, s) for s in op.saves)
+        targets = self._differentiable(op)
+        if not targets:
+            if op.back is not None and op.back.launches:
+                self._weight_only(op, dys, saved)
+            return
+        given = tuple(self._give(op, t) for t in targets)
+        name = f"{op.name}.backward"
+        if isinstance(op.work, Collective):
+            work = replace(op.work, kind=DUAL[op.work.kind])
+            new = replace(
+                op, name=name, work=work, reads=dys, writes=given, saves=(), back=None,
+                view=op.view if op.work.kind in ("all_reduce",) else False, scratch=0.0,
+            )  # fmt: skip
+            if op.work.kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
+                new = replace(new, work=None, launches=0, view=True, stream="compute", family="memory_bound")
+            self.ops.append(new)
+        elif isinstance(op.work, Attention):
+            back = op.back
+            self.ops.append(
+                Op(name, op.family, replace(op.work, backward=True), (*dys, *saved), given,
+                   scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
+                   stream=op.stream)
+            )  # fmt: skip
+        else:
+            self._stream(op, name, dys, saved, given)
+        for target, grad in zip(targets, given, strict=True):
+            self._settle(op, target, grad)
+        self._accumulate_weight(op)
+
+    def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
+        back = op.back
+        if back is not None and back.work is not None:
+            self.ops.append(
+                Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
+                   launches=back.launches, present=back.present, view=back.view, stream=back.stream)
+            )  # fmt: skip
+        elif back is None or not back.launches:
+            for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
+                self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
+        else:
+            self.ops.append(
+                Op(name, op.family, Stream(back.bytes), (*dys, *saved), given, scratch=back.scratch,
+                   launches=back.launches, present=op.present, stream=op.stream)
+            )  # fmt: skip
+
+    def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
+        assert op.back is not None
+        grad = f"dW:{op.name}"
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
+        self.ops.append(
+            Op(f"{op.name}.backward", op.family, Stream(op.back.bytes), (*dys, *saved), (grad,),
+               scratch=op.back.scratch, launches=op.back.launches, present=op.present)
+        )  # fmt: skip
+        self._accumulate_weight(op, grad)
+
+    def _linear(self, op: Op, dy: str) -> None:
+        work = op.work
+        assert isinstance(work, (Gemm, Grouped))
+        (x,) = self._differentiable(op)[:1] or ("",)
+        kept = [self._saved(op, s) for s in op.saves]
+        again = []
+        by_name = {o.name: o for o in self.forward.ops}
+        for gather in op.regather:
+            source = by_name[gather]
+            name = f"{source.writes[0]}@{op.name}"
+            self._tensor(name, source.writes[0])
+            self.ops.append(
+                replace(source, name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
+            )
+            again.append(name)
+        if x:
+            given = self._give(op, x)
+            if isinstance(work, Gemm):
+                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, work.format, work.count)
+            else:
+                dgrad = replace(work, n=work.k, k=work.n)
+            self.ops.append(
+                Op(f"{op.name}.dgrad", op.family, dgrad, (dy,), (given,), launches=op.launches, present=op.present)
+            )
+        if isinstance(work, Gemm):
+            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, work.format, work.count)
+        else:
+            wgrad = replace(work, wgrad=True)
+        grad = f"dW:{op.name}"
+        self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
+        reads = (dy, *(again or kept))
+        self.ops.append(
+            Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present)
+        )
+        self._accumulate_weight(op, grad)
+        if x:
+            self._settle(op, x, given)
+
+    def _accumulate_weight(self, op: Op, grad: str = "") -> None:
+        """Add a weight gradient that was made apart to the main gradient: read it, read and write the main one."""
+        if not op.accumulate_bytes_per_param or not np.any(op.weight_params):
+            return
+        self.ops.append(
+            Op(f"{op.name}.accumulate", "memory_bound", Stream(op.accumulate_bytes_per_param * op.weight_params),
+               reads=(grad,) if grad else (), launches=op.num_weights)
+        )  # fmt: skip
+
+
+def _without_dead_tail(ops: tuple[Op, ...], groups: set[str]) -> tuple[Op, ...]:
+    """Drop trailing recomputed ops whose outputs nobody reads: the recomputation stops early."""
+    alive = list(ops)
+    for i in range(len(alive) - 1, -1, -1):
+        op = alive[i]
+        if not op.name.endswith("~"):
+            continue
+        later = {r for other in alive[i + 1 :] for r in other.reads}
+        if any(w in later for w in op.writes):
+            break
+        del alive[i]
+    return tuple(alive)

@@ -1,0 +1,134 @@
+"""What the blocks of a tape are built for: one model under K combinations of degrees, on one framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.op import Format, TapeBuilder
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.model import ModelSpec
+
+ArrayK = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One model, one framework, K combinations of degrees; every array has shape (K,).
+
+    ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch (all of its
+    tensor-parallel expert group together), ``rows_memory`` those of the quantile that memory must hold, and
+    ``imbalance`` the bytes of the slowest rank's all-to-all over the mean. ``fsdp`` and ``efsdp`` are the ranks that
+    share a dense and an expert parameter, 1 without sharding.
+    """
+
+    model: ModelSpec
+    framework: FrameworkSpec
+    gemm_format: Format
+    seq_len: int
+    tp: ArrayK
+    sp: NDArray[np.bool_]
+    cp: ArrayK
+    cp_ring: NDArray[np.bool_]
+    ep: ArrayK
+    etp: ArrayK
+    micro_batch: ArrayK
+    fsdp: ArrayK
+    efsdp: ArrayK
+    rows_time: ArrayK
+    rows_memory: ArrayK
+    imbalance: ArrayK
+    remote_nodes: ArrayK
+    """Distinct destination nodes of a token's copies, for deduplicating dispatchers."""
+    accumulating: bool = True
+    """More than one micro-batch per step."""
+    pipelined: bool = False
+    element: int = 2
+    """Bytes of an activation element that GEMMs read. [B]"""
+    residual: int = 2
+    """Bytes of an element of the residual stream. [B]"""
+    weight_element: int = 2
+    """Bytes of a parameter element that GEMMs read. [B]"""
+
+    @property
+    def tokens(self) -> ArrayK:
+        """Tokens of one micro-batch on one rank, before sequence parallelism splits them. [tokens]"""
+        return self.micro_batch * self.seq_len / self.cp
+
+    @property
+    def shard(self) -> ArrayK:
+        """Tokens outside the tensor-parallel regions. [tokens]"""
+        return np.where(self.sp, self.tokens / self.tp, self.tokens)
+
+    @property
+    def has_tp(self) -> NDArray[np.bool_]:
+        return self.tp > 1
+
+    @property
+    def gathers(self) -> NDArray[np.bool_]:
+        """Where sequence parallelism gathers before and scatters after a tensor-parallel region."""
+        return (self.tp > 1) & self.sp
+
+    @property
+    def reduces(self) -> NDArray[np.bool_]:
+        """Where tensor parallelism without sequence parallelism all-reduces."""
+        return (self.tp > 1) & ~self.sp
+
+    @property
+    def heads(self) -> ArrayK:
+        """Query heads of one rank."""
+        return self.model.attention.num_heads / self.tp
+
+    @property
+    def kv_heads(self) -> ArrayK:
+        """Key-value heads of one rank; held in copies where there are fewer than tp."""
+        return np.maximum(self.model.attention.num_kv_heads / self.tp, 1.0)
+
+    @property
+    def local_experts(self) -> ArrayK:
+        assert self.model.moe is not None
+        return self.model.moe.num_experts / self.ep
+
+    def attention_pairs(self, windowed: bool) -> ArrayK:
+        """Query-key pairs of one head and sequence on one rank, causal, under cp balanced over ranks."""
+        window = self.model.attention.window if windowed else None
+        s = float(self.seq_len)
+        pairs = s * (s + 1) / 2
+        if window is not None and window < s:
+            pairs = window * (window + 1) / 2 + (s - window) * window
+        return pairs / self.cp
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """What one framework really launches, keeps and sends for each step of a block: one set a framework.
+
+    Every function appends to the builder and returns the names of its outputs.
+    """
+
+    norm: Callable[[TapeBuilder, Context, str, str, float], str]
+    """(builder, context, input, name, width) -> normalised input"""
+    qkv: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
+    head_norm: Callable[[TapeBuilder, Context, str, str, ArrayK, float], str]
+    """(builder, context, input, name, heads, head_dim) -> normalised heads"""
+    rope: Callable[[TapeBuilder, Context, str, str], tuple[str, str]]
+    mla: Callable[[TapeBuilder, Context, str], tuple[str, str, str]]
+    """The low-rank projections of latent attention: input -> q, k, v"""
+    attend: Callable[[TapeBuilder, Context, str, str, str, bool], str]
+    """(builder, context, q, k, v, windowed) -> output"""
+    row_linear: Callable[[TapeBuilder, Context, str, str, float, ArrayK], str]
+    """(builder, context, input, name, width out, width in per rank) -> reduced output"""
+    residual: Callable[[TapeBuilder, Context, str, str, str], str]
+    """(builder, context, residual stream, branch, name) -> sum"""
+    mlp: Callable[[TapeBuilder, Context, str, str, float], str]
+    """(builder, context, input, name, width) -> reduced output"""
+    moe: Callable[[TapeBuilder, Context, str], str]
+    """(builder, context, normalised input) -> output of routed and shared experts"""
+    embedding: Callable[[TapeBuilder, Context], str]
+    head: Callable[[TapeBuilder, Context, str], str]
+    """(builder, context, residual stream) -> loss: final norm, output layer, cross entropy"""
+    wrap_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
+    """(builder, context, block, dense params per rank, expert params per rank): what data parallelism does before it"""

@@ -1,0 +1,391 @@
+"""Megatron-Core with Transformer Engine: what each step of a block launches, keeps and sends.
+
+Read in megatron_core 0.16.1 and transformer_engine 2.20 (file names in the comments). Norm and linear are one module
+that keeps the norm's input and its output shard; under sequence parallelism the gathered input is not kept but
+gathered again beside the input gradient; weight gradients are added to the fp32 main gradients by the GEMM itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.op import Back, Collective, Grouped, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
+
+# main_grad.add_(grad): read the bf16 gradient, read and write the fp32 one (distributed_data_parallel.py)
+ACCUMULATE_BYTES_PER_PARAM = 10.0
+
+
+def weight_grad(ctx: Context) -> dict[str, float]:
+    """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
+    if ctx.framework.fuses_wgrad_accumulation:
+        return {}
+    return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ACCUMULATE_BYTES_PER_PARAM}
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """One kernel each way (backward two: input, then the weight's partial sums); keeps its input and a scale a row."""
+    rows = b.tensors[x].bytes / (width * ctx.element)
+    out = b.tensor(f"{name}.out", rows * width * ctx.element)
+    scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
+    moved = 2.0 * rows * width * ctx.element
+    back = Back(1.5 * moved, 2)
+    region = b.region or "layernorm"
+    b.add(Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), region=region, back=back))
+    return out
+
+
+def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
+    """Column-parallel linear: the shard of its input is kept, gathered for the product and again for the gradient."""
+    if ctx.gemm_format == "fp8":
+        h = fp8_cast(b, ctx, h, name, k)
+    full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    return linear(
+        b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
+        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
+    )  # fmt: skip
+
+
+def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Cast and transpose for an fp8 product: one byte for each of the two layouts, scaled per tensor."""
+    elements = b.tensors[x].bytes / ctx.element
+    out = b.tensor(f"{name}.fp8", 2.0 * elements)
+    return stream(
+        b, f"{name}.cast", (x,), out, bytes_=4.0 * elements, launches=2, back_bytes=4.0 * elements, back_launches=2
+    )
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
+    a = ctx.model.attention
+    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
+    whole = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    t, e = ctx.tokens, ctx.element
+    q = b.tensor("q", t * q_width * e)
+    k = b.tensor("k", t * kv_width * e)
+    v_part = b.tensor("v.part", t * kv_width * e)
+    # views forward; backward concatenates dq, dk and dv
+    b.add(
+        Op("qkv.split", "memory_bound", None, (whole,), (q, k, v_part), view=True, launches=0,
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1))
+    )  # fmt: skip
+    v = b.tensor("v", t * kv_width * e)
+    stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0)
+    return q, k, v
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """Norm over each head; keeps its input, a view of qkv."""
+    nbytes = ctx.tokens * heads * head_dim * ctx.element
+    out = b.tensor(f"{name}.out", nbytes)
+    scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
+    b.add(
+        Op(name, "memory_bound", Stream(2 * nbytes), (x,), (out, scale), (x, scale), region=b.region,
+           back=Back(3 * nbytes, 2))
+    )  # fmt: skip
+    return out
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Fused rotary embedding, a kernel each for q and k, nothing kept."""
+    outs = []
+    for name, x in (("q", q), ("k", k)):
+        nbytes = b.tensors[x].bytes
+        out = b.tensor(f"{name}.rope", nbytes)
+        outs.append(stream(b, f"{name}.rope", (x,), out, bytes_=2 * nbytes, back_bytes=2 * nbytes))
+    return outs[0], outs[1]
+
+
+def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
+    a = ctx.model.attention
+    assert a.kind == "mla"
+    t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
+    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    x8 = fp8_cast(b, ctx, h, "down", hidden) if ctx.gemm_format == "fp8" else h
+    extra = weight_grad(ctx)
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, h, "q_proj", ctx.heads * a.d_qk, hidden)
+    else:
+        q = linear(b, ctx, x8, "q_down", m=s, n=float(a.q_lora_rank), k=hidden, saves=(x8,), **extra)
+    kv = linear(b, ctx, x8, "kv_down", m=s, n=float(rank + rope_dim), k=hidden, saves=(x8,), **extra)
+    latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
+    b.add(
+        Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
+           back=Back(2 * s * (rank + rope_dim) * e, 1))
+    )  # fmt: skip
+    k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
+    b.region = "mla_up"
+    if a.q_lora_rank is not None:
+        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
+        q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
+    latent = norm(b, ctx, latent, "kv_norm", rank)
+    up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + a.v_head_dim), rank)
+    heads = ctx.heads
+    query = b.tensor("q", t * heads * a.d_qk * e)
+    key = b.tensor("k", t * heads * a.d_qk * e)
+    value = b.tensor("v", t * heads * a.v_head_dim * e)
+    turned = 2 * t * heads * rope_dim * e
+    b.add(Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1)))
+    b.add(
+        Op("kv.rope", "memory_bound", Stream(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe), (key, value),
+           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1))
+    )  # fmt: skip
+    b.region = ""
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """Fused attention (cuDNN or flash), the module that recompute calls core_attn."""
+    b.region = "core_attn"
+    out = fused_attention(b, ctx, q, k, v, windowed)
+    b.region = ""
+    return out
+
+
+def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """Row-parallel linear and the reduction of its partial results."""
+    if ctx.gemm_format == "fp8":
+        x = fp8_cast(b, ctx, x, name, 0.0)
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
+    return tp_reduce(b, ctx, partial, name, n)
+
+
+def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """Bias, dropout and add in one kernel; the mask is kept where there is dropout."""
+    nbytes = ctx.shard * ctx.model.hidden * ctx.residual
+    out = b.tensor(name, nbytes)
+    saves: tuple[str, ...] = ()
+    back = Back(0.0, 0)
+    writes: tuple[str, ...] = (out,)
+    if ctx.model.dropout > 0:
+        mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
+        writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
+    b.add(Op(f"{name}.add", "memory_bound", Stream(3 * nbytes), (x, y), writes, saves, back=back))
+    return out
+
+
+def activation(b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str) -> str:
+    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output."""
+    gated = ctx.model.mlp.activation == "swiglu"
+    out = b.tensor(f"{name}.act", elements * ctx.element)
+    wide = 2.0 if gated else 1.0
+    b.add(
+        Op(f"{name}.activation", "memory_bound", Stream((wide + 1) * moved * ctx.element), (h,), (out,), (h,),
+           region=region, back=Back((2 * wide + 1) * moved * ctx.element, 1))
+    )  # fmt: skip
+    return out
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward: gate and up in one product."""
+    f = width / ctx.tp
+    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    b.region = "mlp" if name == "mlp" else b.region
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
+    act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    b.region = ""
+    return y
+
+
+def router(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Gating product, scores in fp32, top-k, and the map of tokens to experts."""
+    moe = ctx.model.moe
+    assert moe is not None
+    s, experts = ctx.shard, float(moe.num_experts)
+    logits = linear(
+        b, ctx, h, "router.gate", m=s, n=experts, k=ctx.model.hidden, saves=(h,), format_="bf16",
+        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM,
+    )  # fmt: skip
+    scores = b.tensor("router.scores", s * experts * 4.0)
+    chosen = b.tensor("router.chosen", s * (experts * 1.0 + moe.top_k * 8.0), grad=False)
+    launches = 10 if moe.score == "sigmoid" else 8
+    if moe.num_groups > 1:
+        launches += 7
+    b.add(
+        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0), (logits,), (scores, chosen),
+           (scores, chosen), launches=launches, back=Back(4 * s * experts * 4.0, 6))
+    )  # fmt: skip
+    return scores
+
+
+def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Router, dispatch, experts, combine and shared experts (moe_layer.py, token_dispatcher.py, experts.py)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    fw, e, hidden = ctx.framework, ctx.element, float(ctx.model.hidden)
+    b.region = "moe"
+    shared = ""
+    if spec.shared_hidden:
+        b.region = "moe.shared"
+        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+        b.region = "moe"
+    scores = router(b, ctx, h)
+    copies = ctx.shard * spec.top_k
+    row = hidden * e
+    sent = b.tensor("moe.sent", copies * row)
+    row_ids = b.tensor("moe.row_ids", ctx.shard * (2 * spec.num_experts + 1) * 4.0, grad=False)
+    b.add(Op("moe.sync", "host", HostSync(), region="moe"))
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(2 * copies * row), (h, scores), (sent, row_ids), (row_ids,),
+           launches=3, back=Back((copies + ctx.shard) * row, 3))
+    )  # fmt: skip
+    received = _exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    if np.any(ctx.etp > 1):
+        gathered = b.tensor("moe.gathered", kept * row)
+        received = b.add(
+            Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    several = ctx.local_experts * ctx.ep > ctx.local_experts
+    sorted_ = b.tensor("moe.sorted", kept * row)
+    received = b.add(
+        Op("moe.sort", "memory_bound", Stream(2 * rows * row), (received,), (sorted_,), launches=2,
+           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2))
+    )  # fmt: skip
+    y = experts(b, ctx, received, rows, kept)
+    unsorted = b.tensor("moe.unsorted", kept * row)
+    y = b.add(
+        Op("moe.unsort", "memory_bound", Stream(2 * rows * row), (y,), (unsorted,), launches=2,
+           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2))
+    )  # fmt: skip
+    if np.any(ctx.etp > 1):
+        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
+        y = b.add(
+            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    y = _exchange(b, ctx, y, "moe.combine", copies * row)
+    out = b.tensor("moe.out", ctx.shard * row)
+    b.add(
+        Op("moe.unpermute", "memory_bound", Stream((copies + ctx.shard) * row), (y,), (out,), (row_ids,), launches=2,
+           back=Back(2 * copies * row, 1))
+    )  # fmt: skip
+    if shared:
+        total = b.tensor("moe.total", ctx.shard * row)
+        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0)
+    b.region = ""
+    assert fw.dispatcher in ("alltoall", "allgather", "deepep")
+    return out
+
+
+def _exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
+    """Send token rows to the ranks that hold their experts, or back."""
+    spec = ctx.model.moe
+    assert spec is not None
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor(f"{name}.out", out_bytes)
+    dispatcher = ctx.framework.dispatcher
+    if dispatcher == "allgather":
+        forward = name.endswith("dispatch")
+        work = Collective("all_gather" if forward else "reduce_scatter", "ep", ctx.shard * row * ctx.ep, ctx.imbalance)
+    elif dispatcher == "deepep":
+        work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
+    else:
+        work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * row, ctx.imbalance)
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2))
+
+
+def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
+    """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation."""
+    spec = ctx.model.moe
+    assert spec is not None
+    e, hidden, local = ctx.element, float(ctx.model.hidden), ctx.local_experts
+    f = spec.expert_hidden / ctx.etp
+    gated = ctx.model.mlp.activation == "swiglu"
+    n = 2 * f if gated else f
+    sequential = ctx.framework.experts == "sequential"
+    launches = 1 if not sequential else int(np.max(local))
+    if ctx.gemm_format == "fp8":
+        elements = kept * hidden
+        x8 = b.tensor("experts.fp8", 2 * elements)
+        x = stream(b, "experts.cast", (x,), x8, bytes_=4 * rows * hidden, launches=2, back_bytes=4 * rows * hidden)
+    grads = weight_grad(ctx)
+    per_param, moved = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
+    fc1 = b.tensor("experts.fc1", kept * n * e)
+    b.add(
+        Op("experts.fc1", "grouped_gemm", Grouped(rows, local, n, hidden, ctx.gemm_format, sequential=sequential),
+           (x,), (fc1,), (x,), launches=launches, weight="experts.fc1", weight_params=local * n * hidden,
+           weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
+           accumulate_bytes_per_param=moved, num_weights=int(np.max(local)))
+    )  # fmt: skip
+    act = activation(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act")
+    out = b.tensor("experts.out", kept * hidden * e)
+    b.add(
+        Op("experts.fc2", "grouped_gemm", Grouped(rows, local, np.asarray(hidden), f, ctx.gemm_format,
+           sequential=sequential), (act,), (out,), (act,), launches=launches, weight="experts.fc2",
+           weight_params=local * f * hidden,
+           weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
+           accumulate_bytes_per_param=moved, num_weights=int(np.max(local)))
+    )  # fmt: skip
+    return out
+
+
+def vocab_per_rank(ctx: Context) -> ArrayK:
+    """Rows of the embedding and the head on one rank, padded as Megatron pads them."""
+    unit = ctx.framework.vocab_divisor * ctx.tp
+    return np.ceil(ctx.model.vocab / unit) * unit / ctx.tp
+
+
+def embedding(b: TapeBuilder, ctx: Context) -> str:
+    """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
+    h, e = float(ctx.model.hidden), ctx.element
+    params = vocab_per_rank(ctx) * h
+    looked = b.tensor("embedding.rows", ctx.tokens * h * e)
+    b.add(
+        Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
+           back=Back(2 * params + 2 * ctx.tokens * h * e, 3), weight_params=params, weight_bytes=2.0 * params,
+           accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
+    )  # fmt: skip
+    y = tp_reduce(b, ctx, looked, "embedding", h)
+    clone = b.tensor("embedding.clone", ctx.shard * h * e)
+    return b.add(
+        Op("embedding.copy", "memory_bound", Stream(2 * ctx.shard * h * e), (y,), (clone,), present=ctx.gathers,
+           back=Back(2 * ctx.shard * h * e, 1))
+    )  # fmt: skip
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """Final norm, output layer and vocabulary-parallel cross entropy, in place on one fp32 copy (cross_entropy.py)."""
+    h, e = float(ctx.model.hidden), ctx.element
+    normed = norm(b, ctx, x, "final_norm", h)
+    v = vocab_per_rank(ctx)
+    full = sp_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
+    logits = linear(
+        b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
+        regather=("output.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
+    )  # fmt: skip
+    return cross_entropy(b, ctx, logits, ctx.tokens * v)
+
+
+def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
+    """fp32 softmax kept; forward reads 2 and writes 4 bytes an element for the cast, then max, subtract, exp, sum and
+    divide in place (38 bytes in all); backward scales in place and casts (14 bytes)."""
+    soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
+    loss = b.tensor("loss", 4.0 * ctx.tokens)
+    statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
+    fused = ctx.framework.cross_entropy_fusion
+    b.add(
+        Op("loss.cross_entropy", "memory_bound", Stream((24.0 if fused else 38.0) * elements), (logits,),
+           (loss, soft, statistics), (soft,), launches=6 if fused else 12,
+           back=Back(14.0 * elements, 4))
+    )  # fmt: skip
+    reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
+    return b.add(
+        Op("loss.all_reduce", "tp", Collective("all_reduce", "tp", 12.0 * ctx.tokens), (loss,), (reduced,),
+           present=ctx.tp > 1, view=True, stream="tp", launches=3)
+    )  # fmt: skip
+
+
+def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+    """Nothing: data parallelism acts on buffers of the whole model, after the last micro-batch."""
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
+)  # fmt: skip
+

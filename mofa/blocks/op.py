@@ -1,0 +1,240 @@
+"""The op tape: what one phase of one block computes, moves, allocates, keeps and sends, op by op.
+
+A quantity that depends on the strategy is a float or an array of shape (K,), one entry per unique combination of the
+degrees that the block's cost depends on. The tape is read twice: scanned over all K at once to search, and played out
+for one plan. A byte or a second that no op carries is a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatK = NDArray[np.float64] | float
+BoolK = NDArray[np.bool_] | bool
+
+Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
+KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer", "scratch")
+Family = Literal[
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "tp", "cp", "ep", "pp", "dp", "optimizer", "host"
+]
+COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
+Format = Literal["bf16", "fp8", "fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the tape. ``bytes`` is what it allocates by itself [B]; ``grad`` says whether it has a gradient."""
+
+    name: str
+    bytes: FloatK
+    kind: Kind = "activation"
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """``count`` matrix products (m, k) x (k, n)."""
+
+    m: FloatK
+    n: FloatK
+    k: FloatK
+    format: Format = "bf16"
+    count: FloatK = 1.0
+
+    @property
+    def flops(self) -> FloatK:
+        return 2.0 * self.m * self.n * self.k * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Products of ``groups`` experts, ``rows`` token rows in all, in one kernel or one kernel each.
+
+    ``wgrad`` marks the weight gradient, whose reduction runs over the rows of an expert.
+    """
+
+    rows: FloatK
+    groups: FloatK
+    n: FloatK
+    k: FloatK
+    format: Format = "bf16"
+    wgrad: bool = False
+    sequential: bool = False
+
+    @property
+    def flops(self) -> FloatK:
+        return 2.0 * self.rows * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused attention over ``batch`` sequences; ``pairs`` is the number of query-key pairs of one head and sequence."""
+
+    batch: FloatK
+    heads: FloatK
+    q_len: FloatK
+    pairs: FloatK
+    d_qk: float
+    d_v: float
+    backward: bool = False
+
+    @property
+    def flops(self) -> FloatK:
+        """Two products forward, five backward. [FLOP]"""
+        product = 2.0 * self.batch * self.heads * self.pairs
+        if self.backward:
+            return product * (3.0 * self.d_qk + 2.0 * self.d_v)
+        return product * (self.d_qk + self.d_v)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Memory-bound kernels that move ``bytes`` in all. [B]"""
+
+    bytes: FloatK
+
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective over a process group; ``payload`` as :mod:`mofa.cost.collectives` defines it. [B]"""
+
+    kind: CollectiveKind
+    group: str
+    payload: FloatK
+    imbalance: FloatK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostSync:
+    """The host waits for the device."""
+
+
+Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """How an op is differentiated where its kind does not say: the bytes that its backward kernels move.
+
+    ``bytes`` 0 with ``launches`` 0 is a pure view: the gradient passes through.
+    """
+
+    bytes: FloatK = 0.0
+    launches: int = 1
+    scratch: FloatK = 0.0
+    work: Work | None = None
+    """Backward work of another kind than the forward's, such as the all-reduce behind a column-parallel linear."""
+    family: Family | None = None
+    present: BoolK = True
+    view: BoolK = False
+    stream: str = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op: its work, the tensors it reads, writes and keeps for the backward pass, and where it runs.
+
+    ``present`` is where it runs at all; where it doesn't, its first output is its first input. ``view`` says where
+    its outputs share the first input's memory although the op runs (views, an in-place op).
+    ``weight`` names the parameter of a linear, ``weight_bytes`` the gradient it makes before it is accumulated.
+    ``region`` is the module that selective recomputation names.
+    """
+
+    name: str
+    family: Family
+    work: Work | None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    scratch: FloatK = 0.0
+    launches: int = 1
+    present: BoolK = True
+    view: BoolK = False
+    stream: str = "compute"
+    region: str = ""
+    back: Back | None = None
+    weight: str = ""
+    weight_bytes: FloatK = 0.0
+    weight_params: FloatK = 0.0
+    num_weights: int = 1
+    accumulate_bytes_per_param: float = 0.0
+    """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
+    regather: tuple[str, ...] = ()
+    """Names of collectives that run again before the weight gradient, because only their input was kept."""
+
+    def shares(self) -> BoolK:
+        """Where the outputs are the memory of the first input. (K,)"""
+        return np.logical_or(self.view, np.logical_not(self.present))
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Ops in issue order with their tensors. ``inputs`` are alive at the start, ``outputs`` at the end."""
+
+    ops: tuple[Op, ...]
+    tensors: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def saved(self) -> tuple[str, ...]:
+        """Names kept for the backward pass, each once."""
+        return tuple(dict.fromkeys(name for op in self.ops for name in op.saves))
+
+    def without(self, drop: Iterable[str]) -> Tape:
+        """The tape without the ops of these families: what they cost is what the tape loses."""
+        families = set(drop)
+        return replace(self, ops=tuple(op for op in self.ops if op.family not in families))
+
+
+@dataclass
+class TapeBuilder:
+    """Appends ops and names their tensors."""
+
+    ops: list[Op] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    region: str = ""
+
+    def tensor(self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True) -> str:
+        """Declare a tensor and return its name; a name is declared once."""
+        assert name not in self.tensors, f"tensor {name} is declared twice"
+        self.tensors[name] = Tensor(name, nbytes, kind, grad)
+        return name
+
+    def add(self, op: Op) -> str:
+        """Append an op and return its first output."""
+        if not op.region and self.region:
+            op = replace(op, region=self.region)
+        for name in (*op.reads, *op.writes, *op.saves):
+            assert name in self.tensors, f"op {op.name}: tensor {name} is not declared"
+        self.ops.append(op)
+        return op.writes[0] if op.writes else ""
+
+    def tape(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Tape:
+        """The finished tape without the ops that no candidate has."""
+        ops = []
+        renamed: dict[str, str] = {}
+        for op in self.ops:
+            op = _rename(op, renamed) if renamed else op
+            if np.any(op.present):
+                ops.append(op)
+            elif op.writes:
+                renamed[op.writes[0]] = op.reads[0]
+        outputs = tuple(renamed.get(name, name) for name in outputs)
+        return Tape(tuple(ops), self.tensors, inputs, outputs)
+
+
+def _rename(op: Op, names: dict[str, str]) -> Op:
+    def new(group: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in group)
+
+    if not any(name in names for name in (*op.reads, *op.saves)):
+        return op
+    return replace(op, reads=new(op.reads), saves=new(op.saves))

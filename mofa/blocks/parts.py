@@ -1,0 +1,120 @@
+"""Ops that every framework has, with the shapes and bytes filled in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.op import Attention, Back, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
+
+
+def stream(
+    b: TapeBuilder, name: str, reads: tuple[str, ...], out: str, *, bytes_: FloatK, saves: tuple[str, ...] = (),
+    back_bytes: FloatK = 0.0, back_launches: int = 1, launches: int = 1, scratch: FloatK = 0.0,
+    back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0,
+) -> str:  # fmt: skip
+    """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
+    back = Back(back_bytes, back_launches, back_scratch)
+    return b.add(
+        Op(name, family, Stream(bytes_), reads, (out,), saves, scratch, launches, back=back, weight_params=weight_params)
+    )
+
+
+def view(b: TapeBuilder, name: str, source: str, out: str) -> str:
+    """A view: no bytes, no kernel, the gradient passes through."""
+    return b.add(Op(name, "memory_bound", None, (source,), (out,), view=True, launches=0))
+
+
+def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
+    """All-gather of the sequence shards over tp, where sequence parallelism is on; its backward scatters."""
+    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
+    work = Collective("all_gather", "tp", ctx.tokens * width * ctx.element)
+    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))
+
+
+def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
+    """The identity in front of a column-parallel linear without sequence parallelism; backward all-reduces."""
+    if not np.any(ctx.reduces):
+        return x
+    out = b.tensor(f"{name}.copied", ctx.tokens * width * ctx.element)
+    back = Back(
+        work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.reduces,
+        view=True, stream="tp",
+    )  # fmt: skip
+    return b.add(Op(f"{name}.copy", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
+
+
+def tp_reduce(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
+    """Reduce-scatter (with sequence parallelism) or in-place all-reduce (without) behind a row-parallel linear."""
+    payload = ctx.tokens * width * ctx.element
+    out = b.tensor(f"{name}.scattered", ctx.shard * width * ctx.element)
+    y = b.add(
+        Op(f"{name}.reduce_scatter", "tp", Collective("reduce_scatter", "tp", payload), (x,), (out,),
+           present=ctx.gathers, stream="tp")
+    )  # fmt: skip
+    if np.any(ctx.reduces):
+        reduced = b.tensor(f"{name}.reduced", payload)
+        y = b.add(
+            Op(f"{name}.all_reduce", "tp", Collective("all_reduce", "tp", payload), (y,), (reduced,),
+               present=ctx.reduces, view=True, stream="tp")
+        )  # fmt: skip
+    return y
+
+
+def linear(
+    b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, saves: tuple[str, ...],
+    regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
+    accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
+) -> str:  # fmt: skip
+    """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
+    out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
+    params = n * k
+    return b.add(
+        Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
+           weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
+           accumulate_bytes_per_param=accumulate_bytes_per_param)
+    )  # fmt: skip
+
+
+def fused_attention(
+    b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3
+) -> str:
+    """Fused attention with the log-sum-exp kept; under cp one step runs beside the exchange of keys and values.
+
+    A ring of cp steps: each step's exchange hides behind the step before, so that all but one step runs beside it.
+    All-gather: the keys and values are complete before the first product.
+    """
+    a = ctx.model.attention
+    heads, e = ctx.heads, ctx.element
+    pairs = ctx.attention_pairs(windowed)
+    q_len = ctx.seq_len / ctx.cp
+    out = b.tensor("attn.out", ctx.tokens * heads * a.d_v * e)
+    lse = b.tensor("attn.lse", ctx.tokens * heads * 4.0, grad=False)
+    dq_accumulator = ctx.tokens * heads * a.d_qk * 4.0
+    kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
+    cp = ctx.cp
+    back = Back(0.0, back_launches, dq_accumulator)
+    if not np.any(cp > 1):
+        work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v)
+        b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
+        return out
+    # the exchange: cp - 1 hops of the keys and values, in and out at once; backward moves their gradients too
+    hops = np.maximum(cp - 1, 0.0)
+    ring = ctx.cp_ring & (cp > 1)
+    received = b.tensor("attn.kv_received", np.where(ring, 2.0, np.where(cp > 1, cp, 0.0)) * kv_bytes, "buffer")
+    sent = Collective("all_gather", "cp", kv_bytes * cp)
+    b.add(Op("attn.kv_exchange", "cp", sent, (k, v), (received,), present=cp > 1, stream="cp",
+             back=Back(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
+                       stream="cp")))  # fmt: skip
+    first = b.tensor("attn.partial", np.where(ring, ctx.tokens * heads * a.d_v * e, 0.0), grad=False)
+    share = np.where(ring, hops / cp, 0.0)
+    body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v)
+    b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))
+    last = Attention(ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v)
+    b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse), (q, k, v, out, lse), back=back))
+    return out
+
+
+def elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
+    """Elements of an activation of this width."""
+    return np.asarray((ctx.shard if sharded else ctx.tokens) * width, dtype=float)
