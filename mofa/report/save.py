@@ -1,0 +1,193 @@
+"""Results into files. Every file is written beside its place and renamed into it, so none is ever half there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mofa.errors import SpecError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from mofa.search.result import Estimate, Plan, PlanReport
+
+MAX_STAGE_FIGURES = 10
+
+
+def check_writable(path: Path, *, directory: bool = False) -> None:
+    """Refuse a place that cannot be written before long work is done for it.
+
+    Raises
+    ------
+    SpecError
+        If it cannot hold the file, or the directory.
+    """
+    if directory:
+        if path.exists() and not path.is_dir():
+            raise SpecError(f"{path}: is a file, not a directory; name another directory")
+        parent = path
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir():
+            raise SpecError(f"{path}: {parent} is a file, not a directory; name another directory")
+    else:
+        parent = path.parent
+        if path.is_dir():
+            raise SpecError(f"{path}: is a directory, not a file; name a file in it")
+        if not parent.is_dir():
+            raise SpecError(f"{path}: the directory {parent} does not exist; make it first")
+    if not os.access(parent, os.W_OK):
+        raise SpecError(f"{path}: {parent} cannot be written; name another place")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a whole file or none: under a temporary name, then renamed.
+
+    A place that is no ordinary file, such as a pipe, is written as it is.
+
+    Raises
+    ------
+    SpecError
+        If the system refuses.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        target = path.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be written ({error.strerror}); name another place") from error
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV."""
+    write_atomic(path, _csv(table))
+
+
+def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
+    """Write the figures and tables of a search.
+
+    Parameters
+    ----------
+    report
+        What the search found.
+    directory
+        Where to; made if absent.
+    table
+        Every costed strategy with the columns ``device_bytes`` [B], ``tokens_per_s_per_gpu`` [tokens/s] and,
+        unless all do, ``fits``; without it there is no Pareto figure.
+
+    Returns
+    -------
+    list[Path]
+        The files.
+    """
+    from mofa.report.pareto import plot_pareto
+
+    files = {"plan.json": (report.model_dump_json(indent=2) + "\n").encode()}
+    files["plans.csv"] = _csv(report.to_frame())
+    files["rejected.csv"] = _csv(report.rejected_to_frame())
+    if table is not None:
+        feasible = table[table["fits"].astype(bool)] if "fits" in table.columns else table
+        files["feasible.csv"] = _csv(feasible)
+        if report.plans and len(feasible):
+            best = report.plans[0]
+            memory = best.memory
+            axes = plot_pareto(
+                feasible, capacity_bytes=memory.capacity_bytes, margin_bytes=memory.margin_bytes, chosen=best
+            )
+            files |= _figure("pareto", axes)
+    if report.plans:
+        files |= _breakdowns(report.plans, None, num_stage_figures=1)
+    return _write_all(directory, files)
+
+
+def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]:
+    """Write the figures and tables of estimates.
+
+    Returns
+    -------
+    list[Path]
+        The files.
+    """
+    from mofa.search.result import plans_to_frame
+
+    text = (
+        estimates[0].model_dump_json(indent=2)
+        if len(estimates) == 1
+        else "[" + ",\n".join(e.model_dump_json(indent=2) for e in estimates) + "]"
+    )
+    files = {"estimate.json": (text + "\n").encode(), "plans.csv": _csv(plans_to_frame(estimates))}
+    labels = [e.id for e in estimates if e.id is not None]
+    files |= _breakdowns(
+        estimates, labels if len(labels) == len(estimates) else None, num_stage_figures=MAX_STAGE_FIGURES
+    )
+    return _write_all(directory, files)
+
+
+def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_figures: int) -> dict[str, bytes]:
+    """Figures and tables of where the time and the memory of plans go."""
+    import pandas as pd
+
+    from mofa.report.memory_breakdown import plot_memory_breakdown
+    from mofa.report.stage_memory import plot_stage_memory
+    from mofa.report.time_breakdown import plot_time_breakdown
+
+    keys = list(labels) if labels is not None else [str(i) for i in range(1, len(plans) + 1)]
+    files = _figure("time_breakdown", plot_time_breakdown(plans, labels=labels))
+    files |= _figure("memory_breakdown", plot_memory_breakdown(plans, labels=labels))
+    staged = {key: plan for key, plan in zip(keys, plans, strict=True) if plan.memory.by_stage}
+    for i, (key, plan) in enumerate(list(staged.items())[:num_stage_figures]):
+        name = "stage_memory" if i == 0 else f"stage_memory_{key}"
+        files |= _figure(name, plot_stage_memory(plan, label=key if labels is not None else None))
+
+    def stacked(tables: Mapping[str, pd.DataFrame]) -> bytes:
+        return _csv(pd.concat(tables, names=["plan", "row"]).reset_index("plan"))
+
+    files["time.csv"] = stacked({key: plan.time.to_frame() for key, plan in zip(keys, plans, strict=True)})
+    files["memory.csv"] = stacked({key: plan.memory.to_frame() for key, plan in zip(keys, plans, strict=True)})
+    if staged:
+        files["stages.csv"] = stacked({key: plan.memory.stages_to_frame() for key, plan in staged.items()})
+    return files
+
+
+def _figure(name: str, ax: Axes) -> dict[str, bytes]:
+    """A figure as PNG and SVG, the same bytes for the same data."""
+    import matplotlib as mpl
+
+    figure = ax.figure
+    png, svg = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "mofa"}):
+        figure.savefig(png, format="png", dpi=160, metadata={"Software": None})  # type: ignore[union-attr]
+        figure.savefig(svg, format="svg", metadata={"Date": None})  # type: ignore[union-attr]
+    return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    return table.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _write_all(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"{directory}: cannot be made ({error.strerror}); name another directory") from error
+    for name, content in files.items():
+        write_atomic(directory / name, content)
+    return [directory / name for name in files]

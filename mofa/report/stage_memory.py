@@ -1,0 +1,55 @@
+"""Memory of the fullest rank of every pipeline stage of one plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mofa.report.style import ACCENT, memory_colours, new_axes, ordered_names, tidy
+from mofa.report.words import component_name, strategy_short
+from mofa.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mofa.search.result import Plan
+
+
+def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """Plot a stacked bar per pipeline stage, the number of its layers above it, and the capacity.
+
+    Parameters
+    ----------
+    plan
+        The plan; its ``memory.by_stage`` holds the stages.
+    label
+        Name of the plan; its strategy where absent.
+    ax
+        Axes to draw on; new ones where absent.
+    """
+    stages = plan.memory.by_stage
+    ax = new_axes(ax, max(6.5, 3.5 + 0.3 * len(stages)), 4.5)
+    x = np.arange(len(stages), dtype=np.float64)
+    bottom = np.zeros(len(stages))
+    for name, colour in memory_colours(ordered_names(stage.by_component for stage in stages)).items():
+        size = np.array([stage.by_component.get(name, 0.0) for stage in stages]) / GIB
+        if size.any():
+            ax.bar(x, size, 0.75, bottom, color=colour, edgecolor="white", linewidth=0.4, label=component_name(name))
+        bottom += size
+    for i, stage in enumerate(stages):
+        ax.annotate(
+            str(stage.num_layers), (x[i], bottom[i]), (0, 2), textcoords="offset points", ha="center", fontsize=7
+        )
+    capacity = plan.memory.capacity_bytes / GIB
+    ax.axhline(capacity, color=ACCENT, linewidth=1.2, label=f"capacity {capacity:.1f} GiB")
+    usable = capacity - plan.memory.margin_bytes / GIB
+    ax.axhline(usable, color=ACCENT, linewidth=1.0, linestyle="--", label="capacity − margin")
+    step = max(1, len(stages) // 16)
+    ax.set_xticks(x[::step], [str(stage.stage) for stage in stages[::step]])
+    ax.set_xlabel("pipeline stage (above each bar: its layers)")
+    ax.set_ylabel("device memory [GiB]")
+    ax.set_title(f"Memory per stage: {label or strategy_short(plan.strategy)}", loc="left", fontsize=10)
+    tidy(ax, grid_axis="y")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    return ax

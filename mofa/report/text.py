@@ -1,0 +1,311 @@
+"""Results as text on a terminal: tables, plain and without colour where the output is no terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mofa.report.words import component_name, quantity_text, strategy_text
+from mofa.units import GIB, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from mofa.search.result import (
+        ClusterSummary,
+        Estimate,
+        FrameworkSummary,
+        Memory,
+        Plan,
+        PlanReport,
+        Time,
+        WorkloadSummary,
+    )
+
+PIPED_WIDTH = 200
+MAX_STAGE_ROWS = 16
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """A console on standard output, wide and plain where that is a pipe or a file."""
+    file = file or sys.stdout
+    terminal = file.isatty()
+    return Console(
+        file=file,
+        width=None if terminal else PIPED_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        no_color=None if terminal else True,
+        force_terminal=None if terminal else False,
+    )
+
+
+def print_table(
+    console: Console, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table under a title.
+
+    Parameters
+    ----------
+    console
+        Where to.
+    title
+        A line above the table; none where empty.
+    columns
+        Heading of each column with its side, ``left`` or ``right``.
+    rows
+        Cells as text.
+    """
+    if title:
+        console.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, show_edge=False)
+    for heading, side in columns:
+        table.add_column(
+            Text(heading), justify="right" if side == "right" else "left", overflow="fold", no_wrap=side == "right"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print()
+
+
+def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -> None:
+    """Print what a search found: the best plans, where the best one's time and memory go, and why others fell.
+
+    Parameters
+    ----------
+    report
+        What the search found.
+    console
+        Where to.
+    quiet
+        Only the table of plans, or the reasons where there are none.
+    """
+    if not quiet:
+        _print_job(console, report.workload, report.cluster, report.framework)
+    if report.plans:
+        print_plans(
+            console, report.plans, f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
+        )
+        if quiet:
+            return
+        best = report.plans[0]
+        print_time(console, best.time, "Where the step of the best plan goes")
+        print_memory(console, best.memory, "What fills the memory of its fullest rank")
+    else:
+        _say(console, "Nothing fits.", "bold red")
+        _print_min_gpus(console, report)
+    _print_search(console, report)
+    if quiet:
+        return
+    for plan in report.plans[:1]:
+        _print_grounds(console, plan)
+    if report.defaults:
+        print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in report.defaults.items()])
+
+
+def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False) -> None:
+    """Print one costed strategy and where its time and memory go.
+
+    Parameters
+    ----------
+    estimate
+        The strategy, costed.
+    console
+        Where to.
+    quiet
+        Only the line of the strategy.
+    """
+    title = estimate.id or "Estimate"
+    if quiet:
+        print_plans(console, [estimate], title)
+        return
+    _print_job(console, estimate.workload, estimate.cluster, estimate.framework)
+    print_plans(console, [estimate], title)
+    if not estimate.memory.fits:
+        short = format_bytes(-estimate.memory.free_bytes)
+        _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
+    print_time(console, estimate.time, "Where the step goes")
+    print_memory(console, estimate.memory, "What fills the memory of the fullest rank")
+    if len(estimate.memory.by_stage) > 1:
+        print_stages(console, estimate.memory)
+    _print_grounds(console, estimate)
+
+
+def print_plans(console: Console, plans: Sequence[Plan], title: str) -> None:
+    """Print one line per plan: strategy, speed, memory and, where tokens are given, days."""
+    with_days = any(plan.days is not None for plan in plans)
+    columns = [
+        ("#", "right"),
+        ("strategy", "left"),
+        ("step", "right"),
+        ("tokens/s/GPU", "right"),
+        ("TFLOP/s/GPU", "right"),
+        ("MFU", "right"),
+        ("peak GiB", "right"),
+        ("of usable", "right"),
+    ]
+    rows = []
+    for i, plan in enumerate(plans, start=1):
+        memory = plan.memory
+        usable_bytes = memory.capacity_bytes - memory.margin_bytes
+        row = [
+            str(i),
+            strategy_text(plan.strategy),
+            format_seconds(plan.step_s),
+            f"{plan.tokens_per_s_per_gpu:,.1f}",
+            f"{plan.tflops_per_gpu:.1f}",
+            f"{plan.mfu:.1%}",
+            f"{memory.device_bytes / GIB:.2f}",
+            f"{usable_bytes / GIB:.2f}",
+        ]
+        if with_days:
+            row.append("" if plan.days is None else f"{plan.days:,.1f}")
+        rows.append(row)
+    print_table(console, title, [*columns, ("days", "right")] if with_days else columns, rows)
+
+
+def print_time(console: Console, time: Time, title: str) -> None:
+    """Print the parts of a step, exposed and hidden."""
+    exposed: dict[str, float] = {str(name): value for name, value in time.exposed.items()}
+    step_s = math.fsum(exposed.values())
+    names = [*exposed, *(name for name in time.hidden if name not in exposed)]
+    rows = [
+        [
+            component_name(name),
+            _seconds(exposed.get(name, 0.0)),
+            _share(exposed.get(name, 0.0), step_s),
+            _seconds(time.hidden.get(name, 0.0)),
+        ]
+        for name in names
+        if exposed.get(name, 0.0) or time.hidden.get(name, 0.0)
+    ]
+    rows.append(["step", format_seconds(step_s), "100.0%", _seconds(math.fsum(time.hidden.values()))])
+    columns = [("part", "left"), ("exposed", "right"), ("of step", "right"), ("hidden", "right")]
+    print_table(console, title, columns, rows)
+
+
+def print_memory(console: Console, memory: Memory, title: str) -> None:
+    """Print the parts of a rank's memory and how they compare with the capacity."""
+    rows = [
+        [component_name(k), format_bytes(v), _share(v, memory.capacity_bytes)]
+        for k, v in memory.by_component.items()
+        if v
+    ]
+    for name, value in (("peak", memory.peak_bytes), ("margin", memory.margin_bytes), ("free", memory.free_bytes)):
+        rows.append([name, format_bytes(value), _share(value, memory.capacity_bytes)])
+    rows.append(["capacity", format_bytes(memory.capacity_bytes), "100.0%"])
+    print_table(console, title, [("part", "left"), ("bytes", "right"), ("of capacity", "right")], rows)
+
+
+def print_stages(console: Console, memory: Memory) -> None:
+    """Print the memory of each pipeline stage; of many stages, the first and the fullest."""
+    stages = memory.by_stage
+    shown = stages
+    if len(stages) > MAX_STAGE_ROWS:
+        fullest = max(stages, key=lambda stage: stage.device_bytes)
+        head = (*stages[: MAX_STAGE_ROWS - 2], stages[-1])
+        shown = head if fullest in head else tuple(sorted((*head, fullest), key=lambda stage: stage.stage))
+    rows = [
+        [
+            str(stage.stage),
+            str(stage.num_layers),
+            str(stage.recomputed_layers),
+            format_bytes(stage.allocated_bytes),
+            format_bytes(stage.reserved_bytes),
+            format_bytes(stage.device_bytes),
+            stage.instant or "",
+        ]
+        for stage in shown
+    ]
+    columns = [
+        ("stage", "right"),
+        ("layers", "right"),
+        ("recomputed", "right"),
+        ("allocated", "right"),
+        ("reserved", "right"),
+        ("device", "right"),
+        ("peaks at", "left"),
+    ]
+    cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
+    print_table(console, f"Memory per pipeline stage{cut}", columns, rows)
+
+
+def shares_text(fractions: Mapping[Any, float]) -> str:
+    """Fractions as a phrase, largest first.
+
+    Examples
+    --------
+    >>> shares_text({"datasheet": 0.25, "assumed": 0.75, "measured": 0.0})
+    'assumed 75.0 %, datasheet 25.0 %'
+    """
+    ordered = sorted(fractions.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {fraction * 100:.1f} %" for name, fraction in ordered if fraction > 0)
+
+
+def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary) -> None:
+    size = f"{format_count(job.num_params)} parameters"
+    if job.num_active_params != job.num_params:
+        size += f" ({format_count(job.num_active_params)} active)"
+    if job.num_mtp_params:
+        size += f" + {format_count(job.num_mtp_params)} multi-token prediction"
+    tokens = f", {format_count(job.tokens)} tokens" if job.tokens else ""
+    numerics = f"{job.gemm_format} matrix products, {job.moments_format} moments, {job.routing} routing"
+    batch = f"sequence {job.seq_len:,}, global batch {job.global_batch:,}{tokens}"
+    _say(console, f"{job.name}: {size}; {batch}; {numerics}", "bold")
+    nodes = f"{cluster.gpus_per_node} a node, fast domain of {cluster.gpus_per_domain}"
+    capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
+    _say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
+    how = "compiled" if framework.compile else "not compiled"
+    options = f"{how}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
+    _say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
+
+
+def _print_search(console: Console, report: PlanReport) -> None:
+    counts = f"Looked at {report.space:,} strategies, costed {report.searched:,} in full, {report.feasible:,} fit"
+    _say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
+    rows = []
+    for reason, count in report.rejected.items():
+        miss = report.nearest_miss.get(reason)
+        near = ("", "") if miss is None else (quantity_text(miss.short_by, miss.unit), strategy_text(miss.strategy))
+        rows.append([reason, f"{count:,}", *near])
+    if rows:
+        columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
+        print_table(console, "Why the others were rejected", columns, rows)
+
+
+def _print_min_gpus(console: Console, report: PlanReport) -> None:
+    if report.min_gpus is not None:
+        note = f" ({report.min_gpus_note})" if report.min_gpus_note else ""
+        _say(console, f"The smallest number of GPUs that would do: {report.min_gpus:,}{note}.\n")
+    elif report.min_gpus_note:
+        _say(console, f"{report.min_gpus_note}\n")
+
+
+def _print_grounds(console: Console, plan: Plan) -> None:
+    """What the prediction rests on."""
+    halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
+    _say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
+    costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
+    _say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
+    for note in plan.notes:
+        _say(console, f"- {note}")
+    console.print()
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
+
+
+def _seconds(value_s: float) -> str:
+    return format_seconds(value_s) if value_s else ""
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if part else ""

@@ -1,0 +1,114 @@
+"""Results in words: strategies, components and quantities as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mofa.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from mofa.specs.strategy import StrategySpec
+
+_NAMES = {
+    "gemm": "matrix products",
+    "grouped_gemm": "grouped matrix products",
+    "attention": "attention",
+    "memory_bound": "memory-bound kernels",
+    "recompute": "recomputation",
+    "host_idle": "waiting for the host",
+    "tp": "tensor-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert-parallel communication",
+    "pp": "pipeline communication",
+    "dp": "data-parallel communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}
+
+
+def component_name(name: str) -> str:
+    """A component as words.
+
+    Examples
+    --------
+    >>> component_name("tp"), component_name("allocator_slack")
+    ('tensor-parallel communication', 'allocator slack')
+    """
+    return _NAMES.get(name, name.replace("_", " "))
+
+
+def strategy_text(strategy: StrategySpec) -> str:
+    """A strategy as ``--strategy`` reads it: degrees of 1 left out, what frameworks differ in always said.
+
+    Examples
+    --------
+    >>> from mofa.specs.strategy import StrategySpec
+    >>> strategy_text(StrategySpec(tp=4, sp=True, pp=2, dp=8, recompute="selective"))
+    'tp=4 sp=true pp=2 dp=8 micro_batch=1 zero=1 recompute=selective'
+    """
+    degrees = {"tp": strategy.tp, "pp": strategy.pp, "vpp": strategy.vpp, "cp": strategy.cp, "ep": strategy.ep}
+    words = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    if strategy.tp > 1:
+        words.insert(1, f"sp={str(strategy.sp).lower()}")
+    if strategy.cp > 1:
+        words.append(f"cp_kind={strategy.cp_kind}")
+    if strategy.ep > 1 or strategy.etp > 1:
+        words.append(f"etp={strategy.etp}")
+    words += [f"dp={strategy.dp}", f"micro_batch={strategy.micro_batch}", f"zero={strategy.zero}"]
+    words.append(f"recompute={strategy.recompute}")
+    if strategy.schedule not in ("1f1b", "interleaved") or (strategy.schedule == "interleaved") != (strategy.vpp > 1):
+        words.append(f"schedule={strategy.schedule}")
+    return " ".join(words)
+
+
+def strategy_short(strategy: StrategySpec) -> str:
+    """A strategy in the few characters that an axis has room for.
+
+    Examples
+    --------
+    >>> from mofa.specs.strategy import StrategySpec
+    >>> strategy_short(StrategySpec(tp=4, pp=2, dp=8, recompute="full:2"))
+    'tp4 pp2 dp8 mb1 full:2'
+    """
+    degrees = {
+        "tp": strategy.tp,
+        "pp": strategy.pp,
+        "vpp": strategy.vpp,
+        "cp": strategy.cp,
+        "ep": strategy.ep,
+        "etp": strategy.etp,
+    }
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", strategy.recompute])
+
+
+def quantity_text(value: float, unit: str) -> str:
+    """A value with its unit; bytes and seconds take a prefix.
+
+    Examples
+    --------
+    >>> quantity_text(3.1 * 2**30, "B"), quantity_text(4.0, "heads"), quantity_text(450e9, "B/s")
+    ('3.10 GiB', '4 heads', '450 GB/s')
+    """
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    if unit in ("B/s", "FLOP/s"):
+        for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+            if abs(value) >= factor:
+                return f"{value / factor:.4g} {prefix}{unit}"
+    number = f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+    return number if unit in ("", "-") else f"{number} {unit}"
+
+
+def unit_of(name: str) -> str:
+    """The SI unit that the end of a field's name says.
+
+    Examples
+    --------
+    >>> unit_of("memory_bytes"), unit_of("bandwidth_bytes_per_s"), unit_of("floor_s"), unit_of("fraction")
+    ('B', 'B/s', 's', '-')
+    """
+    ends = {"_bytes_per_s": "B/s", "_flops_per_s": "FLOP/s", "_bytes": "B", "_s": "s", "_w": "W", "_tokens": "tokens"}
+    return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
