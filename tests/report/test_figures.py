@@ -1,0 +1,127 @@
+"""Figures draw, show what they should and leave no global state; files are whole or absent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from mofa.errors import SpecError
+from mofa.report.memory_breakdown import plot_memory_breakdown
+from mofa.report.pareto import pareto_front, plot_pareto
+from mofa.report.save import check_writable, save_estimates, save_report, write_atomic
+from mofa.report.stage_memory import plot_stage_memory
+from mofa.report.time_breakdown import plot_time_breakdown
+from mofa.units import GIB
+from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
+
+
+def test_the_front_is_what_brute_force_finds() -> None:
+    rng = np.random.default_rng(0)
+    memory, speed = rng.integers(1, 30, 200).astype(float), rng.integers(1, 30, 200).astype(float)
+
+    def beaten(i: int) -> bool:
+        no_worse = (memory <= memory[i]) & (speed >= speed[i])
+        return bool((no_worse & ((memory < memory[i]) | (speed > speed[i]))).any())
+
+    front = {(memory[i], speed[i]) for i in range(200) if not beaten(i)}
+    found = pareto_front(memory, speed)
+    assert {(memory[i], speed[i]) for i in found} == front
+    assert len(found) == len(front)
+
+
+def test_pareto_draws_every_plan_the_front_the_chosen_one_and_the_capacity() -> None:
+    report = make_report()
+    table = make_table(report).iloc[:-1]
+    ax = plot_pareto(table, capacity_bytes=CAPACITY_BYTES, margin_bytes=GIB, chosen=report.plans[0])
+    assert len(ax.collections[0].get_offsets()) == len(table)
+    labels = ax.get_legend_handles_labels()[1]
+    assert labels[0] == "50 plans that fit"
+    assert labels[2:] == ["chosen plan", "capacity 79.1 GiB", "capacity − margin 78.1 GiB"]
+
+
+def test_exposed_bars_sum_to_the_step_and_hidden_ones_are_hatched() -> None:
+    plans = make_report().plans
+    ax = plot_time_breakdown(plans)
+    solid = [bar for bars in ax.containers for bar in bars if not bar.get_hatch()]
+    hatched = [bar for bars in ax.containers for bar in bars if bar.get_hatch()]
+    assert sum(bar.get_width() for bar in solid) == pytest.approx(sum(plan.step_s for plan in plans))
+    assert sum(bar.get_width() for bar in hatched) == pytest.approx(3 * 0.75)
+
+
+def test_memory_bars_sum_to_the_peak() -> None:
+    plans = make_report().plans
+    ax = plot_memory_breakdown(plans)
+    solid = [bar.get_width() for bars in ax.containers for bar in bars if not bar.get_hatch()]
+    assert sum(solid) * GIB == pytest.approx(sum(plan.memory.peak_bytes for plan in plans))
+
+
+def test_stage_bars_sum_to_the_stages() -> None:
+    plan = make_plan()
+    heights = [bar.get_height() for bars in plot_stage_memory(plan).containers for bar in bars]
+    assert sum(heights) * GIB == pytest.approx(sum(stage.device_bytes for stage in plan.memory.by_stage))
+
+
+def test_plots_draw_on_given_axes_and_pyplot_is_not_touched() -> None:
+    ax = Figure().subplots()
+    assert plot_stage_memory(make_plan(), ax=ax) is ax
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()
+
+
+def test_a_report_is_saved_as_figures_and_tables(tmp_path: Path) -> None:
+    report = make_report()
+    out = tmp_path / "new" / "out"
+    files = save_report(report, out, make_table(report))
+    names = {file.name for file in files}
+    for figure in ("pareto", "time_breakdown", "memory_breakdown", "stage_memory"):
+        assert {f"{figure}.png", f"{figure}.svg"} <= names
+    assert {"plans.csv", "feasible.csv", "rejected.csv", "time.csv", "memory.csv", "stages.csv", "plan.json"} <= names
+    assert {path.name for path in out.iterdir()} == names
+    assert all(file.stat().st_size > 20 for file in files)
+    assert len((out / "feasible.csv").read_text().splitlines()) == 51  # the row that doesn't fit is left out
+
+
+def test_the_same_result_gives_the_same_bytes(tmp_path: Path) -> None:
+    report = make_report()
+    for first, second in zip(save_report(report, tmp_path / "a"), save_report(report, tmp_path / "b"), strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+
+
+def test_an_empty_report_and_several_estimates_are_saved(tmp_path: Path) -> None:
+    report = make_report(0)
+    save_report(report, tmp_path / "none", make_table(report))
+    assert (tmp_path / "none" / "rejected.csv").exists()
+    save_estimates([make_estimate("one"), make_estimate("two")], tmp_path / "two")
+    assert (tmp_path / "two" / "stage_memory_two.svg").exists()
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    write_atomic(path, b"old")
+
+    def interrupt(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_places_that_cannot_be_written_are_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="does not exist; make it first"):
+        check_writable(tmp_path / "none" / "x.json")
+    with pytest.raises(SpecError, match="is a directory"):
+        check_writable(tmp_path)
+    with pytest.raises(SpecError, match="is a file, not a directory"):
+        check_writable(tmp_path / "file", directory=True)
+    with pytest.raises(SpecError, match="is a file, not a directory"):
+        check_writable(tmp_path / "file" / "sub", directory=True)

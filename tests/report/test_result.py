@@ -1,0 +1,164 @@
+"""The result types: parts that don't sum cannot be built, and the JSON is what the contract says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from mofa.search.result import TIME_COMPONENTS, Memory, Plan, PlanReport, json_schema, plans_to_frame
+from tests.report.fake import make_estimate, make_memory, make_plan, make_report
+
+
+def test_a_step_that_its_parts_do_not_sum_to_is_refused() -> None:
+    plan = make_plan().model_dump()
+    with pytest.raises(ValidationError, match=r"time.exposed sum to 8 s, not to 8\.1 s"):
+        Plan.model_validate({**plan, "step_s": 8.1})
+
+
+def test_an_exposed_part_that_is_missing_is_refused() -> None:
+    plan = make_plan().model_dump()
+    del plan["time"]["exposed"]["bubble"]
+    with pytest.raises(ValidationError, match=r"time.exposed lacks bubble"):
+        Plan.model_validate(plan)
+
+
+def test_memory_that_its_parts_do_not_sum_to_is_refused() -> None:
+    memory = make_memory().model_dump()
+    memory["by_component"]["state"] *= 2
+    with pytest.raises(ValidationError, match=r"memory.by_component sum to"):
+        Memory.model_validate(memory)
+
+
+def test_a_false_fits_is_refused() -> None:
+    memory = make_memory(100.0).model_dump()
+    assert memory["fits"] is False
+    with pytest.raises(ValidationError, match="fits must say"):
+        Memory.model_validate({**memory, "fits": True})
+
+
+def test_allocated_above_reserved_is_refused() -> None:
+    memory = make_memory().model_dump()
+    with pytest.raises(ValidationError, match="allocated_bytes"):
+        Memory.model_validate({**memory, "allocated_bytes": memory["reserved_bytes"] * 1.01})
+
+
+def test_a_plan_for_other_gpus_is_refused() -> None:
+    report = make_report().model_dump()
+    report["plans"][0]["strategy"]["dp"] = 4
+    with pytest.raises(ValidationError, match=r"tp \* cp \* pp \* dp \(32\) must be the GPUs \(64\)"):
+        PlanReport.model_validate(report)
+
+
+def test_each_strategy_has_at_most_one_reason() -> None:
+    report = make_report().model_dump()
+    with pytest.raises(ValidationError, match="must be at most space"):
+        PlanReport.model_validate({**report, "rejected": {"memory": 1001}, "nearest_miss": {}})
+
+
+def test_json_goes_there_and_back() -> None:
+    report = make_report()
+    assert PlanReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_json_keys_are_the_contract() -> None:
+    report = json.loads(make_report().model_dump_json())
+    assert report["schema_version"] == "1.0"
+    assert {
+        "workload",
+        "cluster",
+        "objective",
+        "space",
+        "searched",
+        "rejected",
+        "nearest_miss",
+        "min_gpus",
+        "elapsed_s",
+        "plans",
+    } <= set(report)
+    assert {"num_params", "num_active_params"} <= set(report["workload"])
+    assert set(report["nearest_miss"]["memory"]) == {"strategy", "short_by", "unit"}
+    plan = report["plans"][0]
+    assert {
+        "strategy",
+        "step_s",
+        "tokens_per_s_per_gpu",
+        "tflops_per_gpu",
+        "mfu",
+        "hfu",
+        "memory",
+        "time",
+        "provenance",
+        "costed_by",
+    } <= set(plan)
+    assert {
+        "tp",
+        "sp",
+        "pp",
+        "vpp",
+        "cp",
+        "ep",
+        "etp",
+        "dp",
+        "micro_batch",
+        "zero",
+        "recompute",
+        "schedule",
+        "framework",
+    } <= set(plan["strategy"])
+    assert set(plan["memory"]) == {
+        "allocated_bytes",
+        "reserved_bytes",
+        "device_bytes",
+        "margin_bytes",
+        "peak_bytes",
+        "capacity_bytes",
+        "fits",
+        "by_component",
+        "by_stage",
+    }
+    assert set(plan["time"]["exposed"]) == set(TIME_COMPONENTS)
+
+
+def test_tables_hold_the_same_numbers() -> None:
+    report = make_report()
+    frame = report.to_frame()
+    assert list(frame["step_s"]) == [8.0, 9.0, 10.0]
+    exposed = [column for column in frame.columns if column.startswith("exposed_")]
+    assert len(exposed) == 13
+    assert frame[exposed].sum(axis=1).to_list() == pytest.approx([8.0, 9.0, 10.0])
+    memory = [column for column in frame.columns if column.startswith("memory_")]
+    assert frame[memory].sum(axis=1).to_list() == pytest.approx(frame["device_bytes"].to_list())
+    best = report.plans[0]
+    assert math.isclose(best.time.to_frame()["fraction"].sum(), 1.0)
+    assert math.isclose(best.memory.to_frame()["fraction"].sum(), 1.0)
+    assert len(best.memory.stages_to_frame()) == 4
+    assert list(report.rejected_to_frame()["count"]) == [400, 597]
+    assert make_plan().to_frame().shape[0] == 1
+    assert plans_to_frame([]).empty
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    own = {
+        "ClusterSummary",
+        "Estimate",
+        "FrameworkSummary",
+        "Memory",
+        "NearestMiss",
+        "Plan",
+        "PlanReport",
+        "StageMemory",
+        "Time",
+        "WorkloadSummary",
+    }
+    for name in own:
+        for field, schema in json_schema()["$defs"][name]["properties"].items():
+            assert "description" in schema or "$ref" in schema, f"{name}.{field}"
+
+
+def test_an_estimate_is_a_plan_that_says_what_it_is_for() -> None:
+    estimate = json.loads(make_estimate("a-run").model_dump_json())
+    assert estimate["id"] == "a-run"
+    assert {*Plan.model_fields, "schema_version", "workload", "cluster", "framework"} <= set(estimate)
