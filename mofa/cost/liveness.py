@@ -1,0 +1,195 @@
+"""Memory of a block: which tensors are alive at each op of its forward and backward tape, and the peaks.
+
+A tensor lives from the op that writes it to the last op that reads it; what a backward op reads has therefore been
+kept. A view has no bytes of its own and keeps its source alive. The two tapes are joined, so that a tensor kept by two
+ops counts once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.op import KINDS, Op, Tape, Tensor
+
+ArrayK = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Bytes of one block and one micro-batch; arrays of shape (K,), by kind (len(KINDS), K). [B]
+
+    ``saved`` is what stays between forward and backward, the block's input counted and its output not.
+    ``forward_peak`` and ``backward_peak`` are the most alive at one op, ``saved`` included in the latter; ``*_kinds``
+    split them by :data:`mofa.blocks.op.KINDS`. ``forward_op`` and ``backward_op`` index the op at the peak.
+    """
+
+    saved: ArrayK
+    saved_kinds: ArrayK
+    forward_peak: ArrayK
+    forward_kinds: ArrayK
+    forward_op: NDArray[np.intp]
+    backward_peak: ArrayK
+    backward_kinds: ArrayK
+    backward_op: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class _Interval:
+    tensor: str
+    kind: int
+    start: int
+    end: int
+    bytes: ArrayK
+
+
+class _Lifetimes:
+    """Intervals of allocation over the joined op list."""
+
+    def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor], num_k: int, boundary: int) -> None:
+        self.ops, self.tensors, self.num_k = ops, tensors, num_k
+        self.boundary = boundary
+        self.birth: dict[str, int] = {}
+        self.death: dict[str, int] = {}
+        for i, op in enumerate(ops):
+            for name in op.reads:
+                self.death[name] = i
+            for name in op.writes:
+                self.birth.setdefault(name, i)
+                self.death[name] = max(i, self.death.get(name, i))
+
+    def array(self, value: object) -> ArrayK:
+        return np.broadcast_to(np.asarray(value, dtype=float), (self.num_k,))
+
+    def intervals(self, inputs: tuple[str, ...], end_of: dict[str, int]) -> list[_Interval]:
+        """Every allocation; ``inputs`` are alive from the start, ``end_of`` overrides deaths."""
+        shares: dict[str, tuple[str, NDArray[np.bool_]]] = {}
+        for op in self.ops:
+            flag = op.shares()
+            if not np.any(flag) or not op.reads:
+                continue
+            mask = np.broadcast_to(np.asarray(flag), (self.num_k,))
+            outs = op.writes if np.all(np.asarray(op.view)) else op.writes[:1]
+            for w in outs:
+                if self.birth.get(w) is not None and w not in shares:
+                    shares[w] = (op.reads[0], mask)
+        death = {**self.death, **end_of}
+        extension: dict[str, list[tuple[int, NDArray[np.bool_], str]]] = {}
+        storage: dict[str, ArrayK] = {}
+
+        def bytes_of(name: str) -> ArrayK:
+            """Bytes of the memory behind a name, its own or its source's."""
+            if name not in storage:
+                own = self.array(self.tensors[name].bytes)
+                if name in shares:
+                    source, mask = shares[name]
+                    own = np.where(mask, bytes_of(source), own)
+                storage[name] = own
+            return storage[name]
+
+        # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
+        for name in sorted(shares, key=lambda n: -self.birth[n]):
+            source, mask = shares[name]
+            end = death.get(name, self.birth[name])
+            if np.all(mask):
+                death[source] = max(death.get(source, 0), end)
+                for item in extension.pop(name, []):
+                    extension.setdefault(source, []).append(item)
+            else:
+                extension.setdefault(source, []).append((end, mask, name))
+                for later, other, leaf in extension.get(name, []):
+                    extension[source].append((later, other & mask, leaf))
+        result = []
+        starts = dict.fromkeys(inputs, 0)
+        for name in {**dict.fromkeys(inputs), **self.birth}:
+            always_view = name in shares and bool(np.all(shares[name][1]))
+            if always_view or (name not in death and name not in starts):
+                continue
+            start = starts.get(name, self.birth.get(name, 0))
+            own = self.array(self.tensors[name].bytes)
+            if name in shares:
+                own = np.where(shares[name][1], 0.0, own)
+            kind = KINDS.index(self.tensors[name].kind)
+            end = death.get(name, start)
+            result.append(_Interval(name, kind, start, end, own))
+            for later, mask, leaf in sorted(extension.get(name, []), key=lambda item: item[0]):
+                if later > end:
+                    result.append(_Interval(leaf, kind, end + 1, later, np.where(mask, own, 0.0)))
+                    end = later
+        return result
+
+
+def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
+    """Bytes kept and peaks of one block. Arrays of shape (num_k,)."""
+    forward, backward = block.forward, block.backward
+    ops = forward.ops + backward.ops
+    boundary = len(forward.ops)
+    tensors = {**forward.tensors, **backward.tensors}
+    lives = _Lifetimes(ops, tensors, num_k, boundary)
+    end_of: dict[str, int] = {}
+    for name in forward.outputs:  # the next block owns the output from here on
+        end_of[name] = boundary - 1
+    last = len(ops) - 1
+    for name in backward.outputs:
+        end_of[name] = last
+    found = lives.intervals(tuple(n for n in forward.inputs if n in tensors), end_of)
+    found += _gradients_in(backward, lives, boundary)
+    num_ops = len(ops)
+    matrix = np.zeros((num_ops + 1, len(found)))
+    kinds = np.array([f.kind for f in found])
+    for j, f in enumerate(found):
+        matrix[f.start : f.end + 1, j] = 1.0
+    sizes = np.stack([f.bytes for f in found]) if found else np.zeros((0, num_k))
+    scratch = np.stack(
+        [np.where(op.present, np.asarray(op.scratch, dtype=float), 0.0) * np.ones(num_k) for op in ops]
+        or [np.zeros(num_k)]
+    )
+    alive = matrix[:num_ops] @ sizes + scratch[:num_ops]
+    by_kind = np.zeros((len(KINDS), num_ops, num_k))
+    for index in range(len(KINDS)):
+        columns = kinds == index
+        if np.any(columns):
+            by_kind[index] = matrix[:num_ops, columns] @ sizes[columns]
+    by_kind[KINDS.index("scratch")] += scratch[:num_ops]
+    across = np.array([f.start < boundary <= f.end for f in found], dtype=bool)
+    saved_kinds = np.zeros((len(KINDS), num_k))
+    for index in range(len(KINDS)):
+        columns = across & (kinds == index)
+        if np.any(columns):
+            saved_kinds[index] = sizes[columns].sum(axis=0)
+    columns_k = np.arange(num_k)
+    f_op = np.argmax(alive[:boundary], axis=0) if boundary else np.zeros(num_k, dtype=np.intp)
+    b_op = (
+        np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
+    )
+    zero = np.zeros(num_k)
+    return BlockMemory(
+        saved=saved_kinds.sum(axis=0),
+        saved_kinds=saved_kinds,
+        forward_peak=alive[f_op, columns_k] if num_ops else zero,
+        forward_kinds=by_kind[:, f_op, columns_k] if num_ops else saved_kinds * 0,
+        forward_op=f_op,
+        backward_peak=alive[b_op, columns_k] if num_ops > boundary else zero,
+        backward_kinds=by_kind[:, b_op, columns_k] if num_ops > boundary else saved_kinds * 0,
+        backward_op=b_op,
+    )
+
+
+def _gradients_in(backward: Tape, lives: _Lifetimes, boundary: int) -> list[_Interval]:
+    """The gradients of the outputs, alive from the start of the backward to their last reader, views included."""
+    found = []
+    for name in backward.inputs:
+        if name in lives.birth:
+            continue
+        end = lives.death.get(name, boundary)
+        reach = {name}
+        for op in backward.ops:
+            if op.reads and op.reads[0] in reach and np.all(np.asarray(op.shares())):
+                reach.update(op.writes)
+        end = max([end, *(lives.death.get(r, 0) for r in reach)])
+        tensor = lives.tensors[name]
+        found.append(_Interval(name, KINDS.index(tensor.kind), boundary, end, lives.array(tensor.bytes)))
+    return found

@@ -1,0 +1,171 @@
+"""Time of a tape: a host clock beside one clock per stream, over all K candidates at once.
+
+An op starts when its stream is free, the host has issued it and its inputs are there. The host runs ahead of the
+device; its lead carries over ops and is lost at every host synchronisation. Between two waits the compute stream is
+evaluated in one go: op i ends at ``max(clock, max_j<=i (issued_j - busy_before_j)) + busy_to_i``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.op import HostSync, Tape
+from mofa.cost.durations import Machine, issue_seconds, op_seconds
+
+ArrayK = NDArray[np.float64]
+
+EXPOSED = (
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
+    "optimizer",
+)  # fmt: skip
+HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+_E = {name: i for i, name in enumerate(EXPOSED)}
+_H = {name: i for i, name in enumerate(HIDDEN)}
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time of one tape in its steady state.
+
+    ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
+    that ran beside it; ``issue`` (K,) is what the host spent issuing. [s]
+    """
+
+    exposed: ArrayK
+    hidden: ArrayK
+    issue: ArrayK
+
+    @property
+    def total(self) -> ArrayK:
+        return np.asarray(self.exposed.sum(axis=0))
+
+
+@dataclass
+class _State:
+    host: ArrayK
+    compute: ArrayK
+    streams: dict[str, ArrayK] = field(default_factory=dict)
+    ready: dict[str, tuple[ArrayK, str]] = field(default_factory=dict)
+
+
+def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
+    """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]"""
+    num_k = machine.num_k
+    if not tape.ops:
+        return PhaseTime(np.zeros((len(EXPOSED), num_k)), np.zeros((len(HIDDEN), num_k)), np.zeros(num_k))
+    seconds = op_seconds(tape.ops, machine)
+    issue = issue_seconds(tape.ops, machine)
+    plan = _plan(tape)
+    state = _State(np.zeros(num_k), np.zeros(num_k))
+    exposed = np.zeros((len(EXPOSED), num_k))
+    for _ in range(repeat):
+        exposed = _pass(tape, plan, seconds, issue, state, machine)
+    busy = np.zeros((len(HIDDEN), num_k))
+    for i, op in enumerate(tape.ops):
+        if op.family in _H:
+            busy[_H[op.family]] += seconds[i]
+    rows = [_E[name] for name in HIDDEN]
+    hidden = np.maximum(busy - exposed[rows], 0.0)
+    slowdown = machine.cluster.gpu.curves.overlap_slowdown.value
+    exposed[rows] += slowdown * hidden
+    return PhaseTime(exposed, hidden, issue.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits;
+    ``flush`` ends a run of compute ops."""
+
+    index: int
+    kind: str
+    wait: tuple[str, ...]
+    flush: bool
+    record: tuple[str, ...] = ()
+
+
+def _plan(tape: Tape) -> tuple[_Step, ...]:
+    """Which ops wait for another stream, and where a run of compute ops must be evaluated."""
+    stream_of = {w: op.stream for op in tape.ops for w in op.writes}
+    watched = {r for op in tape.ops if op.stream != "compute" for r in op.reads if stream_of.get(r) == "compute"}
+    steps = []
+    for i, op in enumerate(tape.ops):
+        foreign = tuple(r for r in op.reads if r in stream_of and stream_of[r] != op.stream)
+        if isinstance(op.work, HostSync):
+            steps.append(_Step(i, "sync", (), True))
+        elif op.stream != "compute":
+            steps.append(_Step(i, "async", foreign, True))
+        else:
+            waits = tuple(r for r in foreign if stream_of[r] != "compute")
+            steps.append(_Step(i, "compute", waits, bool(waits), tuple(w for w in op.writes if w in watched)))
+    return tuple(steps)
+
+
+def _pass(
+    tape: Tape, plan: tuple[_Step, ...], seconds: ArrayK, issue: ArrayK, state: _State, machine: Machine
+) -> ArrayK:
+    num_k = machine.num_k
+    exposed = np.zeros((len(EXPOSED), num_k))
+    sync_s = machine.cluster.gpu.curves.host.sync_s.value
+    begin = state.compute.copy()
+    run: list[_Step] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        rows = [step.index for step in run]
+        d = seconds[rows]
+        busy = np.cumsum(d, axis=0)
+        issued = state.host + np.cumsum(issue[rows], axis=0)
+        lag = np.where(d > 0, issued - busy + d, 0.0)
+        if any(step.record for step in run):
+            ends = np.maximum(state.compute, np.maximum.accumulate(lag, axis=0)) + busy
+            for row, step in enumerate(run):
+                for name in step.record:
+                    state.ready[name] = (ends[row], "")
+            end = ends[-1]
+        else:
+            end = np.maximum(state.compute, lag.max(axis=0)) + busy[-1]
+        exposed[_E["host_idle"]] += end - state.compute - busy[-1]
+        state.compute = end
+        state.host = issued[-1]
+        run.clear()
+
+    def wait(names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in state.ready:
+                continue  # of a repetition before the first
+            at, family = state.ready[name]
+            late = np.maximum(at - state.compute, 0.0)
+            exposed[_E[family]] += late
+            state.compute = state.compute + late
+
+    for step in plan:
+        op = tape.ops[step.index]
+        if step.flush:
+            flush()
+        if step.kind == "compute":
+            wait(step.wait)
+            run.append(step)
+        elif step.kind == "sync":
+            state.host = np.where(op.present, np.maximum(state.host, state.compute) + sync_s, state.host)
+        else:
+            state.host = state.host + issue[step.index]
+            start = np.maximum(state.host, state.streams.get(op.stream, np.zeros(num_k)))
+            inputs = np.zeros(num_k)
+            for name in step.wait:
+                if name in state.ready:
+                    inputs = np.maximum(inputs, state.ready[name][0])
+            end = np.maximum(start, inputs) + seconds[step.index]
+            end = np.where(op.present, end, 0.0)
+            state.streams[op.stream] = np.maximum(end, state.streams.get(op.stream, np.zeros(num_k)))
+            for name in op.writes:
+                state.ready[name] = (end, op.family)
+    flush()
+    for i, op in enumerate(tape.ops):
+        if op.stream == "compute" and not isinstance(op.work, HostSync) and op.work is not None:
+            exposed[_E[op.family]] += seconds[i]
+    assert np.allclose(exposed.sum(axis=0), state.compute - begin, rtol=1e-6, atol=1e-9)
+    return exposed

@@ -1,0 +1,183 @@
+"""Which layers each pipeline stage and virtual chunk holds, and how many activations are in flight there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import BlockKind, block_kinds, layer_kind
+from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params
+
+ArrayN = NDArray[np.float64]
+IntA = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Layers per kind, stage and chunk.
+
+    ``counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each chunk
+    by index of kind, in forward order. The embedding is on stage 0, the head and the multi-token-prediction layers
+    on stage ``head_stage``: the last one, or stage 0 where chunks are placed in a V.
+    """
+
+    kinds: tuple[BlockKind, ...]
+    counts: IntA
+    layers: tuple[tuple[tuple[int, ...], ...], ...]
+    head_stage: int
+
+    @property
+    def pp(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def vpp(self) -> int:
+        return int(self.counts.shape[2])
+
+    def recomputed_first(self, n: int) -> IntA:
+        """Counts of the first ``n`` layers of every chunk: Megatron's block method. (kinds, pp, vpp)"""
+        out = np.zeros_like(self.counts)
+        for r, chunks in enumerate(self.layers):
+            for c, chunk in enumerate(chunks):
+                for kind in chunk[:n]:
+                    out[kind, r, c] += 1
+        return out
+
+    def recomputed_every(self, n: int) -> IntA:
+        """Counts of every n-th layer of a rank, counted over its chunks: torchtitan's layer-selective mode."""
+        out = np.zeros_like(self.counts)
+        for r, chunks in enumerate(self.layers):
+            seen = 0
+            for c, chunk in enumerate(chunks):
+                for kind in chunk:
+                    seen += 1
+                    if seen % n == 0:
+                        out[kind, r, c] += 1
+        return out
+
+    @property
+    def largest_chunk(self) -> int:
+        return int(self.counts.sum(axis=0).max())
+
+
+@lru_cache(maxsize=512)
+def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: str = "1f1b") -> Stages:
+    """Split a model's layers over stages and chunks as the framework does.
+
+    Megatron splits evenly where the layers divide, else by a layout that makes the heaviest chunk lightest, with the
+    head (and multi-token-prediction layers) counted; torchtitan counts embedding and head as a layer each and gives
+    the first stages one more.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer layers than chunks.
+    """
+    num_chunks = pp * vpp
+    if model.num_layers < num_chunks:
+        raise ValueError(f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty")
+    if framework == "torchtitan":
+        sizes = _torchtitan_sizes(model.num_layers, num_chunks)
+    elif model.num_layers % num_chunks == 0:
+        sizes = [model.num_layers // num_chunks] * num_chunks
+    else:
+        sizes = _balanced_sizes(model, num_chunks)
+    kinds = block_kinds(model)
+    index = {kind: i for i, kind in enumerate(kinds)}
+    counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
+    layers: list[list[tuple[int, ...]]] = [[() for _ in range(vpp)] for _ in range(pp)]
+    start = 0
+    head_stage = pp - 1
+    for chunk, size in enumerate(sizes):
+        stage, position = chunk % pp, chunk // pp
+        if schedule == "zbv" and position % 2 == 1:
+            stage = pp - 1 - stage
+            head_stage = 0
+        held = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
+        layers[stage][position] = held
+        for kind in held:
+            counts[kind, stage, position] += 1
+        start += size
+    return Stages(kinds, counts, tuple(tuple(chunks) for chunks in layers), head_stage)
+
+
+def layer_weight(model: ModelSpec, moe: bool) -> float:
+    """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
+    p = layer_params(model, moe)
+    routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
+    return p.total - p.routed + routed
+
+
+def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
+    """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest."""
+    weights = np.array([layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)])
+    head = float(model.vocab * model.hidden)
+    tail = head + model.num_mtp_layers * (weights[-1] + head)
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    n = model.num_layers
+    cost = total[None, :] - total[:, None]  # cost[i, j]: layers i..j-1
+    cost = np.where(np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :], cost, np.inf)
+    best = cost[0].copy()
+    back = []
+    for chunk in range(1, num_chunks):
+        last = chunk == num_chunks - 1
+        options = np.maximum(best[:, None], cost + (tail if last else 0.0))
+        # among equals the later cut: earlier chunks hold more, as activations there live longest but blocks are even
+        choice = options.shape[0] - 1 - np.argmin(options[::-1], axis=0)
+        best = options[choice, np.arange(n + 1)]
+        back.append(choice)
+    sizes, end = [], n
+    for choice in reversed(back):
+        start = int(choice[end])
+        sizes.append(end - start)
+        end = start
+    sizes.append(end)
+    return sizes[::-1]
+
+
+def _torchtitan_sizes(num_layers: int, num_chunks: int) -> list[int]:
+    if num_chunks == 1:
+        return [num_layers]
+    base, extra = divmod(num_layers + 2, num_chunks)
+    sizes = [base + (1 if i < extra else 0) for i in range(num_chunks)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _in_flight(pp: int, vpp: int, schedule: str, m: int) -> ArrayN:
+    stage = np.arange(pp)
+    if schedule == "gpipe":
+        return np.full((pp, vpp), float(m))
+    if schedule == "zbv":  # every rank holds up to pp micro-batches of both its chunks together
+        return np.full((pp, vpp), float(min(m, pp)))
+    if vpp == 1:
+        return np.minimum(m, pp - stage).astype(float)[:, None]
+    forwards = np.minimum((pp - stage - 1) * 2 + (vpp - 1) * pp + 1, m * vpp)
+    out = np.zeros((pp, vpp))
+    for r in range(pp):
+        for i in range(int(forwards[r])):
+            out[r, (i // pp) % vpp] += 1
+    return out
+
+
+def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> ArrayN:
+    """Micro-batches whose activations each chunk of each stage holds when the first backward begins. (pp, vpp)
+
+    GPipe holds all; 1F1B ``min(m, pp - r)``; interleaved 1F1B runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards
+    before its first backward and one with it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+
+    Examples
+    --------
+    >>> in_flight(4, 1, "1f1b", 8)[:, 0]
+    array([4., 3., 2., 1.])
+    >>> in_flight(2, 2, "interleaved", 8).sum(axis=1)
+    array([5., 3.])
+    """
+    enough = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, 4 * pp)
+    return _in_flight(pp, vpp, schedule, enough)
