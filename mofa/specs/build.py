@@ -1,0 +1,153 @@
+"""Raw mappings into specs: the errors of pydantic are turned into one line of ours here, once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from mofa.errors import SpecError
+from mofa.specs.files import did_you_mean, short
+
+S = TypeVar("S", bound=BaseModel)
+
+_WHAT = {
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+}
+
+
+def build(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
+    """Check a raw mapping and make a spec of it.
+
+    Parameters
+    ----------
+    cls
+        The spec.
+    raw
+        What was read.
+    where
+        The file or option, which begins the error message.
+    prefix
+        Path of ``raw`` within the file, such as ``runs[3].``.
+
+    Raises
+    ------
+    SpecError
+        One line ``where: field.path what, with values; what to do``, of the first thing that is wrong; misspelt keys
+        come first, because they make others missing.
+
+    Examples
+    --------
+    >>> from mofa.specs.workload import BatchSpec
+    >>> build(BatchSpec, {"seq_len": 4096, "globl_batch": 8}, "x.yaml")
+    Traceback (most recent call last):
+    mofa.errors.SpecError: x.yaml: globl_batch is no field here; did you mean global_batch?
+    """
+    try:
+        return cls.model_validate(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
+        raise SpecError(f"{where}: {_sentence(cls, raw, first, prefix)}") from None
+
+
+def _sentence(cls: type[BaseModel], raw: object, problem: Mapping[str, Any], prefix: str) -> str:
+    path, owner = _locate(cls, problem["loc"])
+    place = (prefix + path).rstrip(".") or "the file"
+    kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")
+    if kind == "extra_forbidden":
+        known = _field_names(owner)
+        return f"{short(place, 120)} is no field here; {did_you_mean(problem['loc'][-1], known)}"
+    if kind == "missing":
+        return f"{place} is missing; add it"
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        key = str(context.get("discriminator", "kind")).strip("'")
+        tags = str(context.get("expected_tags", "gqa, mla")).replace("'", "")
+        got = f"({short(context['tag'])}) " if "tag" in context else ""
+        return f"{place}.{key} {got}must be one of {tags}; write it"
+    if kind == "value_error":
+        text = str(context["error"])
+        text = text if ";" in text else f"{text}; change one of them"
+        if isinstance(value, dict):
+            # A rule between fields: its text begins with the name of a field of this mapping.
+            head = text.split(" ")[0].split(".")[0].rstrip(":")
+            if path and head in _field_names(owner):
+                return f"{place}.{text}"
+            return f"{place}: {text}" if path else text
+        return f"{place}: {text}"
+    shown = f" ({short(value)})" if not isinstance(value, (dict, list)) else ""
+    if kind in ("dict_type", "model_type") and value is None:
+        return f"{place} is empty; write its fields below it"
+    what = _WHAT.get(kind) or problem["msg"].replace("Input should", "must").replace("'", "").lower()
+    if kind == "literal_error":
+        what = f"must be {str(context['expected']).replace(chr(39), '')}"
+        return f"{place}{shown} {what}; choose one"
+    return f"{place}{shown} {what}; correct it"
+
+
+def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
+    """Path as the user wrote it, without the tags that pydantic adds for unions, and the specs that own its end."""
+    path = ""
+    owners: list[Any] = [cls]
+    last_owner: list[type[BaseModel]] = [cls]
+    for part in loc:
+        models = [t for t in owners if isinstance(t, type) and issubclass(t, BaseModel)]
+        if isinstance(part, int):
+            path += f"[{part}]"
+            owners = [a for t in owners for a in _flat(*get_args(t)[:1])]
+            continue
+        field = next((f for m in models for n, f in m.model_fields.items() if part in (n, f.alias)), None)
+        if field is not None:
+            last_owner = models
+            owners = _flat(field.annotation)
+        elif len(models) > 1 and any(_tag(m) == part for m in models):
+            owners = [m for m in models if _tag(m) == part]
+            last_owner = owners
+            continue
+        elif any(get_origin(t) is dict for t in owners):
+            owners = [a for t in owners if get_origin(t) is dict for a in _flat(get_args(t)[1])]
+        elif not models:
+            continue  # the name of a member of a union, or of a validator
+        else:
+            last_owner = models
+        path += f".{part}" if path else part
+    ends = [t for t in owners if isinstance(t, type) and issubclass(t, BaseModel)]
+    return path, ends or last_owner
+
+
+def _flat(*annotations: Any) -> list[Any]:
+    """Members of unions, without their metadata."""
+    out: list[Any] = []
+    for annotation in annotations:
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            out += _flat(get_args(annotation)[0])
+        elif origin in (Union, types.UnionType):
+            out += _flat(*get_args(annotation))
+        else:
+            out.append(annotation)
+    return out
+
+
+def _tag(model: type[BaseModel]) -> object:
+    field = model.model_fields.get("kind")
+    return field.default if field else None
+
+
+def _field_names(owners: list[type[BaseModel]]) -> list[str]:
+    return [field.alias or name for owner in owners for name, field in owner.model_fields.items()]

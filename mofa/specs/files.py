@@ -1,0 +1,235 @@
+"""Files of users, read defensively: size, nesting, aliases and duplicate keys are checked before anything is built."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from mofa.errors import SpecError
+
+DataKind = Literal["workloads", "hardware_profiles", "framework_profiles"]
+BundledKind = Literal["workloads", "hardware_profiles", "framework_profiles", "gpus", "nodes"]
+
+MAX_FILE_BYTES = 2**20
+MAX_DEPTH = 32
+MAX_EXPANDED_NODES = 100_000
+"""Nodes of a YAML document once every alias is written out; a bomb of a few lines has billions."""
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def data_dir(kind: DataKind) -> Path:
+    """Folder of the bundled files of one kind: inside the installed package, else at the top of the repository."""
+    package = Path(__file__).resolve().parent.parent
+    packaged = package / "_data" / kind
+    return packaged if packaged.is_dir() else package.parent / kind
+
+
+def bundled(kind: BundledKind) -> tuple[str, ...]:
+    """Names of the bundled files of one kind, sorted; ``hardware_profiles`` are the nodes."""
+    return tuple(sorted(path.stem for path in bundled_dir(kind).glob("*.yaml")))
+
+
+def bundled_dir(kind: BundledKind) -> Path:
+    """Folder that holds the YAML files of one kind of bundled fact."""
+    if kind in ("workloads", "framework_profiles"):
+        return data_dir(cast("DataKind", kind))
+    return data_dir("hardware_profiles") / ("nodes" if kind == "hardware_profiles" else kind)
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """End of an error message: the closest known word, else all of them.
+
+    >>> did_you_mean("num_layrs", ["num_layers", "hidden"])
+    'did you mean num_layers?'
+    >>> did_you_mean("zzz", ["num_layers", "hidden"])
+    'use one of num_layers, hidden'
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+
+
+def short(value: object, length: int = 40) -> str:
+    """A value as an error message shows it, on one line."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else " " for c in text[: 4 * length])
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def read_text(path: str | Path, where: str) -> str:
+    """Text of a file of at most :data:`MAX_FILE_BYTES`, UTF-8."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError(f"{where}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise SpecError(f"{where}: is a folder; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"{where}: cannot be read ({short(reason, 80)}); check the path and its permissions") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise SpecError(
+            f"{where}: larger than {MAX_FILE_BYTES // 2**20} MiB; this file should be a few kB, check the path"
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{where}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
+    if not text.strip():
+        raise SpecError(f"{where}: the file is empty; write the fields, mofa show workload llama3-8b is an example")
+    return text
+
+
+def load_yaml(path: str | Path, where: str | None = None) -> dict[str, Any]:
+    """Mapping that a YAML file of a user holds.
+
+    Parameters
+    ----------
+    path
+        The file.
+    where
+        What error messages call the file; the path by default.
+
+    Returns
+    -------
+    dict
+        Plain mappings, lists and scalars; nothing shared between two places.
+
+    Raises
+    ------
+    SpecError
+        In one line, if the file is missing, empty, too large, not UTF-8, not YAML, no mapping, nested too deeply,
+        larger than it looks once its aliases are written out, or holds a key twice.
+    """
+    name = where or short(str(path), 200)
+    raw = parse_yaml(read_text(path, name), name)
+    if not isinstance(raw, dict):
+        what = "nothing but comments" if raw is None else f"a {_kind(raw)}"
+        raise SpecError(f"{name}: holds {what}, not a mapping; write 'field: value' lines")
+    return cast("dict[str, Any]", raw)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Value of a YAML text, with the guards of :func:`load_yaml`."""
+    try:
+        _check_depth(text, where)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_nodes(node, where)
+            value = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise SpecError(f"{where}: {line}{short(error.problem or 'broken', 120)}; write valid YAML") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"{where}: {short(str(error), 120)}; write valid YAML") from None
+    return _unshared(value)
+
+
+def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
+    """Mapping that a JSON file of a user holds, with the guards of :func:`load_yaml`."""
+    name = where or short(str(path), 200)
+    text = read_text(path, name)
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in items:
+            if key in out:
+                raise SpecError(f"{name}: key {short(key)!r} is written twice; keep one")
+            out[key] = value
+        return out
+
+    def constant(text: str) -> Any:
+        raise SpecError(f"{name}: {text} is no finite number; write a number")
+
+    try:
+        raw = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except SpecError:
+        raise
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{name}: line {error.lineno}: {error.msg}; write valid JSON") from None
+    except (ValueError, RecursionError):
+        raise SpecError(
+            f"{name}: nested too deeply or holds an absurd number; check that it is the right file"
+        ) from None
+    if not isinstance(raw, dict):
+        raise SpecError(f"{name}: holds a {_kind(raw)}, not an object; check that it is a model's config.json")
+    return raw
+
+
+def _kind(value: object) -> str:
+    return {list: "list", str: "text", dict: "mapping", bool: "truth value"}.get(type(value), "number")
+
+
+def _check_depth(text: str, where: str) -> None:
+    """Refuse deep nesting before the recursive composer sees it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise SpecError(f"{where}: nested more than {MAX_DEPTH} levels deep; check that it is the right file")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_nodes(root: yaml.Node, where: str) -> None:
+    """Refuse duplicate keys, aliases that hold themselves, and aliases that expand to an absurd size."""
+    sizes: dict[int, int] = {}
+    under_way: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in under_way:
+            raise SpecError(f"{where}: line {node.start_mark.line + 1}: an alias refers to itself; write the value out")
+        if id(node) not in sizes:
+            under_way.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node, where)
+                total = sum(size(key) + size(value) for key, value in node.value)
+            else:
+                total = sum(size(item) for item in node.value)
+            under_way.discard(id(node))
+            sizes[id(node)] = 1 + total
+            if sizes[id(node)] > MAX_EXPANDED_NODES:
+                raise SpecError(
+                    f"{where}: its aliases expand to more than {MAX_EXPANDED_NODES} values; write the values out"
+                )
+        return sizes[id(node)]
+
+    size(root)
+
+
+def _check_keys(node: yaml.MappingNode, where: str) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise SpecError(f"{where}: line {line}: a key is no text; write 'field: value'")
+        if key.value in seen:
+            raise SpecError(f"{where}: line {line}: key {short(key.value)!r} is written twice; keep one")
+        seen.add(key.value)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which no alias is shared, so that one place can be changed without another."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unshared(item) for item in value]
+    return value

@@ -1,0 +1,348 @@
+"""The only reader of the files of users: workloads, clusters, frameworks and runs into specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from mofa.errors import SpecError, StrategyError
+from mofa.specs.build import build
+from mofa.specs.files import (
+    BundledKind,
+    bundled,
+    bundled_dir,
+    data_dir,
+    did_you_mean,
+    load_json,
+    load_yaml,
+    short,
+)
+from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.huggingface import model_from_config
+from mofa.specs.model import ModelSpec
+from mofa.specs.overrides import check_strategy, override, parse_set, parse_strategy
+from mofa.specs.run import RunSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+__all__ = [
+    "build", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_framework", "load_runs",
+    "load_workload", "load_yaml", "parse_set", "parse_strategy", "resolve_run",
+]  # fmt: skip
+
+
+def load_workload(
+    ref: str | Path,
+    *,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    tokens: float | str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> WorkloadSpec:
+    """A training job.
+
+    Parameters
+    ----------
+    ref
+        Name of a bundled workload, a workload's YAML file, a Hugging Face ``config.json`` or a folder that holds one.
+    seq_len, global_batch, tokens
+        Replace the file's; a Hugging Face config needs the first two. [tokens], [sequences], [tokens]
+    overrides
+        Dotted paths below the workload, such as ``{"model.num_layers": 4}``.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, or what it holds is wrong.
+
+    Examples
+    --------
+    >>> load_workload("llama3-8b", seq_len=4096).batch.seq_len
+    4096
+    """
+    path, where = _find(ref, "workloads", "mofa show models lists them")
+    changes = {
+        path: value
+        for path, value in {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}.items()
+        if value is not None
+    } | dict(overrides or {})
+    if path.is_dir() or path.suffix == ".json":
+        path, where = (path / "config.json", f"{where}/config.json") if path.is_dir() else (path, where)
+        raw = _huggingface_workload(path, where, changes)
+    else:
+        raw = load_yaml(path, where)
+    spec = build(WorkloadSpec, override(raw, changes, where), where)
+    if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
+        raise SpecError(
+            f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
+        )
+    return _with_routing_file(spec, path.parent)
+
+
+def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:
+    folder = path.absolute().parent.name
+    name = folder if path.name == "config.json" and folder else path.stem
+    model = model_from_config(load_json(path, where), where, name=name)
+    options = {"batch.seq_len": "--seq-len", "batch.global_batch": "--global-batch"}
+    batch = changes.get("batch")
+    given = set(changes) | {f"batch.{key}" for key in (batch if isinstance(batch, Mapping) else {})}
+    missing = [option for field, option in options.items() if field not in given]
+    if missing:
+        raise SpecError(f"{where}: a Hugging Face config does not say how to train; give {' and '.join(missing)}")
+    return {"name": name, "source": model.source, "model": model.model_dump()}
+
+
+def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None = None) -> ClusterSpec:
+    """A cluster of GPUs in nodes of one type.
+
+    Parameters
+    ----------
+    name_or_path
+        Name of a bundled node, or a node's YAML file; its GPU is looked up in ``../gpus`` and beside it, then
+        among the bundled ones.
+    num_gpus
+        GPUs, in whole nodes where it is more than one. [-]
+    overrides
+        Dotted paths below the cluster, such as ``{"gpu.memory_bytes": "96 GiB"}``. A fact set to a bare value becomes
+        assumed; setting a GPU's memory alone scales its usable memory with it.
+    """
+    path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
+    node = load_yaml(path, where)
+    if not isinstance(node.get("gpu"), str):
+        raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
+    file = f"{node['gpu']}.yaml"
+    candidates = [path.parent.parent / "gpus" / file, path.parent / file, bundled_dir("gpus") / file]
+    gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if p.is_file()), None)
+    if gpu_path is None:
+        raise SpecError(f"{where}: gpu ({short(node['gpu'])}) is unknown; {did_you_mean(node['gpu'], bundled('gpus'))}")
+    raw = {"name": node.get("name"), "gpu": load_yaml(gpu_path, f"gpus/{file}"), "node": node, "num_gpus": num_gpus}
+    changed = override(raw, overrides, where)
+    cluster = build(ClusterSpec, changed, where)
+    given = {str(key) for key in overrides or {}}
+    if "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given):
+        cluster = _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where))
+    return cluster
+
+
+def _with_usable_memory_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:
+    ratio = cluster.gpu.memory_bytes.value / before.gpu.memory_bytes.value
+    usable = before.gpu.usable_memory_bytes.model_copy(
+        update={
+            "value": before.gpu.usable_memory_bytes.value * ratio,
+            "provenance": "assumed",
+            "source": "set by the user: scaled with memory_bytes",
+        }
+    )
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"usable_memory_bytes": usable})})
+
+
+def load_framework(
+    name_or_mapping: str | Mapping[str, object], overrides: Mapping[str, object] | None = None
+) -> FrameworkSpec:
+    """A framework's profile with the options of a run.
+
+    Parameters
+    ----------
+    name_or_mapping
+        ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
+    overrides
+        Dotted paths below the framework, such as ``{"compile": True}``.
+    """
+    options = {"name": name_or_mapping} if isinstance(name_or_mapping, str) else dict(name_or_mapping)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise SpecError(f"framework: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
+    if name not in FRAMEWORK_NAMES:
+        raise SpecError(f"framework: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
+    where = f"framework {name}"
+    raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
+    return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
+
+
+def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
+    """The runs of a RUN.yaml, or of a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ."""
+    where = short(str(path), 200)
+    raw = load_yaml(path, where)
+    if "runs" not in raw:
+        return (_run(raw, where, ""),)
+    extra = next((key for key in raw if key != "runs"), None)
+    if extra is not None:
+        raise SpecError(f"{where}: {short(extra)} is no field beside runs; move it into a run")
+    if not isinstance(raw["runs"], list) or not raw["runs"]:
+        raise SpecError(f"{where}: runs must be a list of at least one run; write '- id: ...' lines below it")
+    runs = tuple(_run(item, where, f"runs[{i}].") for i, item in enumerate(raw["runs"]))
+    seen: dict[str, int] = {}
+    for i, run in enumerate(runs):
+        if run.id in seen:
+            raise SpecError(f"{where}: runs[{i}].id ({run.id}) is also runs[{seen[run.id]}]'s; give each its own")
+        seen[run.id] = i
+    return runs
+
+
+def _run(raw: object, where: str, prefix: str) -> RunSpec:
+    if isinstance(raw, dict) and isinstance(raw.get("framework"), str):
+        raw = {**raw, "framework": {"name": raw["framework"]}}
+    return build(RunSpec, raw, where, prefix)
+
+
+def resolve_run(
+    run: RunSpec, base_dir: Path | None = None
+) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+    """Everything that a run names, loaded and complete.
+
+    Parameters
+    ----------
+    run
+        The run.
+    base_dir
+        Folder that relative paths in the run start from, usually the run file's.
+    """
+    where = f"run {run.id}"
+    framework = load_framework(run.framework)
+    workload = WorkloadSpec(
+        name=run.id,
+        source=where,
+        model=_run_model(run, base_dir, where),
+        batch=build(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
+        framework=framework.name,
+        precision=run.precision,
+        optimizer=run.optimizer,
+        routing=run.routing,
+    )
+    workload = _with_routing_file(workload, base_dir)
+    cluster = load_cluster(_relative(run.hardware, base_dir, "nodes"), run.gpus)
+    raw = dict(run.strategy)
+    if raw.setdefault("micro_batch", run.batch.micro) != run.batch.micro:
+        raise SpecError(
+            f"{where}: strategy.micro_batch ({short(raw['micro_batch'])}) differs from batch.micro ({run.batch.micro});"
+            " write it in one place"
+        )
+    strategy = complete_strategy(raw, run.gpus, framework, moe=workload.model.moe is not None, where=where)
+    sequences = strategy.dp * strategy.micro_batch
+    if run.batch.global_ % sequences:
+        raise StrategyError(
+            f"{where}: batch.global ({run.batch.global_}) must be a multiple of dp ({strategy.dp}) x micro_batch "
+            f"({strategy.micro_batch}) = {sequences}; change one of them"
+        )
+    return workload, cluster, framework, strategy
+
+
+_BATCH = cast("Any", WorkloadSpec.model_fields["batch"].annotation)
+
+
+def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
+    if isinstance(run.model, ModelSpec):
+        return run.model
+    if isinstance(run.model, str):
+        return _base_model(run.model, base_dir)
+    changes = dict(run.model)
+    base = changes.pop("base", None)
+    if base is None:
+        return build(ModelSpec, changes, where, "model.")
+    if not isinstance(base, str):
+        raise SpecError(f"{where}: model.base ({short(base)}) must be text; name a workload")
+    model = _base_model(base, base_dir)
+    if changes:
+        changes = {"name": f"{model.name} (changed)"[:200], **changes}
+    return build(ModelSpec, override(model.model_dump(), changes, where), where, "model.")
+
+
+def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
+    # A run gives its own batch, so that a Hugging Face config needs none here.
+    return load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1).model
+
+
+def complete_strategy(
+    raw: Mapping[str, object],
+    num_gpus: int,
+    framework: FrameworkSpec,
+    *,
+    moe: bool = False,
+    where: str = "strategy",
+) -> StrategySpec:
+    """A strategy with the framework's defaults for what it leaves out, and its dp.
+
+    Parameters
+    ----------
+    raw
+        Fields by name; ``recompute`` as text.
+    num_gpus
+        GPUs of the job; dp = num_gpus / (tp * cp * pp). [-]
+    framework
+        Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism (FSDP keeps
+        weights gathered under pp: 2, else 3); etp is tp in Megatron-Core, 1 in torchtitan; its recomputation.
+    moe
+        Whether the model has experts; a dense one has etp 1.
+    where
+        Begins error messages.
+
+    Examples
+    --------
+    >>> complete_strategy({"tp": 4, "pp": 4, "vpp": 5}, 64, load_framework("megatron")).dp
+    4
+    """
+    fields = {key: value for key, value in raw.items() if key != "framework"}
+    named = raw.get("framework")
+    if named is not None and named != framework.name:
+        raise SpecError(
+            f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
+        )
+    check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
+    given = StrategySpec(**cast("dict[str, Any]", fields))
+    replica = given.tp * given.cp * given.pp
+    if num_gpus % replica:
+        raise StrategyError(
+            f"{where}: gpus ({num_gpus}) must be a multiple of tp ({given.tp}) x cp ({given.cp}) x pp ({given.pp}) = "
+            f"{replica}; change one of them"
+        )
+    dp = num_gpus // replica
+    if "dp" in fields and given.dp != dp:
+        raise StrategyError(
+            f"{where}: dp ({given.dp}) must be gpus ({num_gpus}) / (tp x cp x pp = {replica}) = {dp}; leave it out"
+        )
+    fsdp_stage = 2 if given.pp > 1 else 3
+    stages = {"distributed-optimizer": 1, "ddp": 0, "fsdp": fsdp_stage, "hsdp": fsdp_stage}
+    defaults = {
+        "sp": given.tp > 1,
+        "etp": given.tp if moe and framework.name != "torchtitan" else 1,
+        "zero": stages[framework.data_parallel],
+        "recompute": framework.default_recompute,
+        "schedule": "interleaved" if given.vpp > 1 else "1f1b",
+    }
+    return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
+
+
+def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
+    """Path of a bundled name or of a user's file, and what messages call it."""
+    text = str(ref)
+    if isinstance(ref, str) and ref in bundled(kind):
+        return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
+    path = Path(ref)
+    try:
+        exists = "\0" not in text and path.exists()
+    except OSError:
+        exists = False
+    if exists and text:
+        return path, short(text, 200)
+    if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
+        raise SpecError(f"{short(text, 200)}: no such file; check the path")
+    noun = "workload" if kind == "workloads" else "node"
+    raise SpecError(
+        f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
+    )
+
+
+def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:
+    if base_dir is None or ref in bundled(kind) or "\0" in ref or not (base_dir / ref).exists():
+        return ref
+    return base_dir / ref
+
+
+def _with_routing_file(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
+    file = spec.routing.file
+    if file is None or folder is None or Path(file).is_absolute():
+        return spec
+    routing = spec.routing.model_copy(update={"file": str(folder / file)})
+    return spec.model_copy(update={"routing": routing})

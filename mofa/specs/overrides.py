@@ -1,0 +1,131 @@
+"""What a user changes on the command line: dotted paths into specs, and strategies as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mofa.errors import SpecError
+from mofa.specs.build import build
+from mofa.specs.files import did_you_mean, parse_yaml, short
+from mofa.specs.strategy import StrategySpec
+
+ROOTS = ("workload", "hardware", "framework", "strategy")
+STRATEGY_KEYS = tuple(name for name in StrategySpec.model_fields if name != "framework")
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def override(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+    """A raw mapping with values at dotted paths replaced.
+
+    A fact ``{value, provenance, source}`` that is given a bare value becomes ``assumed``, "set by the user".
+    A mapping is merged into the one it meets, unless its ``kind`` differs.
+
+    >>> override({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
+    {'a': {'b': 3, 'c': 2}, 'd': 4}
+    """
+    out = _copy(raw)
+    for path, value in (changes or {}).items():
+        keys = str(path).split(".")
+        if not all(keys):
+            raise SpecError(f"{where}: {short(path)!r} is no dotted path; write it like model.num_layers")
+        target = out
+        for depth, key in enumerate(keys[:-1]):
+            if target.get(key) is None:
+                target[key] = {}
+            if not isinstance(target[key], dict):
+                parent = ".".join(keys[: depth + 1])
+                raise SpecError(f"{where}: {short(path)} goes below {parent}, which is a single value; set {parent}")
+            target = target[key]
+        target[keys[-1]] = _replaced(target.get(keys[-1]), value, where)
+    return out
+
+
+def _replaced(old: Any, new: Any, where: str) -> Any:
+    if isinstance(old, dict) and "value" in old and not isinstance(new, Mapping):
+        return {"value": new, "provenance": "assumed", "source": "set by the user"}
+    if isinstance(old, dict) and isinstance(new, Mapping):
+        same_kind = "kind" not in new or "kind" not in old or new["kind"] == old["kind"]
+        return override(old, new, where) if same_kind else _copy(new)
+    return _copy(new) if isinstance(new, Mapping) else new
+
+
+def _copy(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
+
+
+def parse_set(items: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Items of ``--set`` as dotted paths below each of workload, hardware, framework and strategy.
+
+    >>> parse_set(["workload.model.num_layers=4", 'hardware.gpu.memory_bytes="96 GiB"'])["workload"]
+    {'model.num_layers': 4}
+    """
+    out: dict[str, dict[str, object]] = {root: {} for root in ROOTS}
+    for item in items:
+        path, equals, text = item.partition("=")
+        root, _, rest = path.strip().partition(".")
+        if not equals or not rest or not text.strip():
+            raise SpecError(f"--set {short(item)}: is no assignment; write it like workload.model.num_layers=4")
+        if root not in ROOTS:
+            raise SpecError(
+                f"--set {short(item)}: {short(root)!r} is no beginning of a path; {did_you_mean(root, ROOTS)}"
+            )
+        if rest in out[root]:
+            raise SpecError(f"--set {short(item)}: {short(path)} is set twice; keep one")
+        value = _scalar(text, f"--set {short(path)}")
+        if root == "strategy":
+            out[root].update(parse_strategy(f"{rest}={text.strip()}", "--set strategy"))
+        else:
+            out[root][rest] = value
+    return out
+
+
+def _scalar(text: str, where: str) -> object:
+    if len(text) > 1000:
+        raise SpecError(f"{where}: the value is longer than 1000 characters; write one value")
+    value = parse_yaml(text, where)
+    if isinstance(value, (dict, list)):
+        raise SpecError(f"{where}: {short(text)} is no single value; set each field by its own path")
+    return value if value is None or isinstance(value, (str, int, float)) else text
+
+
+def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
+    """A strategy as text, such as ``"tp=4 pp=4 vpp=5 micro_batch=1 recompute=selective"``, checked field by field.
+
+    Only the named fields are returned; :func:`mofa.specs.load.complete_strategy` fills the others.
+
+    >>> parse_strategy("tp=4 sp=true recompute=full:2")
+    {'tp': 4, 'sp': True, 'recompute': 'full:2'}
+    """
+    out: dict[str, object] = {}
+    for item in re.split(r"[\s,]+", text.strip()):
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise SpecError(
+                f"{where}: {short(item) or 'nothing'!r} is no field=value; write it like 'tp=4 pp=2 micro_batch=1'"
+            )
+        if key not in STRATEGY_KEYS:
+            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
+        if key in out:
+            raise SpecError(f"{where}: {key} is given twice; keep one")
+        out[key] = _strategy_value(key, value)
+    check_strategy(out, where)
+    return out
+
+
+def check_strategy(raw: Mapping[str, Any], where: str) -> None:
+    """Raise SpecError unless every named field of a strategy is known and of its type."""
+    for key in raw:
+        if key not in STRATEGY_KEYS:
+            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
+    build(StrategySpec, dict(raw), where)
+
+
+def _strategy_value(key: str, text: str) -> object:
+    annotation = StrategySpec.model_fields[key].annotation
+    if annotation is bool:
+        return _TRUTH.get(text.lower(), text)
+    if annotation is int and re.fullmatch(r"[-+]?\d{1,12}", text):
+        return int(text)
+    return text
