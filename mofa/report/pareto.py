@@ -66,7 +66,7 @@ def plot_pareto(
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax)
+    ax = new_axes(ax, 9.0, 5.0)
     memory = table["device_bytes"].to_numpy(dtype=np.float64)
     throughput = table["tokens_per_s_per_gpu"].to_numpy(dtype=np.float64)
     front = pareto_front(memory, throughput)
@@ -95,5 +95,5 @@ def plot_pareto(
     ax.set_ylabel("throughput [tokens/s/GPU]")
     ax.set_title("Memory and throughput of the plans that fit", loc="left")
     tidy(ax, grid_axis="both")
-    ax.legend(loc="lower left", frameon=True, framealpha=0.9, edgecolor="none", fontsize=8)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax

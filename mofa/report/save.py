@@ -101,8 +101,9 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     from mofa.report.pareto import plot_pareto
 
     files = {"plan.json": (report.model_dump_json(indent=2) + "\n").encode()}
-    files["plans.csv"] = _csv(report.to_frame())
     files["rejected.csv"] = _csv(report.rejected_to_frame())
+    if report.plans:
+        files["plans.csv"] = _csv(report.to_frame())
     if table is not None:
         feasible = table[table["fits"].astype(bool)] if "fits" in table.columns else table
         files["feasible.csv"] = _csv(feasible)
@@ -118,6 +119,13 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     return _write_all(directory, files)
 
 
+def estimates_json(estimates: Sequence[Estimate]) -> str:
+    """Estimates as JSON text: one as an object, several as a list."""
+    if len(estimates) == 1:
+        return estimates[0].model_dump_json(indent=2) + "\n"
+    return "[" + ",\n".join(estimate.model_dump_json(indent=2) for estimate in estimates) + "]\n"
+
+
 def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]:
     """Write the figures and tables of estimates.
 
@@ -128,12 +136,7 @@ def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]
     """
     from mofa.search.result import plans_to_frame
 
-    text = (
-        estimates[0].model_dump_json(indent=2)
-        if len(estimates) == 1
-        else "[" + ",\n".join(e.model_dump_json(indent=2) for e in estimates) + "]"
-    )
-    files = {"estimate.json": (text + "\n").encode(), "plans.csv": _csv(plans_to_frame(estimates))}
+    files = {"estimate.json": estimates_json(estimates).encode(), "plans.csv": _csv(plans_to_frame(estimates))}
     labels = [e.id for e in estimates if e.id is not None]
     files |= _breakdowns(
         estimates, labels if len(labels) == len(estimates) else None, num_stage_figures=MAX_STAGE_FIGURES

@@ -351,6 +351,10 @@ class Estimate(Plan):
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
 
+    def to_row(self) -> dict[str, Any]:
+        """The row of the plan, after the run's id."""
+        return {"id": self.id, **super().to_row()}
+
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
         _check_consistent(self, self.workload, self.cluster)

@@ -1,0 +1,140 @@
+"""The command line: a visible list of commands, and the one place where errors become a line and an exit status.
+
+A command is a function in a file of its own that parses, calls one function and shows; to add one, import its file
+here and add a line to the list. Heavy modules are imported inside the functions, so that ``mofa --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from mofa.cli.estimate import estimate
+from mofa.cli.plan import plan
+from mofa.cli.schema import schema
+from mofa.cli.show import show
+from mofa.errors import MofaError, NothingFits
+
+EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
+
+app = typer.Typer(
+    name="mofa",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(plan)
+app.command()(estimate)
+app.add_typer(show, name="show")
+app.command()(schema)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"mofa {version('mofa')}")
+        except PackageNotFoundError:
+            typer.echo("mofa, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def top_level(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Plan the training of large language models: time, memory and the best parallel strategy."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv
+        Arguments without the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status: 0 done, 2 something the user wrote is wrong, 3 nothing fits, 130 interrupted, 1 a bug.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _terminate_as_exit():
+            status = _run(arguments or ["--help"])
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:  # the reader went away, as in `mofa plan ... | head -1`
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERNAL
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = typer.main.get_command(app).main(args=arguments, prog_name="mofa", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except MofaError as error:
+        return _fail(str(error), EXIT_NOTHING_FITS if isinstance(error, NothingFits) else EXIT_SPEC)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; no file is half-written", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of click, or of the copy of it that typer brings
+            return _fail(_usage_text(error), EXIT_SPEC)
+        if os.environ.get("MOFA_DEBUG"):
+            raise
+        return _fail(
+            f"internal error: {type(error).__name__}: {error}; this is a bug of mofa, MOFA_DEBUG=1 shows where",
+            EXIT_INTERNAL,
+        )
+
+
+def _usage_text(error: Exception) -> str:
+    """A usage error as *where: what; what to do*."""
+    message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "mofa"
+    return f"{message}; see '{command} --help'"
+
+
+def _fail(message: str, status: int) -> int:
+    line = " ".join(message.split())
+    with contextlib.suppress(OSError, ValueError):
+        print(f"mofa: {line}", file=sys.stderr)
+    return status
+
+
+@contextlib.contextmanager
+def _terminate_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that temporary files are removed."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

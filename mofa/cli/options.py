@@ -1,0 +1,47 @@
+"""Options that several commands share, each said once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class FlopsChoice(StrEnum):
+    """Conventions of counting the FLOPs of causal attention."""
+
+    causal = "causal"
+    full = "full"
+
+
+Workload = Annotated[
+    str, typer.Argument(help="A bundled workload, a workload YAML, or a Hugging Face config.json or its folder.")
+]
+Cluster = Annotated[str, typer.Argument(help="A bundled node type or a node YAML.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs: up to one node, or whole nodes.")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Sequence length in tokens.")]
+GlobalBatch = Annotated[int | None, typer.Option("--global-batch", min=1, help="Sequences per optimizer step.")]
+Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]
+Framework = Annotated[
+    str | None,
+    typer.Option("--framework", help="megatron, megatron-local or torchtitan; else the workload's, else megatron."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override one fact; PATH begins with workload., hardware., framework. or strategy. Repeatable.",
+    ),
+]
+Flops = Annotated[
+    FlopsChoice,
+    typer.Option("--flops-convention", help="Whether TFLOP/s and MFU halve causal attention or count it in full."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+JsonFile = Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file.")]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table of plans to a file.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write figures and tables to a directory.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of plans.")]

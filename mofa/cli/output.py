@@ -1,0 +1,82 @@
+"""Where results go: standard output as text or JSON, files on request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mofa.search.result import Estimate, PlanReport
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the user asked to be shown and written."""
+
+    json: bool = False
+    json_file: Path | None = None
+    csv: Path | None = None
+    out: Path | None = None
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse places that cannot be written before the work is done."""
+        from mofa.report.save import check_writable
+
+        for path in (self.json_file, self.csv):
+            if path is not None:
+                check_writable(path)
+        if self.out is not None:
+            check_writable(self.out, directory=True)
+
+    def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
+        """Write and print what a search found; ``table`` makes the table of all costed strategies."""
+        from mofa.report.save import save_report, write_table
+
+        text = report.model_dump_json(indent=2) + "\n"
+        self._write_json(text)
+        if self.csv is not None:
+            write_table(self.csv, report.to_frame())
+        if self.out is not None:
+            self._say_saved(save_report(report, self.out, table()), self.out)
+        if self.json:
+            sys.stdout.write(text)
+            return
+        from mofa.report.text import make_console, print_report
+
+        print_report(report, make_console(), quiet=self.quiet)
+
+    def show_estimates(self, estimates: Sequence[Estimate]) -> None:
+        """Write and print estimates: one as an object, several as a list."""
+        from mofa.report.save import estimates_json, save_estimates, write_table
+        from mofa.search.result import plans_to_frame
+
+        text = estimates_json(estimates)
+        self._write_json(text)
+        if self.csv is not None:
+            write_table(self.csv, plans_to_frame(estimates))
+        if self.out is not None:
+            self._say_saved(save_estimates(estimates, self.out), self.out)
+        if self.json:
+            sys.stdout.write(text)
+            return
+        from mofa.report.text import make_console, print_estimate
+
+        console = make_console()
+        for estimate in estimates:
+            print_estimate(estimate, console, quiet=self.quiet)
+
+    def _write_json(self, text: str) -> None:
+        if self.json_file is not None:
+            from mofa.report.save import write_atomic
+
+            write_atomic(self.json_file, text.encode())
+
+    def _say_saved(self, files: Sequence[Path], directory: Path) -> None:
+        if not self.quiet:
+            print(f"wrote {len(files)} files to {directory}", file=sys.stderr)

@@ -1,0 +1,78 @@
+"""``mofa plan``: the best training plans of a workload on a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mofa.cli import options as opt
+
+
+def plan(
+    workload: opt.Workload,
+    cluster: opt.Cluster,
+    gpus: opt.Gpus,
+    seq_len: opt.SeqLen = None,
+    global_batch: opt.GlobalBatch = None,
+    tokens: opt.Tokens = None,
+    framework: opt.Framework = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many plans to show.")] = 10,
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", metavar="NAME=N", help="Only this value, as tp=8. Repeatable.")
+    ] = None,
+    maximum: Annotated[
+        list[str] | None, typer.Option("--max", metavar="NAME=N", help="At most this value, as pp=8. Repeatable.")
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="WORD", help="Also search what changes numerics, as fp8 or bf16_moments."),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="WORD", help="Leave out a degree or a method, as vpp.")
+    ] = None,
+    set_: opt.Set = None,
+    flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
+    csv: opt.Csv = None,
+    out: opt.Out = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Find the best training plans that fit.
+
+    Exit status 3 and the smallest number of GPUs that would do where nothing fits.
+    """
+    import mofa
+    from mofa.cli.output import Output
+    from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
+    from mofa.cli.progress import progress_bar
+    from mofa.errors import NothingFits
+
+    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output.check()
+    overrides = parse_overrides(set_)
+    fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)
+    job = mofa.load_workload(
+        workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
+    )
+    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
+    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
+        search = mofa.find_plans(
+            job,
+            machines,
+            framework=facts,
+            top=top,
+            fix=fixed,
+            maximum=bounds,
+            with_=split_words(with_),
+            without=split_words(without),
+            flops_convention=flops_convention.value,
+            progress=progress,
+        )
+    report = search.report
+    output.show_report(report, search.table)
+    if not report.plans:
+        least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
+        raise NothingFits(f"{job.name} on {gpus:,} x {machines.gpu.name}: nothing fits; {least}")

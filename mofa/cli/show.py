@@ -1,0 +1,187 @@
+"""``mofa show``: what is bundled, and every number of a workload or of hardware with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mofa.cli import options as opt
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+show = typer.Typer(help="Show bundled models and hardware, or every fact of one.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
+
+
+@show.command("models")
+def show_models(json: opt.Json = False) -> None:
+    """List the bundled workloads."""
+    import mofa
+    from mofa.search.result import WorkloadSummary
+    from mofa.specs.files import bundled
+    from mofa.units import format_count
+
+    workloads = [(name, mofa.load_workload(name)) for name in bundled("workloads")]
+    summaries = [(name, WorkloadSummary.of(workload), workload.source) for name, workload in workloads]
+    if json:
+        _print_json([{**summary.model_dump(), "name": name, "source": source} for name, summary, source in summaries])
+        return
+    columns = [("name", "left"), ("parameters", "right"), ("active", "right"), ("layers", "right"),
+               ("sequence", "right"), ("global batch", "right"), ("tokens", "right"), ("source", "left")]  # fmt: skip
+    rows = [
+        [
+            name, format_count(s.num_params), format_count(s.num_active_params), str(s.num_layers), f"{s.seq_len:,}",
+            f"{s.global_batch:,}", format_count(s.tokens) if s.tokens else "", source,
+        ]
+        for name, s, source in summaries
+    ]  # fmt: skip
+    _print_table("Bundled workloads", columns, rows)
+
+
+@show.command("hardware")
+def show_hardware(name: Annotated[str | None, typer.Argument(help="A node type or a GPU.")] = None,
+                  json: opt.Json = False) -> None:  # fmt: skip
+    """List the bundled hardware, or show every number of one with its provenance and source."""
+    if name is None:
+        _list_hardware(json)
+    else:
+        _show_hardware(name, json)
+
+
+@show.command("workload")
+def show_workload(
+    name: opt.Workload,
+    seq_len: opt.SeqLen = None,
+    global_batch: opt.GlobalBatch = None,
+    tokens: opt.Tokens = None,
+    set_: opt.Set = None,
+    json: opt.Json = False,
+) -> None:
+    """Show every field of a workload, and its parameters, counted."""
+    import mofa
+    from mofa.cli.parse import parse_overrides
+    from mofa.specs.params import num_active_params, num_mtp_params, num_params
+
+    changes = parse_overrides(set_)["workload"] or None
+    workload = mofa.load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
+    counted = {
+        "num_params": num_params(workload.model),
+        "num_active_params": num_active_params(workload.model),
+        "num_mtp_params": num_mtp_params(workload.model),
+    }
+    if json:
+        _print_json({**workload.model_dump(mode="json"), **counted})
+        return
+    rows = [[path, str(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
+    rows += [[field, f"{count:,}"] for field, count in counted.items()]
+    _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
+
+
+def _list_hardware(json: bool) -> None:
+    import mofa
+    from mofa.report.words import quantity_text
+    from mofa.specs.files import bundled
+
+    clusters = [mofa.load_cluster(name, 1) for name in bundled("nodes")]
+    records: list[dict[str, Any]] = [
+        {
+            "name": c.node.name,
+            "gpu": c.gpu.name,
+            "gpus_per_node": c.node.gpus_per_node,
+            "gpus_per_domain": c.node.gpus_per_domain,
+            "peak_bf16_flops_per_s": c.gpu.peak_flops_per_s["bf16"].value,
+            "memory_bytes": c.gpu.memory_bytes.value,
+            "usable_memory_bytes": c.gpu.usable_memory_bytes.value,
+            "intra_bytes_per_s": c.node.intra.bandwidth_bytes_per_s.value,
+            "nic_bytes_per_s_per_gpu": c.nic_bandwidth_per_gpu_bytes_per_s,
+        }
+        for c in clusters
+    ]
+    if json:
+        _print_json({"nodes": records, "gpus": list(bundled("gpus"))})
+        return
+    units = {"peak_bf16_flops_per_s": "FLOP/s", "memory_bytes": "B", "usable_memory_bytes": "B",
+             "intra_bytes_per_s": "B/s", "nic_bytes_per_s_per_gpu": "B/s"}  # fmt: skip
+    headings = ("node", "GPU", "a node", "a domain", "bf16 peak", "memory", "usable", "link a GPU", "NICs a GPU")
+    rows = [[str(v) if k not in units else quantity_text(v, units[k]) for k, v in r.items()] for r in records]
+    columns = [(heading, "left" if i < 2 else "right") for i, heading in enumerate(headings)]
+    _print_table("Bundled nodes (bandwidths per direction)", columns, rows)
+    _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled("gpus")])
+
+
+def _show_hardware(name: str, json: bool) -> None:
+    import mofa
+    from mofa.report.words import quantity_text, unit_of
+    from mofa.specs.base import Fact
+    from mofa.specs.files import bundled
+    from mofa.specs.load import load_gpu
+
+    specs: dict[str, BaseModel]
+    if name in bundled("gpus"):
+        specs = {"gpu": load_gpu(name)}
+    else:
+        cluster = mofa.load_cluster(name, 1)
+        specs = {"node": cluster.node, "gpu": cluster.gpu}
+    if json:
+        _print_json({key: spec.model_dump(mode="json") for key, spec in specs.items()})
+        return
+    for spec in specs.values():
+        rows = []
+        for path, value in _facts(spec):
+            if isinstance(value, Fact):
+                rows.append([path, quantity_text(value.value, unit_of(_named(path))), value.provenance, value.source])
+            else:
+                rows.append([path, str(value), "", ""])
+        columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]
+        _print_table(str(getattr(spec, "name", name)), columns, rows)
+
+
+def _named(path: str) -> str:
+    """The part of a path that says the unit; a table of rates per format says it one level higher."""
+    return next((part for part in reversed(path.split(".")) if part not in ("bf16", "fp8", "fp32")), path)
+
+
+def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a spec with their dotted paths; a Fact is a leaf."""
+    from pydantic import BaseModel
+
+    from mofa.specs.base import Fact
+
+    def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, BaseModel) and not isinstance(value, Fact):
+            yield from _facts(value, path)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(item, f"{path}.{key}")
+        else:
+            yield path, value
+
+    for field in type(spec).model_fields:
+        yield from walk(getattr(spec, field), f"{path}.{field}" if path else field)
+
+
+def _leaves(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested mappings with their dotted paths, without absent ones."""
+    for key, value in raw.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield from _leaves(value, here)
+        elif value is not None:
+            yield here, value
+
+
+def _print_json(value: object) -> None:
+    import json
+    import sys
+
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _print_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
+    from mofa.report.text import make_console, print_table
+
+    print_table(make_console(), title, columns, rows)
