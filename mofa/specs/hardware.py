@@ -154,7 +154,9 @@ class NodeSpec(Spec):
     host_memory_bytes: BytesFact
     communicators: CommunicatorSpec
     nvls_factor: Fact
-    """Speed-up of intra-domain all-reduce, all-gather and reduce-scatter by in-switch reduction: 1 without. [-]"""
+    """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
+    collective_startup_s: SecondsFact
+    """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

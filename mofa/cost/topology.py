@@ -1,0 +1,209 @@
+"""Which ranks of each process group share a fast domain and a node: the grids of ranks laid over the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntK = NDArray[np.int64]
+
+
+class HasPlacement(Protocol):
+    """What the topology needs of a node: a :class:`~mofa.specs.hardware.NodeSpec`, or a :class:`Placement`."""
+
+    @property
+    def gpus_per_node(self) -> int: ...
+
+    @property
+    def gpus_per_domain(self) -> int: ...
+
+
+class Placement(NamedTuple):
+    """GPUs of a node and of its fast domain."""
+
+    gpus_per_node: int
+    gpus_per_domain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One kind of process group under K strategies; every array has shape (K,).
+
+    ``ranks_per_domain`` and ``ranks_per_node`` are the fewest ranks that the group has in a fast domain, or a node,
+    that it touches at all, over all groups of this kind: the slowest group is what a step waits for.
+    """
+
+    size: IntK
+    ranks_per_domain: IntK
+    ranks_per_node: IntK
+
+    @property
+    def num_domains(self) -> IntK:
+        """Fast domains that the group spans, each with ``ranks_per_domain`` ranks."""
+        return -(-self.size // self.ranks_per_domain)
+
+    @property
+    def spans(self) -> NDArray[np.bool_]:
+        """Whether the group leaves its fast domain."""
+        return self.ranks_per_domain < self.size
+
+
+def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -> IntK:
+    """Fewest ranks of a strided group in any aligned block of ranks that it touches.
+
+    Parameters
+    ----------
+    size, stride
+        The group is ``base + i * stride`` for ``i < size``, and such groups tile the ranks. [ranks], shape (K,)
+    block
+        Ranks of a node or of a fast domain, numbered one after the other. [ranks], shape (K,)
+    world
+        All ranks. [ranks], shape (K,)
+
+    Returns
+    -------
+    IntK
+        Between 1 and ``size``. [ranks]
+
+    Notes
+    -----
+    Together the groups of one base cover aligned runs of ``size * stride`` ranks; the smallest piece that a block's
+    edge cuts off such a run has ``gcd(size * stride, block)`` ranks, of which every stride-th is in the group. Exact
+    where the stride divides the block or is no smaller; else a lower bound (a group of stride 3 on nodes of 8).
+    A world that fits into one block is never cut.
+
+    Examples
+    --------
+    Two nodes of 8: tp 4 stays inside, dp 4 over tp 4 has 2 ranks a node, tp 6 is cut into 6 | 2 + 4 | ... .
+
+    >>> a = np.array
+    >>> fewest_ranks_per_block(a([4, 4, 6]), a([1, 4, 1]), a([8, 8, 8]), a([16, 16, 48]))
+    array([4, 2, 2])
+    """
+    piece = np.gcd(size * stride, block) // stride
+    return np.where(world <= block, size, np.clip(piece, 1, size))
+
+
+def domain_of_job(world: IntK, node: HasPlacement) -> IntK:
+    """GPUs of one fast domain that a job of ``world`` ranks uses.
+
+    A domain of one node is used whole. Of a larger one (NVL72: 18 nodes of 4) the largest number of whole nodes is
+    used that divides the job evenly, as schedulers place jobs in segments (Slurm's ``--segment``): 64 of 72 for a
+    power of two. Assumes that such a placement is granted; where no number over half a domain divides the job, the
+    domains are filled whole.
+
+    Examples
+    --------
+    >>> domain_of_job(np.array([64, 144, 1024]), Placement(4, 72))
+    array([72, 72, 64])
+    """
+    domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
+    fits = world <= node.gpus_per_domain
+    for gpus in range(node.gpus_per_domain // 2, node.gpus_per_domain + 1):
+        if gpus % node.gpus_per_node == 0:
+            domain = np.where(~fits & (world % gpus == 0), gpus, domain)
+    return domain
+
+
+def process_groups(
+    tp: ArrayLike,
+    cp: ArrayLike,
+    pp: ArrayLike,
+    dp: ArrayLike,
+    ep: ArrayLike,
+    etp: ArrayLike,
+    node: HasPlacement,
+    dp_shard: ArrayLike | None = None,
+) -> dict[str, Group]:
+    """All process groups of K strategies on nodes of one type.
+
+    Parameters
+    ----------
+    tp, cp, pp, dp, ep, etp
+        Degrees; dp includes replicas. [ranks], shape (K,) or scalar
+    node
+        Gives the ranks of a node and of a fast domain.
+    dp_shard
+        The part of dp that shards under hybrid sharding, varying faster than the replicas; dp when not given. [ranks]
+
+    Returns
+    -------
+    dict[str, Group]
+        By name: ``tp cp dp pp``, joined ``tp_cp dp_cp tp_dp_cp``, ``dp_shard_cp`` and ``dp_replicate`` (torchtitan's
+        mesh), ``mp`` (tp and pp: Megatron's gradient norm), ``embd`` (first and last stage); the experts' ``ep etp
+        edp etp_ep`` with ``edp_shard`` and ``edp_replicate``; ``world``.
+
+    Notes
+    -----
+    Ranks count tp fastest, then cp, dp, pp (Megatron's default order "tp-cp-ep-dp-pp", torchtitan's mesh pp, dp, cp,
+    tp); the experts' grid counts etp fastest, then ep, edp, pp, with ``edp = tp * cp * dp / (etp * ep)``. Node i holds
+    ranks ``i * gpus_per_node`` and on. Degrees that do not divide are floored; masks reject those rows elsewhere.
+
+    References
+    ----------
+    Megatron-Core 0.16, ``megatron/core/parallel_state.py``, ``RankGenerator``; torchtitan 0.2,
+    ``torchtitan/distributed/parallel_dims.py``.
+
+    Examples
+    --------
+    DeepSeek-V3 on nodes of 8: tp 1, pp 16, dp 128, ep 64: the expert group spans 8 nodes.
+
+    >>> groups = process_groups(1, 1, 16, 128, 64, 1, Placement(8, 8))
+    >>> ep = groups["ep"]
+    >>> int(ep.size), int(ep.ranks_per_domain), int(ep.num_domains), int(groups["edp"].size)
+    (64, 8, 8, 2)
+    """
+    columns = [np.asarray(x).astype(np.int64) for x in (tp, cp, pp, dp, ep, etp, dp if dp_shard is None else dp_shard)]
+    tp_, cp_, pp_, dp_, ep_, etp_, shard = (np.maximum(x, 1) for x in np.broadcast_arrays(*columns))
+    one = np.ones_like(tp_)
+    stage = tp_ * cp_ * dp_
+    replicas = np.maximum(dp_ // shard, 1)
+    edp = np.maximum(stage // (etp_ * ep_), 1)
+    eshard = np.maximum(edp // replicas, 1)
+    ranges: Mapping[str, tuple[IntK, IntK]] = {
+        "tp": (tp_, one),
+        "cp": (cp_, tp_),
+        "dp": (dp_, tp_ * cp_),
+        "pp": (pp_, stage),
+        "tp_cp": (tp_ * cp_, one),
+        "dp_cp": (dp_ * cp_, tp_),
+        "tp_dp_cp": (stage, one),
+        "dp_shard_cp": (shard * cp_, tp_),
+        "dp_replicate": (replicas, tp_ * cp_ * shard),
+        "embd": (np.minimum(pp_, 2), stage * np.maximum(pp_ - 1, 1)),
+        "etp": (etp_, one),
+        "ep": (ep_, etp_),
+        "edp": (edp, etp_ * ep_),
+        "etp_ep": (etp_ * ep_, one),
+        "edp_shard": (eshard, etp_ * ep_),
+        "edp_replicate": (replicas, etp_ * ep_ * eshard),
+        "world": (stage * pp_, one),
+    }
+    world = stage * pp_
+    domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)
+    groups = {
+        name: Group(
+            size,
+            fewest_ranks_per_block(size, stride, domain, world),
+            fewest_ranks_per_block(size, stride, own_node, world),
+        )
+        for name, (size, stride) in ranges.items()
+    }
+    return {**groups, "mp": _product(groups["tp"], groups["pp"])}
+
+
+def _product(inner: Group, outer: Group) -> Group:
+    """All ranks of ``inner`` at all steps of ``outer``; steps share a block only if it holds the inner group whole."""
+
+    def joined(inner_ranks: IntK, outer_ranks: IntK) -> IntK:
+        return np.where(inner_ranks == inner.size, inner_ranks * outer_ranks, inner_ranks)
+
+    return Group(
+        inner.size * outer.size,
+        joined(inner.ranks_per_domain, outer.ranks_per_domain),
+        joined(inner.ranks_per_node, outer.ranks_per_node),
+    )
