@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from mofa.search.result import Estimate, FlopsConvention
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.hardware import ClusterSpec
+    from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
 
@@ -91,9 +93,41 @@ def _read_strategy(text: str | None) -> dict[str, object]:
 def _estimate_runs(
     file: str, overrides: Mapping[str, Mapping[str, object]], convention: FlopsConvention
 ) -> list[Estimate]:
-    from mofa.specs.load import load_runs, resolve_run
+    from mofa.specs.load import load_runs
 
-    return [_estimate(run.id, *resolve_run(run, overrides=overrides), convention) for run in load_runs(file)]
+    estimates = []
+    for run in load_runs(file):
+        workload, cluster, framework, strategy = _resolve(run, Path(file).parent, overrides)
+        estimates.append(_estimate(run.id, workload, cluster, strategy, framework, convention))
+    return estimates
+
+
+def _resolve(
+    run: RunSpec, folder: Path, overrides: Mapping[str, Mapping[str, object]]
+) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+    """What a run names, with the changes of ``--set``."""
+    from mofa.specs.load import build, bundled, load_cluster, resolve_run
+    from mofa.specs.overrides import override
+    from mofa.specs.workload import WorkloadSpec
+
+    strategy = overrides["strategy"]
+    micro_batch = strategy.get("micro_batch", run.batch.micro)
+    changed = run.model_copy(
+        update={
+            "framework": override(run.framework, overrides["framework"], "--set"),
+            "strategy": {**run.strategy, **strategy},
+            "batch": run.batch.model_copy(update={"micro": micro_batch}),
+        }
+    )
+    workload, cluster, framework, complete = resolve_run(changed, folder)
+    if overrides["workload"]:
+        raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
+        workload = build(WorkloadSpec, raw, "--set workload")
+    if overrides["hardware"]:
+        beside = folder / run.hardware
+        place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware
+        cluster = load_cluster(place, run.gpus, overrides["hardware"])
+    return workload, cluster, framework, complete
 
 
 def _estimate(

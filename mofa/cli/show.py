@@ -20,12 +20,11 @@ Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 @show.command("models")
 def show_models(json: opt.Json = False) -> None:
     """List the bundled workloads."""
-    import mofa
     from mofa.search.result import WorkloadSummary
-    from mofa.specs.files import bundled
+    from mofa.specs.load import bundled, load_workload
     from mofa.units import format_count
 
-    workloads = [(name, mofa.load_workload(name)) for name in bundled("workloads")]
+    workloads = [(name, load_workload(name)) for name in bundled("workloads")]
     summaries = [(name, WorkloadSummary.of(workload), workload.source) for name, workload in workloads]
     if json:
         _print_json([{**summary.model_dump(), "name": name, "source": source} for name, summary, source in summaries])
@@ -62,12 +61,12 @@ def show_workload(
     json: opt.Json = False,
 ) -> None:
     """Show every field of a workload, and its parameters, counted."""
-    import mofa
     from mofa.cli.parse import parse_overrides
+    from mofa.specs.load import load_workload
     from mofa.specs.params import num_active_params, num_mtp_params, num_params
 
     changes = parse_overrides(set_)["workload"] or None
-    workload = mofa.load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
+    workload = load_workload(name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=changes)
     counted = {
         "num_params": num_params(workload.model),
         "num_active_params": num_active_params(workload.model),
@@ -82,11 +81,10 @@ def show_workload(
 
 
 def _list_hardware(json: bool) -> None:
-    import mofa
     from mofa.report.words import quantity_text
-    from mofa.specs.files import bundled
+    from mofa.specs.load import bundled, load_cluster
 
-    clusters = [mofa.load_cluster(name, 1) for name in bundled("nodes")]
+    clusters = [load_cluster(name, 1) for name in bundled("nodes")]
     records: list[dict[str, Any]] = [
         {
             "name": c.node.name,
@@ -114,17 +112,17 @@ def _list_hardware(json: bool) -> None:
 
 
 def _show_hardware(name: str, json: bool) -> None:
-    import mofa
     from mofa.report.words import quantity_text, unit_of
     from mofa.specs.base import Fact
-    from mofa.specs.files import bundled
-    from mofa.specs.load import load_gpu
+    from mofa.specs.hardware import GpuSpec
+    from mofa.specs.load import build, bundled, data_dir, load_cluster, load_yaml
 
     specs: dict[str, BaseModel]
     if name in bundled("gpus"):
-        specs = {"gpu": load_gpu(name)}
+        where = f"gpus/{name}.yaml"
+        specs = {"gpu": build(GpuSpec, load_yaml(data_dir("hardware_profiles") / where, where), where)}
     else:
-        cluster = mofa.load_cluster(name, 1)
+        cluster = load_cluster(name, 1)
         specs = {"node": cluster.node, "gpu": cluster.gpu}
     if json:
         _print_json({key: spec.model_dump(mode="json") for key, spec in specs.items()})

@@ -90,9 +90,8 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
     if not quiet:
         _print_job(console, report.workload, report.cluster, report.framework)
     if report.plans:
-        print_plans(
-            console, report.plans, f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
-        )
+        title = f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
+        print_plans(console, report.plans, title, moe=_has_experts(report.workload))
         if quiet:
             return
         best = report.plans[0]
@@ -124,10 +123,10 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     """
     title = estimate.id or "Estimate"
     if quiet:
-        print_plans(console, [estimate], title)
+        print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
         return
     _print_job(console, estimate.workload, estimate.cluster, estimate.framework)
-    print_plans(console, [estimate], title)
+    print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
@@ -138,7 +137,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     _print_grounds(console, estimate)
 
 
-def print_plans(console: Console, plans: Sequence[Plan], title: str) -> None:
+def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
     """Print one line per plan: strategy, speed, memory and, where tokens are given, days."""
     with_days = any(plan.days is not None for plan in plans)
     columns = [
@@ -157,7 +156,7 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str) -> None:
         usable_bytes = memory.capacity_bytes - memory.margin_bytes
         row = [
             str(i),
-            strategy_text(plan.strategy),
+            strategy_text(plan.strategy, moe=moe),
             format_seconds(plan.step_s),
             f"{plan.tokens_per_s_per_gpu:,.1f}",
             f"{plan.tflops_per_gpu:.1f}",
@@ -273,7 +272,14 @@ def _print_search(console: Console, report: PlanReport) -> None:
     rows = []
     for reason, count in report.rejected.items():
         miss = report.nearest_miss.get(reason)
-        near = ("", "") if miss is None else (quantity_text(miss.short_by, miss.unit), strategy_text(miss.strategy))
+        near = (
+            ("", "")
+            if miss is None
+            else (
+                quantity_text(miss.short_by, miss.unit),
+                strategy_text(miss.strategy, moe=_has_experts(report.workload)),
+            )
+        )
         rows.append([reason, f"{count:,}", *near])
     if rows:
         columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
@@ -297,6 +303,10 @@ def _print_grounds(console: Console, plan: Plan) -> None:
     for note in plan.notes:
         _say(console, f"- {note}")
     console.print()
+
+
+def _has_experts(job: WorkloadSummary) -> bool:
+    return job.num_active_params != job.num_params
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -37,13 +37,20 @@ def component_name(name: str) -> str:
     return _NAMES.get(name, name.replace("_", " "))
 
 
-def strategy_text(strategy: StrategySpec) -> str:
+def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
     """A strategy as ``--strategy`` reads it: degrees of 1 left out, what frameworks differ in always said.
+
+    Parameters
+    ----------
+    strategy
+        The strategy.
+    moe
+        Whether the model has experts; a dense one has no etp to speak of.
 
     Examples
     --------
     >>> from mofa.specs.strategy import StrategySpec
-    >>> strategy_text(StrategySpec(tp=4, sp=True, pp=2, dp=8, recompute="selective"))
+    >>> strategy_text(StrategySpec(tp=4, sp=True, pp=2, dp=8, recompute="selective"), moe=False)
     'tp=4 sp=true pp=2 dp=8 micro_batch=1 zero=1 recompute=selective'
     """
     degrees = {"tp": strategy.tp, "pp": strategy.pp, "vpp": strategy.vpp, "cp": strategy.cp, "ep": strategy.ep}
@@ -52,7 +59,7 @@ def strategy_text(strategy: StrategySpec) -> str:
         words.insert(1, f"sp={str(strategy.sp).lower()}")
     if strategy.cp > 1:
         words.append(f"cp_kind={strategy.cp_kind}")
-    if strategy.ep > 1 or strategy.etp > 1:
+    if moe and (strategy.ep, strategy.etp, strategy.tp) != (1, 1, 1):
         words.append(f"etp={strategy.etp}")
     words += [f"dp={strategy.dp}", f"micro_batch={strategy.micro_batch}", f"zero={strategy.zero}"]
     words.append(f"recompute={strategy.recompute}")

@@ -1,0 +1,90 @@
+"""A command line over results built by hand, and one that runs the real commands in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mofa
+from tests.report.fake import make_plan, make_report, make_table
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class FakeApi:
+    """Stands in for the Python API; remembers what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.num_plans = 3
+        self.device_gib = 60.0
+
+    def load_workload(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["load_workload"] = args, kwargs
+        return SimpleNamespace(name="toy-moe", framework=None)
+
+    def load_cluster(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["load_cluster"] = args, kwargs
+        return SimpleNamespace(gpu=SimpleNamespace(name="toy"))
+
+    def load_framework(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["load_framework"] = args, kwargs
+        return SimpleNamespace()
+
+    def find_plans(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["find_plans"] = args, kwargs
+        kwargs["progress"](1, 2)
+        report = make_report(self.num_plans)
+        return SimpleNamespace(report=report, table=lambda: make_table(report))
+
+    def estimate(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls["estimate"] = args, kwargs
+        return make_plan(device_gib=self.device_gib)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    """The Python API, replaced; summaries too, because there are no real specs to summarise."""
+    from mofa.search import result
+    from tests.report import fake as results
+
+    api = FakeApi()
+    for name in ("load_workload", "load_cluster", "load_framework", "find_plans", "estimate"):
+        monkeypatch.setattr(mofa, name, getattr(api, name), raising=False)
+    for cls, summary in (
+        (result.WorkloadSummary, results.WORKLOAD),
+        (result.ClusterSummary, results.CLUSTER),
+        (result.FrameworkSummary, results.FRAMEWORK),
+    ):
+        monkeypatch.setattr(cls, "of", classmethod(lambda cls, spec, summary=summary: summary))
+    return api
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run ``mofa`` in a process of its own, in an empty directory."""
+    root = Path(mofa.__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "default", "COLUMNS": "100"}
+
+    def run(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mofa.cli.main", *arguments],
+            capture_output=True, text=True, timeout=timeout_s, cwd=tmp_path, env=environment, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def one_line_of(error: str) -> str:
+    """The one line that a failed command says."""
+    lines = error.splitlines()
+    assert len(lines) == 1, error
+    assert lines[0].startswith("mofa: ")
+    return lines[0]

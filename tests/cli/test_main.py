@@ -1,0 +1,250 @@
+"""The command line by itself: options reach the API, output goes where asked, errors are one line and a status."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mofa
+from mofa.cli.main import app, main
+from mofa.cli.parse import parse_fixed, parse_maximum, split_words
+from mofa.errors import SpecError, StrategyError
+from mofa.report.words import strategy_text
+from tests.cli.conftest import Cli, FakeApi, one_line_of
+from tests.report.fake import make_plan
+
+PLAN = ["plan", "toy", "toy-hgx", "--gpus", "64"]
+ESTIMATE = ["estimate", "toy", "toy-hgx", "--gpus", "64", "--strategy", "tp=2 pp=4 micro_batch=1"]
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_plan_prints_the_plans(fake: FakeApi, capsys: Captured) -> None:
+    assert main(PLAN) == 0
+    out, err = capsys.readouterr()
+    assert "The 3 best plans" in out
+    assert err == ""
+
+
+def test_json_is_all_that_is_on_standard_output(fake: FakeApi, capsys: Captured, tmp_path: Path) -> None:
+    assert main([*PLAN, "--json", "--out", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema_version"] == "1.0"
+    assert err == f"wrote {len(list((tmp_path / 'out').iterdir()))} files to {tmp_path / 'out'}\n"
+
+
+def test_files_hold_what_is_printed(fake: FakeApi, capsys: Captured, tmp_path: Path) -> None:
+    json_file, csv_file = tmp_path / "a.json", tmp_path / "a.csv"
+    assert main([*PLAN, "--json", "--json-file", str(json_file), "--csv", str(csv_file)]) == 0
+    assert json_file.read_text() == capsys.readouterr().out
+    rows = list(csv.DictReader(csv_file.read_text().splitlines()))
+    assert [float(row["step_s"]) for row in rows] == [8.0, 9.0, 10.0]
+
+
+def test_nothing_that_fits_is_status_3_with_the_json(fake: FakeApi, capsys: Captured) -> None:
+    fake.num_plans = 0
+    assert main([*PLAN, "--json"]) == 3
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["plans"] == []
+    assert report["min_gpus"] == 128
+    assert one_line_of(err) == "mofa: toy-moe on 64 x toy: nothing fits; 128 GPUs would do"
+
+
+def test_plan_hands_on_every_option(fake: FakeApi, capsys: Captured) -> None:
+    options = (
+        "--seq-len 8192 --global-batch 1024 --tokens 15T --framework torchtitan --top 3 --fix tp=8 --max pp=8 "
+        "--with fp8 --without vpp --flops-convention full --set workload.model.num_layers=4 --set hardware.gpu.name=x "
+        "--set framework.compile=true --set strategy.micro_batch=2"
+    )
+    assert main([*PLAN, *options.split()]) == 0
+    assert fake.calls["load_workload"] == (
+        ("toy",), {"seq_len": 8192, "global_batch": 1024, "tokens": "15T", "overrides": {"model.num_layers": 4}}
+    )  # fmt: skip
+    assert fake.calls["load_cluster"] == (("toy-hgx", 64), {"overrides": {"gpu.name": "x"}})
+    assert fake.calls["load_framework"] == (("torchtitan",), {"overrides": {"compile": True}})
+    kwargs = fake.calls["find_plans"][1]
+    assert kwargs["fix"] == {"tp": 8, "micro_batch": 2}
+    assert kwargs["maximum"] == {"pp": 8}
+    assert kwargs["with_"] == ["fp8"]
+    assert kwargs["without"] == ["vpp"]
+    assert kwargs["top"] == 3
+    assert kwargs["flops_convention"] == "full"
+
+
+def test_the_framework_is_the_workloads_else_megatron(fake: FakeApi, capsys: Captured) -> None:
+    main(PLAN)
+    assert fake.calls["load_framework"][0] == ("megatron",)
+
+
+def test_several_pairs_in_one_option() -> None:
+    assert parse_fixed(["tp=8 pp=4", "sp=true"]) == {"tp": 8, "pp": 4, "sp": True}
+    assert parse_maximum(["tp=8 pp=4", "dp=2"]) == {"tp": 8, "pp": 4, "dp": 2}
+    assert split_words(["fp8 bf16_moments", "fp8"]) == ["fp8", "bf16_moments"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--fix", "tpp=8", "did you mean tp?"),
+        ("--fix", "tp", "field=value"),
+        ("--fix", "tp=eight", "tp"),
+        ("--fix", "tp=0", "tp"),
+        ("--fix", "recompute=lots", "recompute"),
+        ("--fix", "tp=2 tp=4", "twice"),
+        ("--max", "recompute=full", "is no degree"),
+        ("--max", "pp=-1", "pp"),
+        ("--set", "model.num_layers=4", "workload"),
+        ("--set", "workload.model.num_layers", "assignment"),
+        ("--top", "0", "--top"),
+        ("--top", "many", "--top"),
+        ("--gpus", "0", "--gpus"),
+        ("--gpus", "64.5", "--gpus"),
+        ("--flops-convention", "half", "half"),
+        ("--colour", "red", "--colour"),
+        ("--csv", "no/such/dir/x.csv", "does not exist"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_status_2(
+    fake: FakeApi, capsys: Captured, option: str, value: str, says: str
+) -> None:
+    assert main([*PLAN, option, value]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in one_line_of(err)
+    assert "find_plans" not in fake.calls
+
+
+def test_fix_and_set_that_disagree_are_refused(fake: FakeApi, capsys: Captured) -> None:
+    assert main([*PLAN, "--fix", "tp=8", "--set", "strategy.tp=4"]) == 2
+    assert "keep one" in one_line_of(capsys.readouterr().err)
+
+
+def test_estimate_prints_one_plan_object(fake: FakeApi, capsys: Captured) -> None:
+    assert main([*ESTIMATE, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["step_s"] == 8.0
+    assert plan["workload"]["num_params"] == 100_000_000_000
+    assert fake.calls["estimate"][0][2] == {"tp": 2, "pp": 4, "micro_batch": 1}
+
+
+def test_an_estimate_that_does_not_fit_is_status_0(fake: FakeApi, capsys: Captured) -> None:
+    fake.device_gib = 100.0
+    assert main([*ESTIMATE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["fits"] is False
+    assert main(ESTIMATE) == 0
+    assert "Does not fit" in capsys.readouterr().out
+
+
+def test_an_illegal_strategy_is_status_2(fake: FakeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise StrategyError("strategy: ep (8) with tp (2) needs sp;\nset sp=true")
+
+    monkeypatch.setattr(mofa, "estimate", refuse, raising=False)
+    assert main(ESTIMATE) == 2
+    assert one_line_of(capsys.readouterr().err) == "mofa: strategy: ep (8) with tp (2) needs sp; set sp=true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["estimate", "toy", "toy-hgx", "--strategy", "tp=2"], "--gpus: is missing"),
+        (["estimate", "toy", "toy-hgx", "--gpus", "8"], "--strategy: is missing"),
+        (["estimate", "toy", "--gpus", "8"], "name a cluster after the workload"),
+        (["plan", "toy"], "Missing"),
+        (["plna"], "plan"),
+        (["show"], "Missing command"),
+    ],
+)
+def test_what_is_missing_is_said(fake: FakeApi, capsys: Captured, arguments: list[str], says: str) -> None:
+    assert main(arguments) == 2
+    assert says in one_line_of(capsys.readouterr().err)
+
+
+def test_an_interruption_is_status_130_and_no_file(
+    fake: FakeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mofa, "find_plans", interrupt, raising=False)
+    assert main([*PLAN, "--json-file", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_is_one_line_too(fake: FakeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(mofa, "find_plans", fail, raising=False)
+    assert main(PLAN) == 1
+    assert "internal error: ZeroDivisionError" in one_line_of(capsys.readouterr().err)
+
+
+def test_schema_is_json_and_covers_what_is_printed(capsys: Captured) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["schema_version"] == "1.0"
+    assert {"PlanReport", "Estimate", "Plan"} <= set(schema["$defs"])
+
+
+def test_a_printed_strategy_is_read_back() -> None:
+    from mofa.specs.overrides import parse_strategy
+
+    strategy = make_plan(vpp=2, schedule="interleaved", cp=2, dp=4).strategy
+    fields = strategy.model_dump()
+    assert all(fields[name] == value for name, value in parse_strategy(strategy_text(strategy)).items())
+
+
+def test_every_command_has_help(capsys: Captured) -> None:
+    names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert names == ["plan", "estimate", "schema"]
+    for arguments in ([], ["--help"], *([name, "--help"] for name in names), ["show", "--help"]):
+        assert main(arguments) == 0
+        assert "Usage: mofa" in capsys.readouterr().out
+
+
+def test_help_is_quick_and_loads_nothing_heavy(cli: Cli) -> None:
+    code = (
+        "import sys; from mofa.cli.main import main; main(['--help']); "
+        "bad = {'numpy', 'pandas', 'matplotlib', 'scipy', 'ortools', 'torch', 'pydantic', 'yaml'} & set(sys.modules); "
+        "print(sorted(bad), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() in ("[]", "['pydantic']")  # typer itself may load pydantic
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert cli("--help").returncode == 0
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.5
+
+
+def test_version(cli: Cli) -> None:
+    done = cli("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("mofa")
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m mofa.cli.main schema | head -1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_of_specs_are_status_2(fake: FakeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise SpecError("x.yaml: model.hiden is no field here; did you mean hidden?")
+
+    monkeypatch.setattr(mofa, "load_workload", refuse, raising=False)
+    assert main(PLAN) == 2
+    assert "did you mean hidden?" in one_line_of(capsys.readouterr().err)
