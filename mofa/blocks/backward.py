@@ -18,6 +18,9 @@ DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_to_all": "all_to_all", "send_recv": "send_recv", "deepep": "deepep",
 }  # fmt: skip
 
+OUTSIDE = "data_parallel"
+"""The region of ops that no recomputation repeats."""
+
 
 @dataclass(frozen=True)
 class Recompute:
@@ -36,7 +39,9 @@ class Recompute:
     early_stop: bool = False
 
     def group_of(self, op: Op) -> str:
-        """The recomputed group an op belongs to, empty for none."""
+        """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
+        if op.region == OUTSIDE:
+            return ""
         if self.kind == "full":
             return "full"
         for region in (*self.checkpoint, *self.discard):
@@ -71,7 +76,7 @@ class _Differentiator:
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
-            self.grads[name] = self._tensor(f"d:{name}", name)
+            self.grads[name] = self._gradient(f"d:{name}", name)
         if self.recompute.kind == "full":
             self._replay("full")
         for op in reversed(self.forward.ops):
@@ -87,6 +92,14 @@ class _Differentiator:
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
         self.tensors[name] = replace(source, name=name, kind=kind or source.kind, grad=False)  # type: ignore[arg-type]
+        return name
+
+    def _gradient(self, name: str, like: str) -> str:
+        """Declare a gradient of ``like``, of its own size where the tensor says so."""
+        source = self.forward.tensors[like]
+        if source.grad_bytes is None:
+            return self._tensor(name, like)
+        self.tensors[name] = Tensor(name, source.grad_bytes, "activation", grad=False)
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
@@ -133,23 +146,18 @@ class _Differentiator:
     # -- gradients
     def _give(self, op: Op, name: str) -> str:
         """Name a new gradient of ``name``; a second one is added to the first."""
-        tensor = self.forward.tensors[name]
         if name not in self.grads:
-            self.grads[name] = self._tensor(f"d:{name}", name)
+            self.grads[name] = self._gradient(f"d:{name}", name)
             return self.grads[name]
-        part = f"d:{name}+{op.name}"
-        self.tensors[part] = replace(tensor, name=part, grad=False)
-        return part
+        return self._gradient(f"d:{name}+{op.name}", name)
 
     def _settle(self, op: Op, name: str, given: str) -> None:
         """Add a second gradient to the first, as autograd accumulates."""
         if self.grads[name] == given:
             return
-        total = f"{given}=sum"
-        tensor = self.forward.tensors[name]
-        self.tensors[total] = replace(tensor, name=total, grad=False)
+        total = self._gradient(f"{given}=sum", name)
         self.ops.append(
-            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * tensor.bytes),
+            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * self.tensors[total].bytes),
                reads=(self.grads[name], given), writes=(total,))
         )  # fmt: skip
         self.grads[name] = total
@@ -160,6 +168,9 @@ class _Differentiator:
     def _differentiate(self, op: Op) -> None:
         dys = tuple(self.grads[w] for w in op.writes if w in self.grads)
         if not dys or isinstance(op.work, HostSync):
+            return
+        if isinstance(op.work, Gemm) and not op.weight:
+            self._product(op, dys[0])
             return
         if isinstance(op.work, (Gemm, Grouped)):
             self._linear(op, dys[0])
@@ -172,7 +183,7 @@ class _Differentiator:
             return
         given = tuple(self._give(op, t) for t in targets)
         name = f"{op.name}.backward"
-        if isinstance(op.work, Collective):
+        if isinstance(op.work, Collective) and op.back is None:
             work = replace(op.work, kind=DUAL[op.work.kind])
             new = replace(
                 op, name=name, work=work, reads=dys, writes=given, saves=(), back=None,
@@ -257,6 +268,23 @@ class _Differentiator:
         self._accumulate_weight(op, grad)
         if x:
             self._settle(op, x, given)
+
+    def _product(self, op: Op, dy: str) -> None:
+        """A product of two activations, C = A B: dA = dC B^T and dB = A^T dC, each of the forward's FLOPs."""
+        work = op.work
+        assert isinstance(work, Gemm) and len(op.reads) == 2 and op.saves == op.reads
+        left, right = op.reads
+        sides = (
+            (left, right, Gemm(work.m, work.k, work.n, work.format, work.count), "dleft"),
+            (right, left, Gemm(work.k, work.n, work.m, work.format, work.count), "dright"),
+        )
+        for target, other, product, name in sides:
+            given = self._give(op, target)
+            self.ops.append(
+                Op(f"{op.name}.{name}", op.family, product, (dy, self._saved(op, other)), (given,),
+                   launches=op.launches, present=op.present, region=op.region)
+            )  # fmt: skip
+            self._settle(op, target, given)
 
     def _accumulate_weight(self, op: Op, grad: str = "") -> None:
         """Add a weight gradient that was made apart to the main gradient: read it, read and write the main one."""

@@ -8,9 +8,10 @@ import numpy as np
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.parts import linear, stream
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.specs.model import ModelSpec
-from mofa.specs.params import layer_params
+from mofa.specs.params import embedding_params, layer_params
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,44 @@ def block(ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = N
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard * hidden * ctx.residual)
-    p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
+    params = rank_params(ctx, kind.moe)
+    p.wrap_block(b, ctx, kind.name, *params)
     mid = attention_half(b, ctx, p, x, kind.windowed)
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
     out = p.residual(b, ctx, mid, y, "out")
     forward = b.tape((x,), (out,))
-    return BlockTapes(kind.name, forward, backward(forward, recompute))
+    return BlockTapes(kind.name, forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, *params))
+
+
+def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
+    return tape if p.wrap_backward is None else p.wrap_backward(tape, ctx, block, dense, experts)
+
+
+def mtp(ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
+    """One multi-token-prediction layer: embedding of the next token beside the hidden state, projected, one layer.
+
+    Two norms, a concatenation to 2h, a projection back to h, a layer like the last (DeepSeek-V3, section 2.2). Its
+    head is costed with the main one.
+    """
+    b = TapeBuilder()
+    hidden = float(ctx.model.hidden)
+    x = b.tensor("x", ctx.shard * hidden * ctx.residual)
+    dense, experts = rank_params(ctx, kind.moe)
+    dense = dense + 2 * hidden * hidden
+    p.wrap_block(b, ctx, kind.name, dense, experts)
+    token = p.norm(b, ctx, p.embedding(b, ctx), "mtp.enorm", hidden)
+    state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
+    joined = b.tensor("mtp.joined", 2 * ctx.shard * hidden * ctx.element)
+    moved = 4 * ctx.shard * hidden * ctx.element
+    stream(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
+    start = linear(b, ctx, joined, "mtp.project", m=ctx.shard, n=hidden, k=2 * hidden, saves=(joined,))
+    mid = attention_half(b, ctx, p, start, kind.windowed)
+    h = p.norm(b, ctx, mid, "mlp_norm", hidden)
+    y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
+    out = p.residual(b, ctx, mid, y, "out")
+    forward = b.tape((x,), (out,))
+    return BlockTapes("mtp", forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, dense, experts))
 
 
 def embedding(ctx: Context, p: Primitives) -> BlockTapes:
@@ -88,7 +120,8 @@ def embedding(ctx: Context, p: Primitives) -> BlockTapes:
     b = TapeBuilder()
     out = p.embedding(b, ctx)
     forward = b.tape((), (out,))
-    return BlockTapes("embedding", forward, backward(forward))
+    params = np.asarray(embedding_params(ctx.model) / ctx.tp)
+    return BlockTapes("embedding", forward, _wrapped(backward(forward), ctx, p, "embedding", params, 0 * params))
 
 
 def head(ctx: Context, p: Primitives) -> BlockTapes:
@@ -97,6 +130,6 @@ def head(ctx: Context, p: Primitives) -> BlockTapes:
     x = b.tensor("x", ctx.shard * float(ctx.model.hidden) * ctx.residual)
     loss = p.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
-    return BlockTapes("head", forward, backward(forward))
-
-
+    # a tied output layer is gathered and reduced like one of its own
+    params = np.asarray(ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden)
+    return BlockTapes("head", forward, _wrapped(backward(forward), ctx, p, "head", params, 0 * params))

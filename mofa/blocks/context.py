@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.op import Format, TapeBuilder
+from mofa.blocks.op import Format, Tape, TapeBuilder
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 
@@ -52,6 +53,8 @@ class Context:
     """Bytes of an element of the residual stream. [B]"""
     weight_element: int = 2
     """Bytes of a parameter element that GEMMs read. [B]"""
+    precision_mode: Literal["mixed", "autocast", "uniform"] = "mixed"
+    """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP), or everything in the training dtype (TP, PP)."""
 
     @property
     def tokens(self) -> ArrayK:
@@ -132,3 +135,6 @@ class Primitives:
     """(builder, context, residual stream) -> loss: final norm, output layer, cross entropy"""
     wrap_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
     """(builder, context, block, dense params per rank, expert params per rank): what data parallelism does before it"""
+    wrap_backward: Callable[[Tape, Context, str, ArrayK, ArrayK], Tape] | None = None
+    """(backward tape, context, block, dense params per rank, expert params per rank): what data parallelism adds to it;
+    the block is a kind of layer, ``embedding`` or ``head``"""

@@ -7,7 +7,7 @@ for one plan. A byte or a second that no op carries is a defect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,12 +28,17 @@ Format = Literal["bf16", "fp8", "fp32"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the tape. ``bytes`` is what it allocates by itself [B]; ``grad`` says whether it has a gradient."""
+    """A tensor of the tape. ``bytes`` is what it allocates by itself [B]; ``grad`` says whether it has a gradient.
+
+    ``grad_bytes`` is what the gradient allocates where that differs: a tensor in a buffer that lives outside the tape
+    allocates nothing, its gradient does. [B]
+    """
 
     name: str
     bytes: FloatK
     kind: Kind = "activation"
     grad: bool = True
+    grad_bytes: FloatK | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,10 @@ class Op:
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()
     """Names of collectives that run again before the weight gradient, because only their input was kept."""
+    compiled: bool = False
+    """Runs inside a compiled region: its launches cost the host little."""
+    dtensor: BoolK = False
+    """Where it is dispatched as an op on distributed tensors, which costs the host more."""
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
@@ -201,17 +210,26 @@ class TapeBuilder:
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     region: str = ""
+    block: str = ""
+    """The kind of block that is being built, where a primitive depends on it."""
+    mark: Callable[[Op], Op] | None = None
+    """Applied to every op appended, such as to say how it is dispatched."""
 
-    def tensor(self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True) -> str:
+    def tensor(
+        self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
+        grad_bytes: FloatK | None = None,
+    ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad)
+        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes)
         return name
 
     def add(self, op: Op) -> str:
         """Append an op and return its first output."""
         if not op.region and self.region:
             op = replace(op, region=self.region)
+        if self.mark is not None:
+            op = self.mark(op)
         for name in (*op.reads, *op.writes, *op.saves):
             assert name in self.tensors, f"op {op.name}: tensor {name} is not declared"
         self.ops.append(op)
