@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -53,7 +53,7 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     overrides = parse_overrides(set_)
-    convention = cast("FlopsConvention", flops_convention.value)
+    convention = flops_convention.value
     if cluster is None:
         given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
                  "--tokens": tokens, "--framework": framework}  # fmt: skip

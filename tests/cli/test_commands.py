@@ -1,0 +1,395 @@
+"""The commands of the README, run as a user runs them: real workloads, real hardware, a process of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mofa
+from mofa.search.result import TIME_COMPONENTS, Estimate, PlanReport
+from tests.cli.conftest import Cli, one_line_of
+
+HF_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "max_position_embeddings": 8192, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+RUN = """\
+id: {id}
+model: {{base: llama3-8b, num_layers: 8}}
+framework: {{name: {framework}}}
+hardware: h100-hgx
+gpus: 8
+strategy: {{tp: 2, recompute: none}}
+batch: {{seq_len: 4096, micro: 1, global: 32}}
+"""
+LLAMA_8 = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8"]
+STRATEGY = "tp=4 pp=4 vpp=5 micro_batch=1 recompute=selective"
+SEARCH_LIMIT_S = {2048: 10.0, 16384: 20.0}
+
+
+def check_plan(plan: dict[str, Any], num_gpus: int, seq_len: int, global_batch: int) -> None:
+    """What the contract promises of every plan, from the JSON alone."""
+    assert set(plan["time"]["exposed"]) == set(TIME_COMPONENTS)
+    assert math.isclose(math.fsum(plan["time"]["exposed"].values()), plan["step_s"], rel_tol=1e-6)
+    assert min(plan["time"]["exposed"].values()) >= 0
+    assert all(value >= 0 for value in plan["time"]["hidden"].values())
+    memory = plan["memory"]
+    assert math.isclose(math.fsum(memory["by_component"].values()), memory["peak_bytes"], rel_tol=1e-6)
+    assert memory["peak_bytes"] == memory["device_bytes"]
+    assert memory["allocated_bytes"] <= memory["reserved_bytes"] <= memory["device_bytes"]
+    assert memory["fits"] == (memory["device_bytes"] + memory["margin_bytes"] <= memory["capacity_bytes"])
+    assert len(memory["by_stage"]) == plan["strategy"]["pp"]
+    assert math.isclose(max(s["device_bytes"] for s in memory["by_stage"]), memory["device_bytes"], rel_tol=1e-6)
+    assert math.isclose(math.fsum(plan["provenance"].values()), 1.0, rel_tol=1e-6)
+    s = plan["strategy"]
+    assert s["dp"] * s["tp"] * s["cp"] * s["pp"] == num_gpus
+    tokens = plan["tokens_per_s_per_gpu"] * num_gpus * plan["step_s"]
+    assert math.isclose(tokens, seq_len * global_batch, rel_tol=1e-6)
+    assert 0 < plan["mfu"] <= plan["hfu"] < 1
+    assert plan["costed_by"] in ("closed_form", "replay")
+
+
+def check_report(report: dict[str, Any]) -> None:
+    """What the contract promises of a search, from the JSON alone."""
+    assert {"schema_version", "workload", "cluster", "objective", "space", "searched", "rejected", "nearest_miss",
+            "min_gpus", "elapsed_s", "plans"} <= set(report)  # fmt: skip
+    assert 0 < report["searched"] <= report["space"]
+    assert sum(report["rejected"].values()) <= report["space"]
+    assert set(report["nearest_miss"]) <= set(report["rejected"])
+    speeds = [plan["tokens_per_s_per_gpu"] for plan in report["plans"]]
+    assert speeds == sorted(speeds, reverse=True)
+    job, cluster = report["workload"], report["cluster"]
+    for plan in report["plans"]:
+        check_plan(plan, cluster["num_gpus"], job["seq_len"], job["global_batch"])
+        assert plan["memory"]["fits"]
+    PlanReport.model_validate(report)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """One search with every output on: its report, and the directory that holds the files."""
+    folder = tmp_path_factory.mktemp("llama")
+    arguments = ["plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--json"]
+    arguments += ["--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
+    root = Path(mofa.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "mofa.cli.main", *arguments],
+        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(root)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    yield {"report": json.loads(done.stdout), "stdout": done.stdout, "folder": folder}
+
+
+def test_plan_keeps_the_contract(llama: dict[str, Any]) -> None:
+    check_report(llama["report"])
+    assert len(llama["report"]["plans"]) == 10
+    assert llama["report"]["min_gpus"] is None
+
+
+def test_plan_writes_what_it_prints(llama: dict[str, Any]) -> None:
+    folder = llama["folder"]
+    assert (folder / "a.json").read_text() == llama["stdout"]
+    rows = list(csv.DictReader((folder / "a.csv").read_text().splitlines()))
+    assert [float(row["step_s"]) for row in rows] == [plan["step_s"] for plan in llama["report"]["plans"]]
+    names = {path.name for path in (folder / "out").iterdir()}
+    for figure in ("pareto", "time_breakdown", "memory_breakdown", "stage_memory"):
+        assert {f"{figure}.png", f"{figure}.svg"} <= names
+    feasible = list(csv.DictReader((folder / "out" / "feasible.csv").read_text().splitlines()))
+    report = llama["report"]
+    assert len(feasible) == report["space"] - sum(report["rejected"].values())
+
+
+def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], cli: Cli) -> None:
+    from mofa.report.words import strategy_text
+    from mofa.specs.strategy import StrategySpec
+
+    best = llama["report"]["plans"][0]
+    text = strategy_text(StrategySpec(**best["strategy"]))
+    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", text, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["strategy"] == best["strategy"]
+    assert plan["step_s"] == pytest.approx(best["step_s"], rel=1e-9)
+    assert plan["memory"]["device_bytes"] == pytest.approx(best["memory"]["device_bytes"], rel=1e-9)
+
+
+def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
+    done = cli("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--tokens", "15T")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+    for words in ("tokens/s/GPU", "TFLOP/s/GPU", "MFU", "peak GiB", "days", "Where the step", "What fills the memory",
+                  "Looked at", "rejected", "assumed", "megatron"):  # fmt: skip
+        assert words in done.stdout, words
+
+
+@pytest.mark.parametrize("num_gpus", [2048, 16384])
+def test_deepseek_v3_is_planned_in_seconds(cli: Cli, num_gpus: int) -> None:
+    started = time.perf_counter()
+    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--json")
+    took_s = time.perf_counter() - started
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    check_report(report)
+    assert report["elapsed_s"] < took_s < SEARCH_LIMIT_S[num_gpus]
+    if num_gpus == 16384:
+        assert report["searched"] >= 100_000
+
+
+def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "my-hf-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(HF_LLAMA))
+    options = ["--seq-len", "8192", "--global-batch", "1024", "--tokens", "15T", "--json"]
+    for reference in ("./my-hf-model/config.json", "./my-hf-model"):
+        done = cli("plan", reference, "h100-hgx", "--gpus", "512", *options)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        check_report(report)
+        assert report["workload"]["num_params"] == 8_030_261_248  # the released Llama-3-8B
+        assert report["plans"][0]["days"] > 0
+    without = cli("plan", "./my-hf-model/config.json", "h100-hgx", "--gpus", "512")
+    assert without.returncode == 2
+    assert "--seq-len" in one_line_of(without.stderr)
+
+
+def test_constraints_hold(cli: Cli) -> None:
+    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--json"]
+    report = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", *options).stdout)
+    check_report(report)
+    for plan in report["plans"]:
+        assert plan["strategy"]["tp"] == 8
+        assert plan["strategy"]["pp"] <= 8
+        assert plan["strategy"]["vpp"] == 1
+
+
+def test_numerics_change_only_when_asked(cli: Cli) -> None:
+    plain = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--json").stdout)
+    fp8 = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--json", "--with", "fp8").stdout)
+    assert plain["workload"]["gemm_format"] == "bf16"
+    assert fp8["plans"][0]["step_s"] < plain["plans"][0]["step_s"]
+    refused = cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--with", "fp7")
+    assert refused.returncode == 2
+    assert "fp7" in one_line_of(refused.stderr)
+
+
+def test_the_flops_convention_changes_mfu_and_not_the_time(cli: Cli) -> None:
+    base = ["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2 micro_batch=1", "--json"]
+    causal, full = (json.loads(cli(*base, "--flops-convention", name).stdout) for name in ("causal", "full"))
+    assert causal["step_s"] == full["step_s"]
+    assert causal["mfu"] < full["mfu"]
+    assert (causal["flops_convention"], full["flops_convention"]) == ("causal", "full")
+
+
+def test_nothing_that_fits_is_status_3_with_reasons_and_gpus(cli: Cli) -> None:
+    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", "8", "--json")
+    assert done.returncode == 3
+    report = json.loads(done.stdout)
+    check_report(report)
+    assert report["plans"] == []
+    assert report["min_gpus"] > 8
+    assert report["min_gpus"] % 8 == 0
+    assert sum(report["rejected"].values()) == report["space"]
+    one_line_of(done.stderr)
+    enough = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(report["min_gpus"]), "--json")
+    assert enough.returncode == 0, enough.stderr
+    text = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", "8")
+    assert text.returncode == 3
+    assert f"{report['min_gpus']:,}" in text.stdout
+
+
+def test_estimate_gives_one_plan_object(cli: Cli) -> None:
+    arguments = ["estimate", "llama3-70b", "h100-hgx", "--gpus", "64", "--strategy", STRATEGY]
+    done = cli(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    check_plan(plan, 64, plan["workload"]["seq_len"], plan["workload"]["global_batch"])
+    Estimate.model_validate(plan)
+    assert (plan["strategy"]["tp"], plan["strategy"]["dp"], plan["strategy"]["vpp"]) == (4, 4, 5)
+    text = cli(*arguments)
+    assert text.returncode == 0
+    assert "Memory per pipeline stage" in text.stdout
+
+
+def test_an_estimate_that_does_not_fit_is_status_0(cli: Cli) -> None:
+    strategy = "micro_batch=1 recompute=none"
+    done = cli("estimate", "llama3-70b", "h100-hgx", "--gpus", "8", "--strategy", strategy, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["memory"]["fits"] is False
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron-local", "torchtitan"])
+def test_a_run_file_is_estimated(cli: Cli, tmp_path: Path, framework: str) -> None:
+    (tmp_path / "RUN.yaml").write_text(RUN.format(id="one", framework=framework))
+    done = cli("estimate", "RUN.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    check_plan(plan, 8, 4096, 32)
+    assert plan["id"] == "one"
+    assert plan["strategy"]["framework"] == framework
+
+
+def test_a_file_of_runs_gives_a_list(cli: Cli, tmp_path: Path) -> None:
+    runs = [RUN.format(id=name, framework="megatron") for name in ("one", "two")]
+    indented = ["- " + run.replace("\n", "\n  ").rstrip() + "\n" for run in runs]
+    (tmp_path / "RUNS.yaml").write_text("runs:\n" + "".join(indented))
+    done = cli("estimate", "RUNS.yaml", "--json", "--out", "out", "--csv", "a.csv")
+    assert done.returncode == 0, done.stderr
+    assert [plan["id"] for plan in json.loads(done.stdout)] == ["one", "two"]
+    assert [row["id"] for row in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())] == ["one", "two"]
+    assert (tmp_path / "out" / "time_breakdown.svg").exists()
+
+
+def test_set_changes_one_fact(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "RUN.yaml").write_text(RUN.format(id="one", framework="megatron"))
+    before = json.loads(cli("estimate", "RUN.yaml", "--json").stdout)
+    for change, grows in (
+        ("workload.model.num_layers=16", True),
+        ("hardware.gpu.memory_bandwidth_bytes_per_s=1 TB/s", True),
+        ("strategy.recompute=full", True),
+    ):
+        done = cli("estimate", "RUN.yaml", "--json", "--set", change)
+        assert done.returncode == 0, done.stderr
+        assert (json.loads(done.stdout)["step_s"] > before["step_s"]) is grows, change
+    compiled = cli("estimate", "RUN.yaml", "--json", "--set", "framework.allocator=expandable")
+    assert json.loads(compiled.stdout)["framework"]["allocator"] == "expandable"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "llama3-9b", "h100-hgx", "--gpus", "8"], "llama3-8b"),
+        (["plan", "llama3-8b", "h100-hxg", "--gpus", "8"], "h100-hgx"),
+        (["plan", "no/such/config.json", "h100-hgx", "--gpus", "8"], "no such file"),
+        (["plan", "llama3-8b", "h100-hgx", "--gpus", "12"], "whole nodes"),
+        (["plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--framework", "megatorn"], "did you mean megatron?"),
+        (["plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--tokens", "15 apples"], "apples"),
+        ([*LLAMA_8, "--set", "workload.model.num_layrs=4"], "num_layers"),
+        ([*LLAMA_8, "--set", "workload.model.num_layers=four"], "whole number"),
+        ([*LLAMA_8, "--set", "hardware.gpu.memory_bytes=80"], "unit"),
+        ([*LLAMA_8, "--set", "workload.model.attention.num_kv_heads=5"], "num_heads"),
+        (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=3"], "tp"),
+        (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=16"], "gpus"),
+        (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "vpp=2"], "vpp"),
+        (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "ep=2"], "ep"),
+        (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "micro_batch=7"], "micro_batch"),
+        (["estimate", "no-such-run.yaml"], "no such file"),
+        (["show", "hardware", "h100"], "h100"),
+        (["show", "workload", "llama"], "llama3"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_status_2(cli: Cli, arguments: list[str], says: str) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert says in one_line_of(done.stderr)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.yaml", "", "empty"),
+        ("bomb.yaml", BOMB, "expand"),
+        ("list.yaml", "- 1\n- 2\n", "mapping"),
+        ("broken.yaml", "a: [1, 2\n", "YAML"),
+        ("misspelt.yaml", "nam: x\nsource: abc\n", "did you mean name?"),
+        ("binary.yaml", "\x00\x01\x02", "YAML"),
+        ("other.json", json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"}), "bert"),
+        ("text.json", json.dumps({**HF_LLAMA, "hidden_size": "wide"}), "hidden_size"),
+        ("missing.json", json.dumps({k: v for k, v in HF_LLAMA.items() if k != "vocab_size"}), "vocab_size"),
+    ],
+)
+def test_a_bad_file_is_one_line_and_status_2(cli: Cli, tmp_path: Path, name: str, content: str, says: str) -> None:
+    (tmp_path / name).write_text(content)
+    done = cli("plan", name, "h100-hgx", "--gpus", "8", "--seq-len", "4096", "--global-batch", "64")
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    line = one_line_of(done.stderr)
+    assert says.lower() in line.lower()
+    assert name in line
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_file(tmp_path: Path, kind: signal.Signals) -> None:
+    root = Path(mofa.__file__).parent.parent
+    arguments = [
+        "plan",
+        "deepseek-v3",
+        "h800-hgx",
+        "--gpus",
+        "16384",
+        "--json-file",
+        "a.json",
+        "--csv",
+        "a.csv",
+        "--out",
+        "out",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mofa.cli.main", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    time.sleep(1.0)
+    process.send_signal(kind)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == (130 if kind is signal.SIGINT else 143)
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_models_lists_what_is_bundled(cli: Cli) -> None:
+    text = cli("show", "models").stdout
+    models = json.loads(cli("show", "models", "--json").stdout)
+    names = {model["name"] for model in models}
+    assert {"gpt3-175b", "llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b",
+            "qwen3-235b-a22b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2", "gpt-oss-120b"} <= names  # fmt: skip
+    assert all(name in text for name in names)
+
+
+def test_show_workload_counts_its_parameters(cli: Cli) -> None:
+    workload = json.loads(cli("show", "workload", "deepseek-v3", "--json").stdout)
+    assert workload["num_params"] == pytest.approx(671.03e9, rel=1e-3)
+    assert workload["num_active_params"] == pytest.approx(37.55e9, rel=1e-3)
+    assert "model.attention.kv_lora_rank" in cli("show", "workload", "deepseek-v3").stdout
+
+
+def test_show_hardware_says_where_every_number_comes_from(cli: Cli) -> None:
+    text = cli("show", "hardware").stdout
+    listed = json.loads(cli("show", "hardware", "--json").stdout)
+    nodes = {"a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72"}
+    assert nodes <= {node["name"] for node in listed["nodes"]}
+    assert all(name in text for name in nodes)
+    for name in sorted(nodes) + listed["gpus"]:
+        done = cli("show", "hardware", name, "--json")
+        assert done.returncode == 0, done.stderr
+        facts = list(_facts(json.loads(done.stdout)))
+        assert len(facts) > 20
+        assert all(fact["provenance"] and fact["source"] for fact in facts)
+    assert "assumed" in cli("show", "hardware", "h100-hgx").stdout
+
+
+def _facts(raw: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(raw, dict):
+        if "value" in raw:
+            yield raw
+        for item in raw.values():
+            yield from _facts(item)
