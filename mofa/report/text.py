@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         WorkloadSummary,
     )
 
-PIPED_WIDTH = 200
+PIPED_WIDTH = 4000
+"""Rows of a table are not wrapped where a program reads them."""
 MAX_STAGE_ROWS = 16
 
 
@@ -64,14 +65,24 @@ def print_table(
     """
     if title:
         console.print(Text(title, style="bold"))
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, show_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+        pad_edge=False,
+        show_edge=False,
+        show_header=any(heading for heading, _ in columns),
+    )
     for heading, side in columns:
         table.add_column(
             Text(heading), justify="right" if side == "right" else "left", overflow="fold", no_wrap=side == "right"
         )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+    else:
+        with console.capture() as capture:
+            console.print(table)
+        console.file.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
     console.print()
 
 
