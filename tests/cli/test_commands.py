@@ -347,6 +347,7 @@ def test_an_interrupted_run_leaves_no_file(tmp_path: Path, kind: signal.Signals)
         [sys.executable, "-m", "mofa.cli.main", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(root)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
     time.sleep(1.0)
     process.send_signal(kind)
