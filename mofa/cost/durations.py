@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
-from mofa.cost.collectives import collective_s
+from mofa.cost.collectives import TokenSpread, collective_s
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_rate
 from mofa.cost.topology import Group
 from mofa.specs.framework import FrameworkSpec
@@ -27,6 +27,8 @@ class Machine:
     groups: Mapping[str, Group]
     framework: FrameworkSpec
     num_k: int
+    spread: TokenSpread | None = None
+    """Where copies of a token go, for dispatchers that send a token once to each place."""
 
 
 def _stack(values: list[object], num_k: int) -> ArrayK:
@@ -52,7 +54,10 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
         elif isinstance(w, Stream):
             kinds["stream"].append(i)
         elif isinstance(w, Collective):
-            out[i] = collective_s(w.kind, np.asarray(w.payload) * w.imbalance, machine.groups[w.group], machine.cluster)
+            out[i] = collective_s(
+                w.kind, w.payload, machine.groups[w.group], machine.cluster, imbalance=w.imbalance,
+                spread=machine.spread,
+            )  # fmt: skip
     for key, rows in kinds.items():
         works = [ops[i].work for i in rows]
 

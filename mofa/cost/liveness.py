@@ -29,6 +29,10 @@ class BlockMemory:
 
     saved: ArrayK
     saved_kinds: ArrayK
+    saved_slack: ArrayK
+    """What the allocator's rounding adds to the kept tensors. [B]"""
+    pool_slack: ArrayK
+    """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
     forward_peak: ArrayK
     forward_kinds: ArrayK
     forward_op: NDArray[np.intp]
@@ -160,6 +164,10 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
         columns = across & (kinds == index)
         if np.any(columns):
             saved_kinds[index] = sizes[columns].sum(axis=0)
+    slack = np.zeros(num_k)
+    for f, keeps in zip(found, across, strict=True):
+        if keeps:
+            slack = slack + rounded_bytes(f.bytes) - f.bytes
     columns_k = np.arange(num_k)
     f_op = np.argmax(alive[:boundary], axis=0) if boundary else np.zeros(num_k, dtype=np.intp)
     b_op = (
@@ -169,6 +177,8 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
         saved_kinds=saved_kinds,
+        saved_slack=slack,
+        pool_slack=_pool_slack(found, ops, matrix[:num_ops], sizes, b_op),
         forward_peak=alive[f_op, columns_k] if num_ops else zero,
         forward_kinds=by_kind[:, f_op, columns_k] if num_ops else saved_kinds * 0,
         forward_op=f_op,
@@ -176,6 +186,35 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
         backward_kinds=by_kind[:, b_op, columns_k] if num_ops > boundary else saved_kinds * 0,
         backward_op=b_op,
     )
+
+
+def rounded_bytes(nbytes: ArrayK) -> ArrayK:
+    """Size of the block that PyTorch's CUDA caching allocator gives for a request. [B]
+
+    Requests are rounded to 512 B; those of 10 MiB and more are cut from segments rounded to 2 MiB.
+
+    Examples
+    --------
+    >>> rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))
+    array([       0.,      512., 12582912.])
+    """
+    unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)
+    return np.ceil(nbytes / unit) * unit
+
+
+def _pool_slack(
+    found: list[_Interval], ops: tuple[Op, ...], matrix: ArrayK, sizes: ArrayK, at: NDArray[np.intp]
+) -> ArrayK:
+    """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it."""
+    stream_of = {w: op.stream for op in ops for w in op.writes}
+    num_k = sizes.shape[1]
+    total = np.zeros(num_k)
+    for name in {s for s in stream_of.values() if s.startswith("fsdp")}:
+        columns = [j for j, f in enumerate(found) if stream_of.get(f.tensor) == name]
+        if columns:
+            alive = matrix[:, columns] @ sizes[columns]
+            total += alive.max(axis=0) - alive[np.minimum(at, len(alive) - 1), np.arange(num_k)]
+    return total
 
 
 def _gradients_in(backward: Tape, lives: _Lifetimes, boundary: int) -> list[_Interval]:

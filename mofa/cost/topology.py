@@ -85,7 +85,7 @@ def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -
     array([4, 2, 2])
     """
     piece = np.gcd(size * stride, block) // stride
-    return np.where(world <= block, size, np.clip(piece, 1, size))
+    return np.where(world <= block, np.minimum(size, block), np.clip(piece, 1, size))
 
 
 def domain_of_job(world: IntK, node: HasPlacement) -> IntK:

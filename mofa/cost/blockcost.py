@@ -1,0 +1,185 @@
+"""Time and memory of every kind of block, once per unique combination of the degrees that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks import build
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.build import BlockKind, BlockTapes
+from mofa.blocks.context import Context
+from mofa.blocks.frameworks import primitives_of
+from mofa.blocks.frameworks.recompute import recompute_of
+from mofa.cost.collectives import token_spread
+from mofa.cost.durations import Machine, tape_flops
+from mofa.cost.liveness import BlockMemory, block_memory
+from mofa.cost.loads import RoutingLoads
+from mofa.cost.scan import PhaseTime, scan
+from mofa.cost.topology import Group, process_groups
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+ArrayK = NDArray[np.float64]
+FULL = RecomputeSpec(kind="full")
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """One block under one recomputation; arrays over K."""
+
+    forward: PhaseTime
+    backward: PhaseTime
+    memory: BlockMemory
+    forward_flops: ArrayK
+    backward_flops: ArrayK
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
+
+    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.block_kinds`.
+    """
+
+    context: Context
+    groups: Mapping[str, Group]
+    index: NDArray[np.intp]
+    blocks: Mapping[RecomputeSpec, tuple[BlockCost, ...]]
+    embedding: BlockCost
+    head: BlockCost
+    mtp: Mapping[RecomputeSpec, BlockCost] | None
+    tapes: Mapping[str, BlockTapes]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is the same for all candidates costed together."""
+
+    precision: str = "mixed"
+    pipelined: bool = False
+    accumulating: bool = True
+
+
+def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First row of each unique combination, and each row's combination."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        code = code * len(values) + inverse
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def block_context(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
+    mode: Mode,
+) -> tuple[Context, dict[str, Group]]:  # fmt: skip
+    """The context of the blocks and their process groups, one entry per row of the table."""
+    model = workload.model
+    f = {name: getattr(table, name).astype(float) for name in ("tp", "cp", "ep", "etp", "micro_batch", "dp", "pp")}
+    replicate = np.minimum(framework.dp_replicate, table.dp)
+    shard = table.dp // np.maximum(replicate, 1)
+    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
+    groups = {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
+    tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
+    sp = table.sp & (table.tp > 1)
+    local = np.where(sp, tokens / f["tp"], tokens)
+    top_k = model.moe.top_k if model.moe else 0
+    time_ratio, memory_ratio = loads.ratios(table.ep)
+    remote = np.ones(len(table))
+    element = 2
+    if mode.precision == "uniform" and workload.precision.params != "bf16":
+        element = 4
+    return Context(
+        model=model, framework=framework, gemm_format=workload.precision.gemm, seq_len=workload.batch.seq_len,
+        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=table.cp_kind == 0, ep=f["ep"], etp=f["etp"],
+        micro_batch=f["micro_batch"], fsdp=groups["fsdp"].size.astype(float), efsdp=groups["efsdp"].size.astype(float),
+        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=time_ratio,
+        remote_nodes=remote, accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
+        residual=4 if mode.precision == "autocast" else element, weight_element=element,
+        precision_mode=mode.precision,  # type: ignore[arg-type]
+    ), groups  # fmt: skip
+
+
+def block_costs(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
+    mode: Mode, drop: frozenset[str] = frozenset(),
+) -> Costs:  # fmt: skip
+    """Cost every kind of block that the table's candidates have.
+
+    ``drop`` leaves out the ops of these families, to show what they weigh.
+    """
+    columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
+    if framework.shards_params:
+        columns += [table.dp, table.pp]
+    first, index = unique_rows(columns)
+    unique = table.take(first)
+    ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
+    spread = None
+    moe = workload.model.moe
+    if moe is not None:
+        spread = token_spread(
+            groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
+            top_groups=moe.groups_per_token,
+        )  # fmt: skip
+    machine = Machine(cluster, groups, framework, len(first), spread)
+    p = primitives_of(framework)
+    kinds = build.block_kinds(workload.model)
+    tapes: dict[str, BlockTapes] = {}
+
+    def cost(make: Callable[[], BlockTapes], label: str) -> BlockCost:
+        block = make()
+        if drop:
+            block = BlockTapes(block.name, block.forward.without(drop), block.backward.without(drop))
+        tapes[label] = block
+        forward, backward = scan(block.forward, machine), scan(block.backward, machine)
+        return BlockCost(
+            forward, backward, block_memory(block, len(first)), tape_flops(block.forward, len(first)),
+            tape_flops(block.backward, len(first)),
+        )  # fmt: skip
+
+    def layer(kind: BlockKind, spec: RecomputeSpec) -> BlockCost:
+        recompute: Recompute = NO_RECOMPUTE
+        if spec.kind != "none":
+            recompute = recompute_of(framework, spec, build.block(ctx, p, kind).forward, workload.model)
+        return cost(lambda: build.block(ctx, p, kind, recompute), f"{kind.name} recompute={spec}")
+
+    used = {table.recompute_modes[i] for i in np.unique(table.recompute)}
+    wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())
+    blocks = {spec: tuple(layer(kind, spec) for kind in kinds) for spec in sorted(wanted, key=str)}
+    mtp = None
+    if workload.model.num_mtp_layers:
+        last = build.layer_kind(workload.model, workload.model.num_layers - 1)
+        mtp = {
+            spec: cost(
+                lambda spec=spec: build.mtp(  # type: ignore[misc]
+                    ctx, p, last,
+                    NO_RECOMPUTE if spec.kind == "none"
+                    else recompute_of(framework, spec, build.mtp(ctx, p, last).forward, workload.model),
+                ),
+                f"mtp recompute={spec}",
+            )
+            for spec in blocks
+        }  # fmt: skip
+    return Costs(
+        ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
+        cost(lambda: build.head(ctx, p), "head"), mtp, tapes,
+    )  # fmt: skip
+
+
+def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
+    """The mode of the layers that are not recomputed whole."""
+    return RecomputeSpec() if spec.kind in ("full", "every", "none") else spec
+
+
+def needs_full(spec: RecomputeSpec) -> bool:
+    """Whether some layers are recomputed whole."""
+    return spec.kind in ("full", "every")
+
+

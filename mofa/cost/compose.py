@@ -1,0 +1,396 @@
+"""From blocks to a step: pipeline stages, micro-batches, data parallelism and the optimizer, for candidates of one pp x vpp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.blockcost import FULL, BlockCost, Costs, Mode, base_mode
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.collectives import collective_s
+from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
+from mofa.cost.scan import EXPOSED
+from mofa.cost.stages import Stages, in_flight
+from mofa.cost.topology import Group
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+ArrayN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+_T = {name: i for i, name in enumerate(TIME_COMPONENTS)}
+_H = {name: i for i, name in enumerate(HIDDEN_COMPONENTS)}
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """Block costs of all modes and kinds stacked for gathering: leading axes (modes, K), then kinds and parts."""
+
+    exposed: ArrayN
+    hidden: ArrayN
+    forward_s: ArrayN
+    backward_s: ArrayN
+    flops: ArrayN
+    saved: ArrayN
+    saved_kinds: ArrayN
+    slack: ArrayN
+    forward_peak: ArrayN
+    forward_kinds: ArrayN
+    backward_peak: ArrayN
+    backward_kinds: ArrayN
+    pools: ArrayN
+
+    @classmethod
+    def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
+        """Stack the costs of every mode's kinds."""
+
+        def grid(pick: object) -> ArrayN:
+            assert callable(pick)
+            return np.stack([np.stack([np.asarray(pick(c)).T for c in kinds], axis=1) for kinds in modes])
+
+        return cls(
+            exposed=grid(lambda c: c.forward.exposed + c.backward.exposed),
+            hidden=grid(lambda c: c.forward.hidden + c.backward.hidden),
+            forward_s=grid(lambda c: c.forward.total),
+            backward_s=grid(lambda c: c.backward.total),
+            flops=grid(lambda c: c.forward_flops + c.backward_flops),
+            saved=grid(lambda c: c.memory.saved),
+            saved_kinds=grid(lambda c: c.memory.saved_kinds),
+            slack=grid(lambda c: c.memory.saved_slack),
+            forward_peak=grid(lambda c: c.memory.forward_peak),
+            forward_kinds=grid(lambda c: c.memory.forward_kinds),
+            backward_peak=grid(lambda c: c.memory.backward_peak),
+            backward_kinds=grid(lambda c: c.memory.backward_kinds),
+            pools=grid(lambda c: c.memory.pool_slack),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layer counts of the candidates of one pp x vpp, gathered per row: (n, kinds, pp) unless said."""
+
+    stages: Stages
+    plain: ArrayN
+    """Layers that run in the base mode."""
+    full: ArrayN
+    """Layers that are recomputed whole."""
+    plain_in_flight: ArrayN
+    full_in_flight: ArrayN
+    last_in_flight: ArrayN
+    """Micro-batches of the last chunk in flight. (n, pp)"""
+    after: ArrayN
+    """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
+
+    @property
+    def counts(self) -> ArrayN:
+        return self.plain + self.full
+
+
+def layout(table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN) -> Layout:
+    """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
+    pp, vpp = stages.pp, stages.vpp
+    choices, which = np.unique(np.stack([table.recompute, table.recompute_layers]), axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    full = np.zeros((choices.shape[1], *stages.counts.shape))
+    for u, (mode, layers) in enumerate(choices.T):
+        spec = table.recompute_modes[int(mode)]
+        if spec.kind == "full":
+            full[u] = stages.counts if layers < 0 else stages.recomputed_first(int(layers))
+        elif spec.kind == "every":
+            full[u] = stages.recomputed_every(spec.layers or 1)
+    cap = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, 4 * pp)
+    batches, batch_of = np.unique(cap, return_inverse=True)
+    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in batches])
+    plain = stages.counts[None] - full
+    plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
+    full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
+    kinds = len(stages.kinds)
+    after = np.zeros((kinds, kinds, pp))
+    for r in range(pp):
+        chunk = stages.layers[r][-1]
+        for kind in range(kinds):
+            if kind in chunk:
+                last = len(chunk) - 1 - chunk[::-1].index(kind)
+                for other in chunk[last + 1 :]:
+                    after[kind, other, r] += 1
+    return Layout(
+        stages, plain.sum(axis=3)[which], full.sum(axis=3)[which], plain_fl[which, batch_of],
+        full_fl[which, batch_of], flight[batch_of][:, :, -1], after,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The candidates of one pp x vpp and everything gathered for them; ``k`` (n,) indexes the unique combinations."""
+
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    table: StrategyTable
+    costs: Costs
+    mode: Mode
+    schedule: str
+    k: NDArray[np.intp]
+    base: NDArray[np.intp]
+    full: int
+    layers: LayerArrays
+    layout: Layout
+    num_micro_batches: IntN
+    groups: dict[str, Group]
+    shards: Shards
+    static: StaticBytes
+
+    def gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
+        """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
+        return grid[self.base, self.k], grid[self.full, self.k]
+
+    def over_stages(self, grid: ArrayN) -> ArrayN:
+        """A per-layer quantity summed over the layers of each stage. (n, pp)"""
+        plain, full = self.gather(grid)
+        return np.einsum("nkr,nk->nr", self.layout.plain, plain) + np.einsum("nkr,nk->nr", self.layout.full, full)
+
+    @property
+    def is_first(self) -> ArrayN:
+        return np.eye(1, self.layout.stages.pp)[0]
+
+    @property
+    def is_head(self) -> ArrayN:
+        return np.eye(1, self.layout.stages.pp, self.layout.stages.head_stage)[0]
+
+    def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
+        """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, pp)"""
+        depth = self.workload.model.num_mtp_layers
+        tail = head[self.k] * (1 + depth)
+        if mtp is not None:
+            tail = tail + depth * mtp[self.k]
+        return first[self.k][:, None] * self.is_first + tail[:, None] * self.is_head
+
+
+def make_rows(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: Costs,
+    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays,
+    modes: list[RecomputeSpec],
+) -> Rows:  # fmt: skip
+    """Gather everything that the candidates of one pp x vpp need."""
+    m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
+    where = np.array([modes.index(base_mode(spec)) for spec in table.recompute_modes])
+    lay = layout(table, stages, schedule, m)
+    groups = {
+        name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()
+    }
+    if not framework.shards_params:  # blocks don't depend on dp there: place the groups of each candidate
+        from mofa.cost.topology import process_groups
+
+        groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
+        groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
+    shards = stage_shards(workload, framework, table, lay, groups)
+    static = static_bytes(workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None])
+    return Rows(
+        workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
+        modes.index(FULL) if FULL in modes else 0, layers, lay, m, groups, shards, static,
+    )  # fmt: skip
+
+
+def stage_shards(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout, groups: dict[str, Group]
+) -> Shards:
+    """Parameters of every stage on one rank."""
+    model = workload.model
+    tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
+    dense = np.zeros((len(table), lay.stages.pp))
+    expert = np.zeros_like(dense)
+    first, head = np.eye(1, lay.stages.pp)[0], np.eye(1, lay.stages.pp, lay.stages.head_stage)[0]
+    for i, kind in enumerate(lay.stages.kinds):
+        p = layer_params(model, kind.moe)
+        count = lay.counts[:, i]
+        dense += count * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert += count * p.routed / spread
+    unit = framework.vocab_divisor * tp
+    padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
+    dense += first * (embedding_params(model) + padding) / tp
+    output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
+    dense += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
+    if model.num_mtp_layers:
+        p = mtp_params(model)
+        dense += head * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert += head * model.num_mtp_layers * p.routed / spread
+        if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
+            dense += head * model.vocab * model.hidden / tp
+    ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")
+    return Shards(
+        dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
+    )
+
+
+def column(group: Group) -> Group:
+    """The group with a trailing axis, to time payloads of shape (n, pp)."""
+    return Group(group.size[:, None], group.ranks_per_domain[:, None], group.ranks_per_node[:, None])
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a step: ``exposed`` (13, n) sums to it. [s]"""
+
+    exposed: ArrayN
+    hidden: ArrayN
+    stage_s: ArrayN
+    slowest: NDArray[np.intp]
+
+
+def step_time(rows: Rows) -> StepTime:
+    """Time of one optimizer step.
+
+    ``m * max_r t_r + bubble``: the slowest stage runs all micro-batches, and the pipeline fills and drains through the
+    others once, a ``vpp``-th of it when chunks are interleaved (Narayanan et al. 2021, arXiv 2104.04473, section 2.2:
+    bubble over ideal time ``(pp - 1) / (m vpp)`` for equal stages). ZB-V fills the bubble with weight gradients as far
+    as they go. Then what data parallelism and the optimizer leave exposed.
+    """
+    c, lay, table = rows.costs, rows.layout, rows.table
+    n, pp = len(table), lay.stages.pp
+    rowsel = np.arange(n)
+    mtp = None
+    if c.mtp is not None:
+        mtp = next(iter(c.mtp.values()))  # recomputation of the prediction layer is that of the base mode
+    fwd = rows.over_stages(rows.layers.forward_s) + rows.ends(
+        c.embedding.forward.total, c.head.forward.total, mtp.forward.total if mtp else None
+    )
+    bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
+        c.embedding.backward.total, c.head.backward.total, mtp.backward.total if mtp else None
+    )
+    stage_s = fwd + bwd
+    slowest = np.argmax(stage_s, axis=1)
+    exposed = np.zeros((len(TIME_COMPONENTS), n))
+    hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
+    m = rows.num_micro_batches.astype(float)
+    # the slowest stage's own micro-batches
+    plain, full = rows.gather(rows.layers.exposed)
+    share_plain, share_full = lay.plain[rowsel, :, slowest], lay.full[rowsel, :, slowest]
+    per_batch = np.einsum("nk,nkf->fn", share_plain, plain) + np.einsum("nk,nkf->fn", share_full, full)
+    per_batch_hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
+    hid_plain, hid_full = rows.gather(rows.layers.hidden)
+    per_batch_hidden += np.einsum("nk,nkf->fn", share_plain, hid_plain) + np.einsum(
+        "nk,nkf->fn", share_full, hid_full
+    )
+    at_first, at_head = rows.is_first[slowest], rows.is_head[slowest]
+    depth = rows.workload.model.num_mtp_layers
+    for cost, weight in ((c.embedding, at_first), (c.head, at_head * (1 + depth)), (mtp, at_head * depth)):
+        if cost is not None:
+            per_batch += weight * (cost.forward.exposed + cost.backward.exposed)[:, rows.k]
+            per_batch_hidden += weight * (cost.forward.hidden + cost.backward.hidden)[:, rows.k]
+    for i, name in enumerate(EXPOSED):
+        exposed[_T[name]] += m * per_batch[i]
+    hidden += m * per_batch_hidden
+    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m)
+    _data_parallel(rows, exposed, hidden, fwd, bwd, m)
+    step = optimizer_seconds(
+        rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, table.zero[:, None]
+    ).max(axis=1)
+    exposed[_T["optimizer"]] += step + _norm_seconds(rows)
+    assert pp == stage_s.shape[1]
+    return StepTime(exposed, hidden, stage_s, slowest)
+
+
+def _norm_seconds(rows: Rows) -> ArrayN:
+    """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
+    if not rows.workload.optimizer.clip_grad_norm:
+        return np.zeros(len(rows.table))
+    reduce = collective_s("all_reduce", np.full(len(rows.table), 4.0), rows.groups["world"], rows.cluster)
+    return np.asarray(reduce + rows.cluster.gpu.curves.host.sync_s.value)
+
+
+def _pipeline(
+    rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd: ArrayN, slowest: NDArray[np.intp], m: ArrayN
+) -> None:
+    """Bubble and the hand-over of activations between stages."""
+    stages, ctx = rows.layout.stages, rows.costs.context
+    if stages.pp == 1:
+        return
+    stage_s = fwd + bwd
+    rest = stage_s.sum(axis=1) - stage_s[np.arange(len(m)), slowest]
+    bubble = rest / stages.vpp
+    if rows.schedule in ("zbv", "interleaved-zb"):
+        total_f, total_b = fwd.sum(axis=1), bwd.sum(axis=1)
+        bubble = rest * np.maximum(total_f - total_b / 2, 0.0) / (total_f + total_b)
+    exposed[_T["bubble"]] += bubble
+    payload = (ctx.shard * float(rows.workload.model.hidden) * ctx.residual)[rows.k]
+    hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
+    turns = 2.0 * m * stages.vpp
+    fill = 2.0 * (stages.pp - 1)
+    if rows.schedule == "1f1b" and rows.framework.name != "torchtitan":
+        # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
+        exposed[_T["pp"]] += (turns + fill) * hop
+        exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
+    elif rows.schedule == "1f1b":
+        exposed[_T["pp"]] += (turns + fill) * hop
+    else:
+        exposed[_T["pp"]] += fill * hop + rows.cluster.gpu.curves.overlap_slowdown.value * turns * hop
+        hidden[_H["pp"]] += turns * hop
+
+
+def _data_parallel(rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> None:
+    """Gradient reduction and parameter gathering outside the blocks.
+
+    A later stage has the pipeline's drain (or fill) before its gradients (or parameters) are missed; the first stage
+    overlaps bucket by bucket with its last backward (or first forward), all but one bucket.
+    """
+    fw, s, cluster = rows.framework, rows.shards, rows.cluster
+    slow = cluster.gpu.curves.overlap_slowdown.value
+
+    def over(kind: str, bytes_per_param: float) -> ArrayN:
+        dense = collective_s(kind, s.dense * bytes_per_param, column(rows.groups["fsdp"]), cluster)  # type: ignore[arg-type]
+        expert = collective_s(kind, s.expert * bytes_per_param, column(rows.groups["efsdp"]), cluster)  # type: ignore[arg-type]
+        return np.asarray(dense + expert)
+
+    before_f = np.cumsum(fwd, axis=1) - fwd
+    before_b = np.cumsum(bwd, axis=1) - bwd
+    if fw.shards_params and rows.mode.precision == "mixed":
+        if rows.mode.pipelined:
+            total = over("reduce_scatter", 4.0) + over("all_gather", 2.0)
+            late = np.maximum(total - (before_f + before_b) / rows.layout.stages.vpp, 0.0).max(axis=1)
+            exposed[_T["dp"]] += late
+            hidden[_H["dp"]] += np.maximum(total.max(axis=1) - late, 0.0)
+        _replicas(rows, exposed, hidden, bwd, m)
+        return
+    if fw.shards_params:
+        if fw.data_parallel == "ddp":
+            once = over("all_reduce", 4.0)[:, 0]
+            bucket = np.minimum(1.0, 100 * 2.0**20 / np.maximum(s.dense[:, 0] * 4.0, 1.0))
+            late = np.maximum(once * bucket, once - bwd[:, 0])
+            exposed[_T["dp"]] += m * (late + slow * (once - late))
+            hidden[_H["dp"]] += m * (once - late)
+        return
+    zero = rows.table.zero[:, None]
+    reduce = np.where(zero >= 1, over("reduce_scatter", 4.0), over("all_reduce", 4.0))
+    gather = np.where(zero >= 1, over("all_gather", 2.0), 0.0)
+    buckets = np.maximum((s.dense + s.expert) / np.maximum(40e6, 1e6 * s.dense_ranks), 1.0)
+    for seconds, window, overlap, before in (
+        (reduce, bwd, fw.overlap_grad_reduce, before_b),
+        (gather, fwd, fw.overlap_param_gather, before_f),
+    ):
+        late = seconds
+        if overlap:
+            late = np.maximum(seconds - before / rows.layout.stages.vpp, 0.0)
+            late[:, 0] = np.maximum(seconds[:, 0] / buckets[:, 0], seconds[:, 0] - window[:, 0])
+        worst = late.max(axis=1)
+        beside = np.maximum(seconds[:, 0] - worst, 0.0) if overlap else np.zeros(len(m))
+        exposed[_T["dp"]] += worst + slow * beside
+        hidden[_H["dp"]] += beside
+    if rows.workload.model.tied_embeddings and rows.layout.stages.pp > 1:
+        tied = rows.workload.model.vocab * rows.workload.model.hidden * 4.0 / rows.table.tp
+        exposed[_T["dp"]] += collective_s("all_reduce", tied, rows.groups["embd"], cluster)
+
+
+def _replicas(rows: Rows, exposed: ArrayN, hidden: ArrayN, bwd: ArrayN, m: ArrayN) -> None:
+    """All-reduce of the sharded gradients over replicas of hybrid sharding, block by block behind the backward."""
+    if rows.framework.dp_replicate <= 1:
+        return
+    payload = rows.shards.sharded(4.0).sum(axis=1)
+    once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.cluster)
+    late = np.maximum(once - bwd.sum(axis=1), 0.0)
+    times = np.ones_like(m) if rows.mode.pipelined else m
+    exposed[_T["dp"]] += times * (late + rows.cluster.gpu.curves.overlap_slowdown.value * (once - late))
+    hidden[_H["dp"]] += times * (once - late)

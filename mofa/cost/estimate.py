@@ -1,0 +1,186 @@
+"""Seconds and bytes of every candidate: the composition of blocks, stages, data parallelism and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.blockcost import Costs, Mode, block_costs
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
+from mofa.cost.compose import LayerArrays, Rows, make_rows, step_time
+from mofa.cost.loads import BALANCED, RoutingLoads
+from mofa.cost.peak import stage_peaks
+from mofa.cost.stages import split_layers
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+CHUNK_STAGES = 200_000
+"""Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
+
+
+def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tuple[NDArray[np.intp], Mode]]:
+    """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
+
+    torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
+    autocast (distributed/utils.py).
+    """
+    rows = np.arange(len(table))
+    if framework.name != "torchtitan":
+        return [(rows, Mode())]
+    shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
+    if framework.data_parallel == "ddp":
+        shard = np.ones_like(shard)
+    mixed = shard * table.cp > 1
+    uniform = ~mixed & ((table.tp > 1) | (table.pp > 1))
+    piped = table.pp > 1
+    out = []
+    for precision, mask in (("mixed", mixed), ("uniform", uniform), ("autocast", ~mixed & ~uniform)):
+        for pipelined in (False, True):
+            chosen = np.flatnonzero(mask & (piped == pipelined))
+            if len(chosen):
+                out.append((chosen, Mode(precision, pipelined)))
+    return out
+
+
+def estimate_table(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    table: StrategyTable,
+    loads: RoutingLoads = BALANCED,
+    *,
+    detail: bool = False,
+    drop: frozenset[str] = frozenset(),
+    progress: Callable[[int], None] | None = None,
+) -> Breakdown:
+    """Cost every row of a table of legal strategies.
+
+    Parameters
+    ----------
+    table
+        Candidates that the framework can run; (n,).
+    loads
+        How unevenly experts are loaded.
+    detail
+        Whether per-stage arrays are kept; for few rows of one pp.
+    drop
+        Families of ops to leave out.
+    progress
+        Told the number of rows done.
+
+    Returns
+    -------
+    Breakdown
+        Arrays in the order of the table.
+    """
+    n = len(table)
+    out = _Collector(table, n, detail)
+    done = 0
+    for chosen, mode in precision_modes(framework, table):
+        part = table.take(chosen)
+        costs = block_costs(workload, cluster, framework, part, loads, mode, drop)
+        modes = list(costs.blocks)
+        layers = LayerArrays.stack([costs.blocks[spec] for spec in modes])
+        for local, schedule in _groups(part):
+            sub = part.take(local)
+            stages = split_layers(workload.model, int(sub.pp[0]), int(sub.vpp[0]), framework.name, schedule)
+            rows = make_rows(
+                workload, cluster, framework, sub, costs, costs.index[local], stages, schedule, mode, layers, modes
+            )
+            out.put(chosen[local], rows, costs)
+            done += len(local)
+            if progress is not None:
+                progress(done)
+    return out.breakdown()
+
+
+def _groups(table: StrategyTable) -> Iterator[tuple[NDArray[np.intp], str]]:
+    """Rows of one pp, vpp and schedule, in chunks."""
+    code = (table.pp * 4096 + table.vpp) * 16 + table.schedule
+    order = np.argsort(code, kind="stable")
+    bounds = np.flatnonzero(np.diff(code[order])) + 1
+    for rows in np.split(order, bounds):
+        if len(rows) == 0:
+            continue
+        size = max(1, CHUNK_STAGES // int(table.pp[rows[0]]))
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size], SCHEDULES[int(table.schedule[rows[0]])]
+
+
+class _Collector:
+    """Puts the results of groups of rows back into the order of the table."""
+
+    def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
+        self.table, self.n, self.keep = table, n, detail
+        self.exposed = np.zeros((len(TIME_COMPONENTS), n))
+        self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
+        self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
+        self.allocated, self.reserved, self.device, self.flops = (np.zeros(n) for _ in range(4))
+        self.instant = np.zeros(n, dtype=np.int64)
+        self.fullest = np.zeros(n, dtype=np.int64)
+        self.slowest = np.zeros(n, dtype=np.int64)
+        self.names: tuple[str, ...] = ()
+        self.detail: StageDetail | None = None
+
+    def put(self, at: NDArray[np.intp], rows: Rows, costs: Costs) -> None:
+        time = step_time(rows)
+        peak, instants = stage_peaks(rows)
+        here = np.arange(len(at))
+        self.exposed[:, at], self.hidden[:, at] = time.exposed, time.hidden
+        self.allocated[at] = peak.allocated[here, peak.fullest]
+        self.reserved[at] = peak.reserved[here, peak.fullest]
+        self.device[at] = peak.device[here, peak.fullest]
+        self.fullest[at], self.slowest[at] = peak.fullest, time.slowest
+        self.memory[:, at] = _components(rows, peak.parts, peak.allocated[here, peak.fullest],
+                                         peak.reserved[here, peak.fullest], peak.communicators)  # fmt: skip
+        base = len(self.names)
+        self.names = (*self.names, *peak.names)
+        self.instant[at] = base + peak.instant[here, peak.fullest]
+        self.flops[at] = hardware_flops(rows)
+        if self.keep:
+            pp = rows.layout.stages.pp
+            parts = []
+            for r in range(pp):
+                stage = np.full(len(at), r)
+                live = instants.parts(peak.instant[here, stage], stage)
+                parts.append(
+                    _components(rows, live, peak.allocated[:, r], peak.reserved[:, r], peak.communicators)
+                )
+            counts = rows.layout.counts.sum(axis=1)
+            flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
+            self.detail = StageDetail(
+                time.stage_s, peak.allocated, peak.reserved, peak.device, np.stack(parts, axis=2), base + peak.instant,
+                flight / np.maximum(counts, 1), counts.astype(np.int64),
+                rows.layout.full.sum(axis=1).astype(np.int64),
+            )  # fmt: skip
+
+    def breakdown(self) -> Breakdown:
+        return Breakdown(
+            self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
+            self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.detail,
+        )  # fmt: skip
+
+
+def _components(
+    rows: Rows, live: NDArray[np.float64], allocated: NDArray[np.float64], reserved: NDArray[np.float64],
+    communicators: NDArray[np.float64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """The parts of the device memory, in the order of MEMORY_COMPONENTS."""
+    total = live.sum(axis=0)
+    assert np.allclose(total, allocated, rtol=1e-6), "live components do not sum to the allocated peak"
+    context = np.full(len(allocated), rows.cluster.gpu.context_bytes.value)
+    return np.concatenate([live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]])
+
+
+def hardware_flops(rows: Rows) -> NDArray[np.float64]:
+    """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
+    c, table = rows.costs, rows.table
+    per_rank = rows.over_stages(rows.layers.flops) + rows.ends(
+        c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
+        None if c.mtp is None else next(iter(c.mtp.values())).forward_flops + next(iter(c.mtp.values())).backward_flops,
+    )  # fmt: skip
+    return np.asarray(per_rank.sum(axis=1) * rows.num_micro_batches * table.tp * table.cp * table.dp)

@@ -1,0 +1,120 @@
+"""Parameters, gradients and optimizer states of a rank, and the seconds and temporaries of the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.compute import stream_rate
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+ArrayN = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Parameters of a stage on one rank before data parallelism, and the ranks that share them. [params, ranks]
+
+    ``dense`` and ``expert`` have shape (n, pp), ``dense_ranks`` and ``expert_ranks`` (n, 1).
+    """
+
+    dense: ArrayN
+    expert: ArrayN
+    dense_ranks: ArrayN
+    expert_ranks: ArrayN
+
+    def whole(self, bytes_per_param: float) -> ArrayN:
+        """Bytes of something that every rank holds whole. (n, pp) [B]"""
+        return (self.dense + self.expert) * bytes_per_param
+
+    def sharded(self, bytes_per_param: float) -> ArrayN:
+        """Bytes of something that is shared out over the data-parallel ranks. (n, pp) [B]"""
+        return (self.dense / self.dense_ranks + self.expert / self.expert_ranks) * bytes_per_param
+
+
+@dataclass(frozen=True)
+class StaticBytes:
+    """Bytes that a stage holds all the time or between its first gradient and the end of the step. (n, pp) [B]
+
+    ``grads_always`` says whether gradients exist from the start (Megatron's buffers) or only once computed.
+    """
+
+    params: ArrayN
+    grads: ArrayN
+    states: ArrayN
+    buffers: ArrayN
+    step_scratch: ArrayN
+    grads_always: bool
+
+
+def static_bytes(
+    workload: WorkloadSpec, framework: FrameworkSpec, shards: Shards, precision: str, pipelined: bool, zero: ArrayN
+) -> StaticBytes:
+    """What a stage holds besides activations.
+
+    Megatron: bf16 parameters (2), fp32 main gradients (4), fp32 main parameters and two moments (12) that the
+    distributed optimizer shares out: 6 + 12/dp bytes a parameter; without it 18. torchtitan: fp32 parameters and two
+    moments, sharded; under pipelines the gathered bf16 weights (2) and unsharded fp32 gradients (4) on top; under
+    autocast everything fp32 and whole (16); DDP keeps buckets apart from the gradients (4 more).
+
+    References
+    ----------
+    Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
+    """
+    moments = 4.0 if workload.precision.moments == "bf16" else 8.0
+    zeros = np.zeros_like(shards.dense)
+    if framework.name != "torchtitan":
+        states = 4.0 + moments
+        sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
+        temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+        scratch = np.where(zero >= 1, shards.sharded(temporary), shards.whole(temporary))
+        return StaticBytes(shards.whole(2.0), shards.whole(4.0), sharded, zeros, scratch, True)
+    temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+    if precision == "autocast":
+        buffers = shards.whole(4.0) if framework.data_parallel == "ddp" else zeros
+        return StaticBytes(
+            shards.whole(4.0), shards.whole(4.0), shards.whole(moments), buffers, shards.whole(temporary), False
+        )
+    if precision == "uniform":
+        each = 2.0 if workload.precision.params == "bf16" else 4.0
+        return StaticBytes(
+            shards.whole(each), shards.whole(each), shards.whole(2 * each), zeros, shards.whole(temporary * each / 4),
+            False,
+        )  # fmt: skip
+    held = 2.0 if workload.precision.params == "bf16" else 4.0
+    params = shards.sharded(held)
+    grads = shards.sharded(held)
+    if pipelined:
+        params = params + shards.whole(2.0)
+        grads = grads + shards.whole(4.0)
+    return StaticBytes(params, grads, shards.sharded(moments * held / 4), zeros, shards.sharded(temporary), False)
+
+
+def optimizer_seconds(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str, zero: ArrayN
+) -> ArrayN:
+    """Optimizer step with gradient norm, clipping and copies, memory-bound; launches by the host apart. (n, pp) [s]
+
+    Bytes a parameter: Adam reads parameter, gradient and two moments and writes all but the gradient (28 in fp32);
+    the norm reads 4, clipping reads and writes 8. Megatron besides zeroes (4) and scales (8) the whole gradient
+    buffer and copies main to bf16 parameters (6, shared out).
+    """
+    rate = stream_rate(cluster.gpu)
+    clip = 12.0 if workload.optimizer.clip_grad_norm else 0.0
+    moments = 8.0 if workload.precision.moments == "bf16" else 16.0
+    step = 12.0 + moments + clip
+    if framework.optimizer in ("foreach", "for-loop"):
+        step += 40.0  # separate kernels: weight decay, two lerps, sqrt, division, addcdiv read and write apart
+    host = cluster.gpu.curves.host.eager_op_s.value
+    if framework.name != "torchtitan":
+        step += 6.0
+        moved = np.where(zero >= 1, shards.sharded(step), shards.whole(step)) + shards.whole(4.0)
+        moved = moved + np.where(shards.dense_ranks > 1, shards.whole(8.0), 0.0)
+        return np.asarray(moved / rate + 100 * host)
+    if precision in ("autocast", "uniform"):
+        return np.asarray(shards.whole(step) / rate + 100 * host)
+    return np.asarray(shards.sharded(step) / rate + 100 * host)
