@@ -1,0 +1,1 @@
+"""Measurements of a real device, and the facts that are fitted to them."""

@@ -1,0 +1,196 @@
+"""Collectives and what they cost the computing beside them: one process per GPU, NCCL through torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mofa.calibrate.bench.torch_timing import Clock, summarise
+from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.measurements import append_row
+
+Call = Callable[[], Any]
+
+
+def measure_collectives(cases: Sequence[Case], folder: Path, host: str, gpus: int, *, device: str = "cuda") -> None:
+    """Time the cases on ``gpus`` GPUs; the first rank appends the rows to ``folder``."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (gpus, port, list(cases), folder, host, device), nprocs=gpus)
+
+
+def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host: str, device: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=gpus)
+    where = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("group") for c in cases} | {gpus})}
+    largest = max(c.size("bytes") for c in cases) // 2
+    source = torch.randn(largest + 2**20, device=where, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    clock = Clock(device)
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    for case in cases:
+        group = groups[case.size("group")]
+        if rank >= case.size("group"):
+            continue
+        if case.family == "overlap":
+            for found, sample in _overlap(case, source, target, group, where):
+                if rank == 0:
+                    append_row(folder, found, sample, gpu, host)
+            continue
+        call = collective_call(case, source, target, group, rank)
+        sample = _time(call, group, where, clock)
+        if rank == 0:
+            append_row(folder, case, sample, gpu, host)
+    dist.barrier(group=groups[gpus]) if gpus in groups else None
+    dist.destroy_process_group()
+
+
+def collective_call(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, rank: int) -> Call:
+    """The call of one rank. ``bytes`` is the whole tensor; of all-to-all and send/recv, what one rank sends."""
+    size, p = case.size("bytes") // 2, case.size("group")
+    whole, shard = source[: size // p * p], target[: size // p]
+    if case.op == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group, op=dist.ReduceOp.AVG if whole.is_cuda else dist.ReduceOp.SUM)
+    if case.op == "all_gather":
+        gathered = target[: size // p * p]
+        return lambda: dist.all_gather_into_tensor(gathered, source[: size // p], group=group)
+    if case.op == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(shard, whole, group=group)
+    if case.op == "all_to_all":
+        received = target[: size // p * p]
+        return lambda: dist.all_to_all_single(received, whole, group=group)
+    if case.op == "all_to_all_uneven":
+        return _uneven(case, source, target, group, p, size)
+    if case.op == "send_recv":
+        def ring() -> None:
+            peer = 1 - rank
+            ops = [dist.P2POp(dist.isend, source[:size], peer, group), dist.P2POp(dist.irecv, target[:size], peer, group)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+
+        return ring
+    raise ValueError(f"no such collective: {case.op}")
+
+
+def _uneven(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, p: int, size: int) -> Call:
+    """Rank 0 receives ``skew`` times the mean, the others share the rest evenly."""
+    first = int(size * float(case.shape["skew"]) / p) // 64 * 64
+    rest = (size - first) // max(1, p - 1) // 64 * 64
+    sends = [first, *[rest] * (p - 1)]
+    mine = sends[dist.get_rank(group)]
+    received = target.new_empty(mine * p) if mine * p > target.numel() else target[: mine * p]
+    data = source[: sum(sends)]
+    return lambda: dist.all_to_all_single(received, data, [mine] * p, sends, group=group)
+
+
+def _time(call: Call, group: Any, where: torch.device, clock: Clock, *, budget_s: float = 0.012) -> Sample:
+    """Slowest rank's median time of a call, in bursts that all ranks start together."""
+    if where.type != "cuda":
+        call()
+        return summarise([1e-3])
+    for _ in range(3):
+        call()
+    times: list[float] = []
+    estimate = _burst(call, 3, group, where)
+    shared = torch.tensor([estimate], device=where)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    per_sample = int(min(30, max(1, budget_s / 7 / shared.item())))
+    times = [_burst(call, per_sample, group, where) for _ in range(7)]
+    slowest = torch.tensor(times, device=where)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    return summarise(slowest.tolist(), *clock.read())
+
+
+def _burst(call: Call, num: int, group: Any, where: torch.device) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    dist.barrier(group=group)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int((100e-6 + num * 60e-6) * 2e9))
+    dist.all_reduce(torch.zeros(1, device=where), group=group)
+    start.record()
+    for _ in range(num):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / num
+
+
+def _overlap(
+    case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, where: torch.device
+) -> list[tuple[Case, Sample]]:
+    """Four rows: computing alone and beside the collective, the collective alone and beside the computing.
+
+    Both run in a loop for about the same time; a row holds the time of one call.
+    """
+    if where.type != "cuda":
+        return []
+    communicate = collective_call(case, source, target, group, dist.get_rank(group))
+    m, n, k = case.size("m"), case.size("n"), case.size("k")
+    if k:
+        a = [torch.randn(m, k, device=where, dtype=torch.bfloat16) for _ in range(4)]
+        b = torch.randn(k, n, device=where, dtype=torch.bfloat16)
+        compute: Call = lambda: torch.mm(a[0], b)  # noqa: E731
+    else:
+        a = [torch.randn(m, n, device=where, dtype=torch.bfloat16) for _ in range(4)]
+        compute = lambda: torch.mul(a[0], a[1])  # noqa: E731
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    alone = [_loops(main, compute, 20, None, None, 0, group)[0] for _ in range(3)]
+    other = [_loops(side, communicate, 8, None, None, 0, group)[0] for _ in range(3)]
+    span = 0.03
+    agreed = torch.tensor([statistics.median(alone), statistics.median(other)], device=where)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=group)
+    compute_s, communicate_s = agreed.tolist()
+    num = max(4, int(span / compute_s)), max(4, int(span / communicate_s))
+    both = [_loops(main, compute, num[0], side, communicate, num[1], group) for _ in range(3)]
+    alone = [_loops(main, compute, num[0], None, None, 0, group)[0] for _ in range(3)]
+    rows = []
+    for variant, times in (
+        (f"{case.variant}_alone", alone), (f"{case.variant}_overlapped", [x[0] for x in both]),
+        (f"collective_alone_{case.variant}", other), (f"collective_overlapped_{case.variant}", [x[1] for x in both]),
+    ):  # fmt: skip
+        rows.append((Case("overlap", case.op, variant, case.dtype, "grid", case.shape), summarise(times)))
+    return rows
+
+
+def _loops(
+    first: Any, call: Call, num: int, second: Any, other: Call | None, num_other: int, group: Any
+) -> tuple[float, float]:
+    """Time per call of one loop, or of two at once on two streams (of each until its own end)."""
+    dist.barrier(group=group)
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    torch.cuda._sleep(4_000_000)
+    first.wait_stream(torch.cuda.current_stream())
+    if second is not None:
+        second.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(first):
+        marks[0].record()
+    if second is not None:
+        with torch.cuda.stream(second):
+            marks[2].record()
+    for i in range(max(num, num_other)):
+        if i < num:
+            with torch.cuda.stream(first):
+                call()
+        if i < num_other and other is not None:
+            with torch.cuda.stream(second):
+                other()
+    with torch.cuda.stream(first):
+        marks[1].record()
+    if second is not None:
+        with torch.cuda.stream(second):
+            marks[3].record()
+    torch.cuda.synchronize()
+    one = marks[0].elapsed_time(marks[1]) / 1e3 / num
+    return one, (marks[2].elapsed_time(marks[3]) / 1e3 / num_other if num_other else 0.0)

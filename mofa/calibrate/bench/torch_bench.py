@@ -1,0 +1,96 @@
+"""The bench on a CUDA device: which case is timed how, and what is recorded of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample
+from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
+from mofa.calibrate.bench.torch_memory import MemoryOps
+from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
+from mofa.calibrate.cases import Case, Sample, Unsupported
+
+
+class TorchBench:
+    """Times every one-GPU family."""
+
+    def __init__(self, device: str = "cuda", *, pool_gib: float = 4.0) -> None:
+        self.device = device
+        self.gpu = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+        self.pool, self.clock = Pool(device, pool_gib), Clock(device)
+        self._memory = MemoryOps(self.pool)
+
+    def measure(self, case: Case) -> Sample:
+        """Time one case; `Unsupported` where this torch or this device cannot run it."""
+        try:
+            return self._measure(case)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
+
+    def _measure(self, case: Case) -> Sample:
+        if case.family == "host":
+            return host_sample(case, self.pool, self.clock)
+        if case.family == "copy":
+            return copy_sample(case, self.pool, self.clock)
+        if case.family == "sustained":
+            return sustained_sample(case, self.pool, self.clock)
+        if case.family in ("memory_bound", "compiled"):
+            calls = self._memory.calls(case)
+        else:
+            make = {"gemm": gemm_calls, "grouped_gemm": grouped_calls, "attention": attention_calls}
+            if case.family not in make:
+                raise Unsupported(f"family {case.family} needs several GPUs")
+            calls = make[case.family](case, self.pool)
+        return time_calls(calls, self.device, self.clock)
+
+    def environment(self) -> dict[str, object]:
+        return environment(self.device)
+
+
+def cpu_name() -> str:
+    """The processor's name, as the kernel gives it."""
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def environment(device: str) -> dict[str, object]:
+    """GPU, driver, versions, topology, clocks and NCCL settings; no name of the machine or its user."""
+    found: dict[str, object] = {
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else cpu_name(), "cpu": cpu_name(),
+        "num_cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "device": device,
+        "nccl_settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "TORCH_NCCL"))},
+    }  # fmt: skip
+    if device != "cuda":
+        return found
+    properties = torch.cuda.get_device_properties(0)
+    found |= {
+        "num_gpus": torch.cuda.device_count(), "total_memory_bytes": properties.total_memory,
+        "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
+        "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
+        "driver_and_clocks": _smi("--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,"
+                                  "pcie.link.width.max", "--format=csv"),
+        "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
+    }  # fmt: skip
+    return found
+
+
+def _smi(*arguments: str) -> list[str]:
+    try:
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    text = re.sub(r"\x1b\[[0-9;]*m|\(UUID: [^)]*\)", "", done.stdout)
+    return [line.rstrip() for line in text.splitlines() if line.strip()][:40]

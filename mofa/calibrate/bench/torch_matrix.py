@@ -1,0 +1,98 @@
+"""Matrix products and attention, as frameworks call them through torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.cases import Case, Unsupported
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
+
+
+def gemm_calls(case: Case, pool: Pool) -> list[Call]:
+    m, n, k = (case.size(x) for x in "mnk")
+    width = {"bf16": 2, "fp8": 1, "fp32": 4}[case.dtype]
+    return [_gemm(case, pool, m, n, k) for _ in range(num_sets((m * k + n * k) * width))]
+
+
+def _gemm(case: Case, pool: Pool, m: int, n: int, k: int) -> Call:
+    dtype = DTYPES[case.dtype]
+    if case.dtype == "fp8":
+        a, b = pool.view(m, k, dtype=dtype), pool.view(n, k, dtype=dtype).t()
+        one = torch.ones((), device=pool.device)
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    if case.op == "fwd":
+        a, b = pool.view(m, k, dtype=dtype), pool.view(n, k, dtype=dtype).t()
+    elif case.op == "dgrad":
+        a, b = pool.view(m, k, dtype=dtype), pool.view(k, n, dtype=dtype)
+    else:
+        a, b = pool.view(k, m, dtype=dtype).t(), pool.view(k, n, dtype=dtype)
+    return lambda: torch.mm(a, b)
+
+
+def grouped_calls(case: Case, pool: Pool) -> list[Call]:
+    """``n`` and ``k`` are the out and in features of each expert in all three layouts."""
+    if not hasattr(torch, "_grouped_mm"):
+        raise Unsupported("this torch has no _grouped_mm")
+    loads = [int(x) for x in str(case.shape["loads"]).split(",")]
+    n, k, tokens, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
+    ends = torch.tensor(loads, device=pool.device).cumsum(0).to(torch.int32)
+    calls: list[Call] = []
+    for _ in range(min(16, num_sets(2 * (tokens * (n + k) + experts * n * k)))):
+        if case.op == "fwd":
+            a, b = pool.view(tokens, k), pool.view(experts, n, k).transpose(-2, -1)
+        elif case.op == "dgrad":
+            a, b = pool.view(tokens, n), pool.view(experts, n, k)
+        else:
+            a, b = pool.view(tokens, n).t(), pool.view(tokens, k)
+        calls.append(_grouped(a, b, ends))
+    return calls
+
+
+def _grouped(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> Call:
+    return lambda: torch._grouped_mm(a, b, offs=ends)
+
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
+
+
+def attention_calls(case: Case, pool: Pool) -> list[Call]:
+    b, hq, hkv, q_len, kv_len, d_qk, d_v, causal = (
+        case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
+    )
+    if case.variant == "flash" and d_v < d_qk:
+        d_v = d_qk  # flash wants one head size; frameworks pad the values
+    grad = case.op == "bwd"
+    calls: list[Call] = []
+    for _ in range(min(4, num_sets(2 * b * (q_len * hq + kv_len * hkv) * (d_qk + d_v)))):
+        q = pool.view(b, q_len, hq, d_qk).transpose(1, 2).detach().requires_grad_(grad)
+        k = pool.view(b, kv_len, hkv, d_qk).transpose(1, 2).detach().requires_grad_(grad)
+        v = pool.view(b, kv_len, hkv, d_v).transpose(1, 2).detach().requires_grad_(grad)
+        calls.append(_attention(case.variant, q, k, v, causal=bool(causal), grad=grad, pool=pool))
+    return calls
+
+
+def _attention(
+    variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, grad: bool, pool: Pool
+) -> Call:
+    gqa = q.shape[1] != k.shape[1]
+
+    def forward() -> torch.Tensor:
+        with sdpa_kernel(BACKENDS[variant]):
+            out: torch.Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
+            return out
+
+    if not grad:
+        return forward
+    out = forward()
+    d_out = pool.view(out.shape[0], out.shape[2], out.shape[1], out.shape[3]).transpose(1, 2)
+
+    def backward() -> Any:
+        return torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+
+    return backward

@@ -1,0 +1,130 @@
+"""What is measured: one `Case` per timing, and the models whose shapes the held-out cases take.
+
+Plain Python, so that it runs on a machine that has torch and nothing else of mofa's needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Shape = dict[str, int | str]
+Split = Literal["grid", "heldout"]
+SEED = 20261121
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time: which operation, on what exact shape, and whether a fit may see it."""
+
+    family: str
+    op: str
+    variant: str
+    dtype: str
+    split: Split
+    shape: Shape = field(hash=False)
+
+    def size(self, name: str) -> int:
+        """A whole number of the shape."""
+        return int(self.shape[name])
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as the CSV holds it.
+
+        Examples
+        --------
+        >>> Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": 4096, "n": 512, "k": 64}).shape_text
+        'm=4096 n=512 k=64'
+        """
+        return " ".join(f"{name}={value}" for name, value in self.shape.items())
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        return self.family, self.op, self.variant, self.dtype, self.shape_text
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timing: the median of several samples and their spread, with clock and power where they could be read."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    num_samples: int
+    sm_mhz: float | None = None
+    power_w: float | None = None
+
+
+class Unsupported(Exception):
+    """This bench cannot time this case; the reason is the message."""
+
+
+class Bench(Protocol):
+    """What times cases: torch on a GPU, or NumPy on the host."""
+
+    gpu: str
+    """Name of the device, as the rows carry it."""
+
+    def measure(self, case: Case) -> Sample: ...
+
+    def environment(self) -> dict[str, object]: ...
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The few sizes of a bundled workload that decide the shapes of its kernels."""
+
+    name: str
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    seq_len: int
+    experts: int = 0
+    top_k: int = 0
+    expert_hidden: int = 0
+    mla: bool = False
+
+
+MODELS: tuple[Dims, ...] = (
+    Dims("gpt3-175b", 12288, 49152, 96, 96, 128, 50257, 2048),
+    Dims("llama3-8b", 4096, 14336, 32, 8, 128, 128256, 8192),
+    Dims("llama3-70b", 8192, 28672, 64, 8, 128, 128256, 8192),
+    Dims("llama3-405b", 16384, 53248, 128, 8, 128, 128256, 8192),
+    Dims("mixtral-8x7b", 4096, 14336, 32, 8, 128, 32000, 4096, 8, 2, 14336),
+    Dims("mixtral-8x22b", 6144, 16384, 48, 8, 128, 32768, 4096, 8, 2, 16384),
+    Dims("qwen3-30b-a3b", 2048, 6144, 32, 4, 128, 151936, 4096, 128, 8, 768),
+    Dims("qwen3-235b-a22b", 4096, 12288, 64, 4, 128, 151936, 4096, 128, 8, 1536),
+    Dims("deepseek-v2-lite", 2048, 10944, 16, 16, 192, 102400, 4096, 64, 6, 1408, True),
+    Dims("deepseek-v3", 7168, 18432, 128, 128, 192, 129280, 4096, 256, 8, 2048, True),
+    Dims("kimi-k2", 7168, 18432, 64, 64, 192, 163840, 4096, 384, 8, 2048, True),
+    Dims("gpt-oss-120b", 2880, 2880, 64, 8, 64, 201088, 4096, 128, 4, 2880),
+)
+
+
+def split_cases(
+    family: str, grid: Sequence[tuple[str, str, str, Shape]], heldout: Sequence[tuple[str, str, str, Shape]], num: int
+) -> list[Case]:
+    """Cases of a family: the grid, then ``num`` held-out shapes that the grid does not hold.
+
+    Both are given as ``(op, variant, dtype, shape)``; the first ``num`` distinct held-out ones count.
+    """
+    cases = {(c := Case(family, *item[:3], "grid", item[3])).key: c for item in grid}
+    kept = 0
+    for item in heldout:
+        case = Case(family, *item[:3], "heldout", item[3])
+        if kept < num and case.key not in cases:
+            cases[case.key] = case
+            kept += 1
+    return list(cases.values())
+
+
+def log_uniform(rng: random.Random, low: int, high: int, multiple: int) -> int:
+    """A whole multiple, drawn with equal weight per octave."""
+    value = low * (high / low) ** rng.random()
+    return max(multiple, round(value / multiple) * multiple)

@@ -1,0 +1,146 @@
+"""The CSV of a calibration run: one row per timing, appended as it is measured, checked when it is read.
+
+Plain Python, so that the bench can write it on a machine that has torch and nothing else of mofa's needs.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mofa.calibrate.cases import Case, Sample, Shape
+from mofa.errors import SpecError
+
+COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
+           "power_w", "gpu", "host")  # fmt: skip
+UNIT = "us"
+ENVIRONMENT = "environment.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One timing as read back. Times are in seconds."""
+
+    case: Case
+    sample: Sample
+    gpu: str
+    host: str
+
+
+def append_row(folder: Path, case: Case, sample: Sample, gpu: str, host: str) -> None:
+    """Add a row to the family's CSV, on disk before this returns, so that an interruption loses nothing."""
+    path = folder / f"{case.family}.csv"
+    new = not path.exists() or path.stat().st_size == 0
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(COLUMNS)
+        times = [f"{t * 1e6:.6g}" for t in (sample.median_s, sample.low_s, sample.high_s)]
+        more = ["" if v is None else f"{v:.4g}" for v in (sample.sm_mhz, sample.power_w)]
+        writer.writerow([case.family, case.op, case.variant, case.dtype, case.split, case.shape_text, *times, UNIT,
+                         sample.num_samples, *more, gpu, host])  # fmt: skip
+
+
+def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Row]:
+    """All rows of a folder's CSV files.
+
+    Raises
+    ------
+    SpecError
+        If a file is missing, truncated or corrupt, a time is no positive number, units or GPUs are mixed. The file
+        is left as it is.
+    """
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder; give the folder that `mofa calibrate run --out` wrote")
+    wanted = None if families is None else set(families)
+    paths = sorted(p for p in folder.glob("*.csv") if wanted is None or p.stem in wanted)
+    if not paths:
+        raise SpecError(f"{folder}: no measurements (*.csv); run `mofa calibrate run --out {folder}` first")
+    rows = [row for path in paths for row in read_file(path)]
+    gpus = sorted({row.gpu for row in rows})
+    if len(gpus) > 1:
+        raise SpecError(f"{folder}: rows of different GPUs ({', '.join(gpus)}); keep one folder per kind of GPU")
+    return rows
+
+
+def read_file(path: Path) -> list[Row]:
+    """The rows of one CSV; see `read_rows`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read as text ({error}); restore it or move it away") from None
+    lines = text.splitlines()
+    if not lines or tuple(next(csv.reader(lines[:1]))) != COLUMNS:
+        raise SpecError(f"{path}: line 1: not the header of a calibration CSV; expected {','.join(COLUMNS)}")
+    if not text.endswith("\n"):
+        raise SpecError(f"{path}: line {len(lines)}: truncated (no line end); delete that line, then run again to resume")
+    rows = [_parse(path, number, cells) for number, cells in enumerate(csv.reader(lines[1:]), start=2)]
+    return rows
+
+
+def _parse(path: Path, number: int, cells: list[str]) -> Row:
+    def fail(what: str) -> SpecError:
+        return SpecError(f"{path}: line {number}: {what}; delete that line, then run again to measure it anew")
+
+    if len(cells) != len(COLUMNS):
+        raise fail(f"{len(cells)} columns instead of {len(COLUMNS)}")
+    cell = dict(zip(COLUMNS, cells, strict=True))
+    if cell["unit"] != UNIT:
+        raise fail(f"unit {cell['unit']!r} instead of {UNIT!r}; units are not to be mixed")
+    if cell["family"] != path.stem:
+        raise fail(f"family {cell['family']!r} in the file of {path.stem!r}")
+    if cell["split"] not in ("grid", "heldout"):
+        raise fail(f"split {cell['split']!r} instead of grid or heldout")
+    times = []
+    for name in ("median", "low", "high"):
+        try:
+            value = float(cell[name])
+        except ValueError:
+            raise fail(f"{name} {cell[name]!r} is no number") from None
+        if not (math.isfinite(value) and value > 0):
+            raise fail(f"{name} {cell[name]} {UNIT} is no positive, finite time")
+        times.append(value / 1e6)
+    try:
+        more = [float(cell[name]) if cell[name] else None for name in ("sm_mhz", "power_w")]
+        num = int(cell["samples"])
+        shape = parse_shape(cell["shape"])
+    except ValueError as error:
+        raise fail(str(error)) from None
+    case = Case(cell["family"], cell["op"], cell["variant"], cell["dtype"], cell["split"], shape)  # type: ignore[arg-type]
+    return Row(case, Sample(times[0], times[1], times[2], num, *more), cell["gpu"], cell["host"])
+
+
+def parse_shape(text: str) -> Shape:
+    """Read ``m=4096 n=512`` back.
+
+    Examples
+    --------
+    >>> parse_shape("m=4096 loads=16,32")
+    {'m': 4096, 'loads': '16,32'}
+    """
+    shape: Shape = {}
+    for part in text.split():
+        name, equals, value = part.partition("=")
+        if not (name.isidentifier() and equals and value):
+            raise ValueError(f"shape {text[:60]!r} is not 'name=value ...'")
+        shape[name] = int(value) if value.isdigit() else value
+    return shape
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """What environment.json says of the machine."""
+    path = folder / ENVIRONMENT
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise SpecError(f"{path}: missing; it is written by `mofa calibrate run`") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: no valid JSON ({error}); restore it or run again") from None
+    if not isinstance(found, dict) or not isinstance(found.get("gpu"), str):
+        raise SpecError(f"{path}: gpu (the name of the device) is missing; restore it or run again")
+    return found

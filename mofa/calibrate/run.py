@@ -1,0 +1,143 @@
+"""`mofa calibrate run`: time every case that is not in the folder yet, row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mofa.calibrate.cases import Bench, Case, Unsupported
+from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
+from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, cases
+from mofa.errors import SpecError
+
+Progress = Callable[[int, int, str], None]
+"""Called with cases done, cases in all, and what is being timed."""
+
+
+def run(
+    out: Path,
+    *,
+    quick: bool = False,
+    full: bool = False,
+    families: Sequence[str] | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    gpus: int | None = None,
+    limit_s: float | None = None,
+) -> dict[str, int]:
+    """Measure into ``out``; rows that it already holds are kept and not measured again.
+
+    Parameters
+    ----------
+    quick
+        About a fifth of the cases: about two minutes on one GPU. ``full`` is the default's opposite of it and also
+        measures the compiled ops again with every width.
+    families
+        Only these; see `mofa.calibrate.shapes.FAMILIES`.
+    device
+        ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
+    limit_s
+        Stop, with every row so far kept, after so many seconds. [s]
+
+    Returns
+    -------
+    dict[str, int]
+        How many cases were ``measured``, ``kept`` from before, ``unsupported`` and ``left``.
+
+    Raises
+    ------
+    SpecError
+        Without a GPU, on an unknown family, on a folder of another GPU, on corrupt rows.
+    """
+    if quick and full:
+        raise SpecError("--quick and --full exclude each other; give one of them")
+    unknown = sorted(set(families or ()) - set(FAMILIES))
+    if unknown:
+        raise SpecError(f"--families: unknown {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
+    bench = open_bench(device)
+    found = num_gpus(bench) if gpus is None else gpus
+    wanted = families or (ONE_GPU_FAMILIES if found < 2 else FAMILIES)
+    todo = [c for family in FAMILIES if family in wanted for c in cases(family, quick=quick, gpus=found)]
+    host = host_id()
+    done = prepare(out, bench, host)
+    left = [c for c in todo if c.key not in done]
+    counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
+    started = time.monotonic()
+    single = [c for c in left if c.family not in ("collective", "overlap")]
+    skipped: list[str] = []
+    for i, case in enumerate(single):
+        if limit_s is not None and time.monotonic() - started > limit_s:
+            counts["left"] = len(left) - i
+            break
+        if progress is not None:
+            progress(i, len(left), f"{case.family} {case.op} {case.shape_text[:60]}")
+        try:
+            sample = bench.measure(case)
+        except Unsupported as error:
+            counts["unsupported"] += 1
+            skipped.append(f"{case.family} {case.op} {case.variant} {case.shape_text[:80]}: {error}")
+            continue
+        append_row(out, case, sample, bench.gpu, host)
+        counts["measured"] += 1
+    several = [c for c in left if c.family in ("collective", "overlap")]
+    if several and not counts["left"] and found > 1:
+        if progress is not None:
+            progress(len(single), len(left), f"collectives on {found} GPUs")
+        from mofa.calibrate.bench.collectives import measure_collectives
+
+        measure_collectives(several, out, host, found)
+        counts["measured"] += len(several)
+    if skipped:
+        (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
+    if progress is not None:
+        progress(len(left), len(left), "done")
+    return counts
+
+
+def open_bench(device: str) -> Bench:
+    """The bench of a device; without a GPU one clear line."""
+    if device == "cpu":
+        from mofa.calibrate.bench.numpy_bench import NumpyBench
+
+        return NumpyBench()
+    if device not in ("auto", "cuda"):
+        raise SpecError(f"--device: {device!r} is unknown; choose cuda or cpu")
+    try:
+        import torch
+    except ImportError:
+        raise SpecError("mofa calibrate run: torch is not installed; pip install 'mofa[gpu]' on the GPU machine") from None
+    if not torch.cuda.is_available():
+        raise SpecError("mofa calibrate run: no CUDA device found; run it on the GPU machine, or try --device cpu")
+    from mofa.calibrate.bench.torch_bench import TorchBench
+
+    return TorchBench("cuda")
+
+
+def num_gpus(bench: Bench) -> int:
+    """GPUs that this machine has."""
+    found = bench.environment().get("num_gpus", 1)
+    return found if isinstance(found, int) else 1
+
+
+def host_id() -> str:
+    """A short name that tells machines apart without naming them."""
+    return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()}".encode()).hexdigest()[:6]
+
+
+def prepare(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:
+    """Make the folder, write environment.json, and say which cases are there already."""
+    out.mkdir(parents=True, exist_ok=True)
+    done = set()
+    for path in sorted(out.glob("*.csv")):
+        rows = read_file(path)
+        for row in rows:
+            if row.gpu != bench.gpu:
+                raise SpecError(f"{path}: holds rows of {row.gpu!r}, this machine has {bench.gpu!r}; choose another --out")
+            done.add(row.case.key)
+    environment = {**bench.environment(), "host": host}
+    (out / ENVIRONMENT).write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
+    return done

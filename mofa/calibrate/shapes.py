@@ -1,0 +1,266 @@
+"""The shapes of every family: a grid to fit on, and held-out ones from the bundled workloads under TP 1 to 8."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from mofa.calibrate.cases import MODELS, SEED, Case, Dims, Shape, log_uniform, split_cases
+
+Item = tuple[str, str, str, Shape]
+LAYOUTS = ("fwd", "dgrad", "wgrad")
+ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "sustained")
+FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
+
+
+def cases(family: str, *, quick: bool = False, gpus: int = 1) -> list[Case]:
+    """All cases of a family, in the order in which they are measured; ``quick`` keeps about a fifth."""
+    made = {
+        "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
+        "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
+        "sustained": sustained_cases,
+    }  # fmt: skip
+    if family in ("collective", "overlap"):
+        from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
+
+        found = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
+    else:
+        found = made[family]()
+    if not quick or family in ("host", "copy", "sustained", "overlap"):
+        return found
+    grid = [c for c in found if c.split == "grid"]
+    held = [c for c in found if c.split == "heldout"]
+    return grid[::4] + held[::4]
+
+
+def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
+    """(out, in) features of each weight matrix of a block on one of ``tp`` ranks, and of the LM head."""
+    h, f, t = model.hidden, model.ffn, tp
+    if model.mla:
+        yield from ((1536, h), (model.heads * 192 // t, 1536), (576, h), (model.heads * 256 // t, 512))
+        yield h, model.heads * 128 // t
+    else:
+        yield (model.heads + 2 * max(model.kv_heads, t)) * model.head_dim // t, h
+        yield h, model.heads * model.head_dim // t
+    yield from ((f // t, h), (2 * f // t, h), (h, f // t), (-(-model.vocab // (16 * t)) * 16, h))
+    if model.experts:
+        yield from ((model.expert_hidden, h), (2 * model.expert_hidden, h), (h, model.expert_hidden))
+
+
+def gemm_shape(layout: str, tokens: int, out: int, inner: int) -> Shape:
+    """The product's own (m, n, k) in each of a linear layer's three products."""
+    return {
+        "fwd": {"m": tokens, "n": out, "k": inner},
+        "dgrad": {"m": tokens, "n": inner, "k": out},
+        "wgrad": {"m": out, "n": inner, "k": tokens},
+    }[layout]  # fmt: skip
+
+
+def gemm_cases() -> list[Case]:
+    rng = random.Random(SEED)
+    grid: list[Item] = []
+    for layout in LAYOUTS:
+        for tokens in (128, 512, 2048, 4096, 8192, 16384):
+            for out, inner in ((1024, 4096), (4096, 1024), (4096, 4096), (14336, 4096), (4096, 14336), (2048, 8192)):
+                grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
+        for tokens in (1024, 4096):
+            grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, 128256, 4096)))
+            grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, 16032, 8192)))
+    for dtype, num in (("bf16", 200), ("fp8", 160), ("fp32", 12)):
+        for i in range(num * (3 if dtype == "bf16" else 1)):
+            layout = LAYOUTS[i % 3] if dtype == "bf16" else "fwd"
+            tokens = log_uniform(rng, 64, 32768, 64)
+            out, inner = log_uniform(rng, 256, 32768, 64), log_uniform(rng, 256, 24576, 64)
+            while tokens * out * inner > 3e12 / (40 if dtype == "fp32" else 1):
+                tokens = max(64, tokens // 128 * 64)
+            grid.append((layout, "cublas", dtype, gemm_shape(layout, tokens, out, inner)))
+    held: list[Item] = []
+    for i in range(3000):
+        model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
+        out, inner = rng.choice(list(linears(model, tp)))
+        tokens = rng.choice((1, 1, 2, 4)) * model.seq_len // rng.choice((1, 1, 2, 4, 8))
+        if model.experts and model.expert_hidden in (out, out // 2, inner):
+            tokens = max(64, tokens * model.top_k // model.experts // 16 * 16)
+        dtype = "fp8" if i % 5 == 4 else "bf16"
+        layout = LAYOUTS[i % 3] if dtype == "bf16" else "fwd"
+        shape = gemm_shape(layout, tokens, out, inner)
+        aligned = all(int(v) % 16 == 0 for v in shape.values()) or dtype == "bf16"
+        if aligned and tokens * out * inner < 6e12:
+            held.append((layout, "cublas", dtype, shape))
+    return split_cases("gemm", grid, held, 300)
+
+
+def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
+    """Tokens of each expert, as text; ``skew`` is the exponent of a Zipf law, 0 is balanced. Rows come padded."""
+    weights = [(i + 1.0) ** -skew for i in range(experts)]
+    rng.shuffle(weights)
+    total = sum(weights)
+    return ",".join(str(max(multiple, round(tokens * w / total / multiple) * multiple)) for w in weights)
+
+
+def grouped_cases() -> list[Case]:
+    rng = random.Random(SEED + 1)
+    grid: list[Item] = []
+    for i in range(240):
+        experts = rng.choice((1, 2, 4, 8, 16, 32, 64, 128))
+        tokens = log_uniform(rng, 16 * experts, min(131072, 8192 * experts), 16)
+        n, k = log_uniform(rng, 512, 16384, 128), log_uniform(rng, 512, 8192, 128)
+        skew = rng.choice((0.0, 0.0, 0.5, 1.0))
+        if experts * n * k < 8e9 and tokens * n * k < 2e12:
+            loads = expert_loads(rng, tokens, experts, skew)
+            grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
+    held: list[Item] = []
+    moes = [m for m in MODELS if m.experts]
+    for i in range(1000):
+        model, tp = rng.choice(moes), rng.choice((1, 1, 2, 4, 8))
+        local = max(1, model.experts // rng.choice((1, 2, 4, 8, 16, 32, 64)))
+        tokens = model.seq_len * rng.choice((1, 2, 4)) * model.top_k * local // model.experts
+        tokens *= rng.choice((1, 2, 4, 8))
+        f, h = model.expert_hidden // tp, model.hidden
+        n, k = rng.choice(((f, h), (2 * f, h), (h, f)))
+        skew = rng.choice((0.0, 0.0, 0.3, 0.7))
+        if n % 16 or k % 16 or tokens < 16 * local or local * n * k > 8e9 or tokens * n * k > 3e12 or tokens > 200000:
+            continue
+        loads = expert_loads(rng, tokens, local, skew)
+        held.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
+    return split_cases("grouped_gemm", grid, held, 90)
+
+
+def attention_cases() -> list[Case]:
+    rng = random.Random(SEED + 2)
+    grid: list[Item] = []
+    sizes = ((64, 64, 64, 8), (128, 128, 32, 8), (128, 128, 32, 32), (128, 128, 8, 8), (128, 128, 4, 1), (192, 128, 16, 16))
+    for op in ("fwd", "bwd"):
+        for variant in ("flash", "cudnn"):
+            for d_qk, d_v, heads, kv_heads in sizes:
+                for q_len, batch in ((512, 4), (1024, 1), (1024, 8), (2048, 1), (2048, 4), (4096, 1), (4096, 2), (6144, 1),
+                                     (8192, 1), (12288, 1), (16384, 1), (32768, 1), (65536, 1)):  # fmt: skip
+                    if heads * batch * q_len * q_len * (d_qk + d_v) > 5e13:
+                        continue
+                    for causal in (1, 0):
+                        if not causal and q_len not in (1024, 2048, 8192, 16384):
+                            continue
+                        kv_lens = (q_len,) if causal else (q_len, 2 * q_len)
+                        for kv_len in kv_lens:
+                            shape = attention_shape(batch, heads, kv_heads, q_len, kv_len, d_qk, d_v, causal)
+                            grid.append((op, variant, "bf16", shape))
+    held: list[Item] = []
+    for _ in range(1000):
+        model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
+        q_len = rng.choice((1024, 2048, 3072, 4096, 5120, 8192, 10240, 16384, 24576, 32768))
+        causal = rng.choice((1, 1, 1, 0))
+        batch = rng.choice((1, 1, 2, 4))
+        heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+        d_v = 128 if model.mla else model.head_dim
+        if heads * batch * q_len * q_len * (model.head_dim + d_v) > 4e13:
+            continue
+        shape = attention_shape(batch, heads, kv_heads, q_len, q_len, model.head_dim, d_v, causal)
+        held.append((rng.choice(("fwd", "bwd")), rng.choice(("flash", "cudnn")), "bf16", shape))
+    return split_cases("attention", grid, held, 140)
+
+
+def attention_shape(b: int, heads: int, kv_heads: int, q: int, kv: int, d_qk: int, d_v: int, causal: int) -> Shape:
+    return {"b": b, "hq": heads, "hkv": kv_heads, "q": q, "kv": kv, "dqk": d_qk, "dv": d_v, "causal": causal}
+
+
+ROW_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "swiglu_fwd", "swiglu_bwd", "gelu_fwd",
+           "gelu_bwd", "silu", "mul", "residual_add", "dropout", "rope_complex", "rope_half", "cast_up", "cast_down",
+           "accumulate", "permute", "unpermute", "embedding", "embedding_bwd", "softmax_fp32")  # fmt: skip
+LOSS_OPS = ("cross_entropy_fwd", "cross_entropy_bwd")
+OPTIMIZER_OPS = ("adam_fused", "adam_foreach", "grad_norm", "grad_clip", "zero")
+ROUTER_OPS = ("router_softmax", "router_topk")
+COMPILED_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "swiglu_fwd", "swiglu_bwd", "rope_half", "residual_add", "add_rmsnorm_fwd",
+                "cross_entropy_fwd", "cross_entropy_bwd", "cast_up")  # fmt: skip
+
+
+def memory_cases() -> list[Case]:
+    rng = random.Random(SEED + 3)
+    grid: list[Item] = []
+    for op in ROW_OPS:
+        for tokens, width in ((1024, 1024), (2048, 2048), (4096, 2048), (4096, 4096), (8192, 4096), (8192, 8192),
+                              (4096, 14336), (16384, 4096), (16384, 8192), (3072, 5120), (32768, 7168), (1024, 16384),
+                              (16384, 1536), (512, 28672)):  # fmt: skip
+            grid.append((op, "eager", "bf16", {"tokens": tokens, "width": width}))
+    for op in LOSS_OPS:
+        for tokens, vocab in ((1024, 32000), (2048, 128256), (4096, 128256), (8192, 128256), (4096, 16032), (8192, 64128),
+                              (2048, 151936), (4096, 50304)):  # fmt: skip
+            grid.append((op, "eager", "bf16", {"tokens": tokens, "width": vocab}))
+    for op in OPTIMIZER_OPS:
+        for params, tensors in ((2_000_000, 4), (10_000_000, 9), (60_000_000, 9), (250_000_000, 30), (800_000_000, 90)):
+            grid.append((op, "eager", "fp32", {"params": params, "tensors": tensors}))
+    for op in ROUTER_OPS:
+        for tokens in (2048, 4096, 8192, 16384, 65536):
+            for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):
+                grid.append((op, "eager", "fp32", {"tokens": tokens, "width": experts, "top_k": top_k}))
+    return split_cases("memory_bound", grid, held_memory(rng, ROW_OPS, "eager", optimizer=True), 170)
+
+
+def compiled_cases() -> list[Case]:
+    """Compiled for each shape, as training compiles; fewer shapes, because every one costs a compilation."""
+    grid: list[Item] = []
+    held: list[Item] = []
+    sizes = ((2048, 4096), (4096, 4096), (8192, 4096), (16384, 4096), (32768, 4096), (4096, 7168), (16384, 7168),
+             (8192, 2048), (8192, 8192), (4096, 14336))  # fmt: skip
+    held_sizes = ((4096, 5120), (12288, 4096), (8192, 6144), (8192, 16384), (16384, 2880), (2048, 12288), (8192, 3584))
+    losses = ((2048, 128256), (4096, 128256), (8192, 128256), (8192, 32000), (4096, 16032))
+    held_losses = ((4096, 151936), (6144, 128256), (8192, 64128), (4096, 102400))
+    for op in COMPILED_OPS:
+        loss = "entropy" in op
+        for tokens, width in losses if loss else sizes:
+            grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
+        for tokens, width in held_losses if loss else held_sizes:
+            held.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
+    return split_cases("compiled", grid, held, 90)
+
+
+def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
+    held: list[Item] = []
+    for _ in range(1500):
+        model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
+        tokens = rng.choice((1, 1, 2, 4)) * model.seq_len // rng.choice((1, 1, 2, 4))
+        op = rng.choice((*ops, *LOSS_OPS, *(OPTIMIZER_OPS if optimizer else ())))
+        if op in OPTIMIZER_OPS:
+            params = rng.choice(list(linears(model, tp)))
+            count = rng.randint(4, 60)
+            if 1e6 < params[0] * params[1] * count < 1.2e9:
+                held.append((op, variant, "fp32", {"params": params[0] * params[1] * count, "tensors": count}))
+            continue
+        width = model.hidden
+        if op in ("swiglu_fwd", "swiglu_bwd", "silu", "mul", "gelu_fwd", "gelu_bwd"):
+            width = model.ffn // tp
+        elif op.startswith("rope"):
+            width = model.heads * model.head_dim // tp
+        elif op in LOSS_OPS:
+            width, tokens = model.vocab // tp, min(tokens, 8192)
+        if 1e6 < tokens * width < 1.3e9:
+            held.append((op, variant, "bf16", {"tokens": tokens, "width": width}))
+    return held
+
+
+def copy_cases() -> list[Case]:
+    grid: list[Item] = []
+    for size in (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30):
+        for op in ("device_copy", "h2d", "d2h", "h2d_d2h"):
+            grid.append((op, "pinned", "bytes", {"bytes": size}))
+    grid.append(("disk_write", "fsync", "bytes", {"bytes": 2**30}))
+    return split_cases("copy", grid, [], 0)
+
+
+def host_cases() -> list[Case]:
+    ops = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm", "eager_linear_grad", "eager_rmsnorm", "eager_silu",
+           "eager_backward_per_op", "dtensor_add", "dtensor_mm", "compiled_call", "compiled_kernel", "sync", "item", "nonzero")  # fmt: skip
+    return split_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
+
+
+def sustained_cases() -> list[Case]:
+    """Each shape in a burst at full clock, after seconds of nothing else, and between memory-bound ops."""
+    grid: list[Item] = []
+    for op, dtype, shape in (
+        ("gemm", "bf16", (8192, 8192, 8192)), ("gemm", "bf16", (8192, 14336, 4096)), ("gemm", "bf16", (8192, 4096, 4096)),
+        ("gemm", "bf16", (4096, 4096, 4096)), ("gemm", "bf16", (2048, 2048, 8192)), ("gemm", "fp8", (8192, 8192, 8192)),
+        ("gemm", "fp8", (8192, 14336, 4096)), ("attention_flash", "bf16", (8192, 4096, 4096)),
+        ("attention_cudnn", "bf16", (8192, 4096, 4096)), ("attention_cudnn_bwd", "bf16", (8192, 4096, 4096)),
+    ):  # fmt: skip
+        for variant in ("burst", "2s", "between_memory"):
+            grid.append((op, variant, dtype, dict(zip("mnk", shape, strict=True))))
+    return split_cases("sustained", grid, [], 0)

@@ -1,0 +1,54 @@
+"""The shapes of collectives: powers of two to fit on, payloads of the bundled workloads held out."""
+
+from __future__ import annotations
+
+import random
+
+from mofa.calibrate.cases import MODELS, SEED, Case, Shape, split_cases
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_uneven", "send_recv")
+
+
+def group_sizes(gpus: int) -> list[int]:
+    """Powers of two up to the GPUs found, and all of them."""
+    return sorted({p for p in (2, 4, 8) if p <= gpus} | ({gpus} if gpus > 1 else set()))
+
+
+def collective_cases(gpus: int) -> list[Case]:
+    """Payloads are the whole tensor, before it is sharded; of all-to-all and send/recv, what one rank sends."""
+    rng = random.Random(SEED + 10)
+    grid: list[tuple[str, str, str, Shape]] = []
+    held: list[tuple[str, str, str, Shape]] = []
+    for group in group_sizes(gpus):
+        for op in OPS:
+            for exponent in range(12, 31):
+                grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
+    for _ in range(2000):
+        group = rng.choice(group_sizes(gpus) or [2])
+        op, model = rng.choice(OPS), rng.choice(MODELS)
+        tokens = rng.choice((1, 1, 2)) * model.seq_len // rng.choice((1, 2, 4, 8))
+        elements = tokens * model.hidden
+        if op.startswith("all_to_all"):
+            elements *= model.top_k or 1
+        elif rng.random() < 0.4 and op in ("all_gather", "reduce_scatter"):
+            elements = 4 * model.hidden**2 // rng.choice((1, 2, 4, 8))
+        size = 2 * elements // 4096 * 4096
+        if 2**20 <= size <= 2**30:
+            held.append((op, "nccl", "bf16", collective_shape(op, size, group)))
+    return split_cases("collective", grid, held, 120 if gpus > 1 else 0)
+
+
+def collective_shape(op: str, size: int, group: int) -> Shape:
+    """``skew`` is the busiest rank's share over the mean one's in an uneven all-to-all."""
+    shape: Shape = {"bytes": size, "group": 2 if op == "send_recv" else group}
+    return {**shape, "skew": "1.5"} if op == "all_to_all_uneven" else shape
+
+
+def overlap_cases(gpus: int) -> list[Case]:
+    grid: list[tuple[str, str, str, Shape]] = []
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") if gpus > 1 else ():
+        for size in (2**25, 2**28):
+            for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096)):
+                grid.append((op, "gemm", "bf16", {"bytes": size, "group": gpus, "m": m, "n": n, "k": k}))
+            grid.append((op, "stream", "bf16", {"bytes": size, "group": gpus, "m": 8192, "n": 8192, "k": 0}))
+    return split_cases("overlap", grid, [], 0)
