@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         result = typer.main.get_command(app).main(args=arguments, prog_name="mofa", standalone_mode=False)
+        if result == EXIT_INTERRUPTED:  # typer made an exit status of the interruption
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except MofaError as error:
         return _fail(str(error), EXIT_NOTHING_FITS if isinstance(error, NothingFits) else EXIT_SPEC)
