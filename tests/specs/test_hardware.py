@@ -1,0 +1,169 @@
+"""Hardware profiles: every file loads, every number says where it comes from, datasheet figures by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from mofa.specs.base import Fact, Spec
+from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
+from mofa.units import GIB
+
+PROFILES = Path(__file__).parents[2] / "hardware_profiles"
+GPUS = ("a100-80gb", "h100-sxm", "h200-sxm", "h800", "h20", "b200", "gb200")
+NODES = ("a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72")
+
+
+def raw(kind: str, name: str) -> dict[str, Any]:
+    data = yaml.safe_load((PROFILES / kind / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(data, dict)
+    return data
+
+
+def gpu(name: str) -> GpuSpec:
+    return GpuSpec.model_validate(raw("gpus", name))
+
+
+def node(name: str) -> NodeSpec:
+    return NodeSpec.model_validate(raw("nodes", name))
+
+
+def facts(value: object, path: str = "") -> Iterator[tuple[str, Fact]]:
+    if isinstance(value, Fact):
+        yield path, value
+    elif isinstance(value, Spec):
+        for name in type(value).model_fields:
+            yield from facts(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from facts(item, f"{path}.{name}")
+
+
+def test_the_bundled_profiles_are_all_here() -> None:
+    assert {p.stem for p in (PROFILES / "gpus").glob("*.yaml")} >= set(GPUS)
+    assert {p.stem for p in (PROFILES / "nodes").glob("*.yaml")} >= set(NODES)
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*/*.yaml")), ids=lambda p: p.stem)
+def test_every_profile_loads_and_every_number_has_a_source(path: Path) -> None:
+    spec = gpu(path.stem) if path.parent.name == "gpus" else node(path.stem)
+    assert spec.name == path.stem
+    found = list(facts(spec))
+    assert len(found) > 10
+    for where, fact in found:
+        assert fact.value > 0 or where.endswith(("per_group_s", "latency_s")), where
+        assert len(fact.source) > 10, where
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_names_a_bundled_gpu_and_makes_a_cluster(name: str) -> None:
+    spec = node(name)
+    cluster = ClusterSpec(name=name, gpu=gpu(spec.gpu), node=spec, num_gpus=spec.gpus_per_node * 2)
+    assert cluster.nic_bandwidth_per_gpu_bytes_per_s <= spec.intra.bandwidth_bytes_per_s.value
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_curves_cover_the_formats_and_stay_under_the_peak(name: str) -> None:
+    spec = gpu(name)
+    assert set(spec.curves.gemm) == set(spec.curves.grouped_gemm) == set(spec.peak_flops_per_s)
+    fractions = [curve.fraction for curve in spec.curves.gemm.values()]
+    fractions += [curve.fraction for curve in spec.curves.grouped_gemm.values()]
+    fractions += [spec.curves.attention.forward_fraction, spec.curves.attention.backward_fraction]
+    assert all(0 < f.value < 1 for f in [*fractions, spec.curves.stream.fraction])
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_cuda_reports_a_little_less_than_the_datasheet(name: str) -> None:
+    spec = gpu(name)
+    assert 0.98 < spec.usable_memory_bytes.value / spec.memory_bytes.value < 1.0
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_efficiencies_are_marked_assumed_until_measured(name: str) -> None:
+    spec = node(name)
+    for fact in (spec.intra.efficiency, spec.nic.efficiency, spec.nvls_factor, spec.collective_startup_s):
+        assert fact.provenance != "datasheet"
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_tflops", "fp8_tflops", "usable_gib"),
+    [
+        ("a100-80gb", 312, None, 79.25),
+        ("h100-sxm", 989.4, 1978.9, 79.10),
+        ("h200-sxm", 989.4, 1978.9, 139.80),
+        ("h800", 989.4, 1978.9, 79.32),
+        ("h20", 148, 296, 95.33),
+        ("b200", 2250, 4500, 178.35),
+        ("gb200", 2500, 5000, 184.31),
+    ],
+)
+def test_dense_peaks_and_capacity(name: str, bf16_tflops: float, fp8_tflops: float | None, usable_gib: float) -> None:
+    """NVIDIA's datasheets, sparse figures halved; capacity as CUDA reports it."""
+    spec = gpu(name)
+    assert spec.peak_flops_per_s["bf16"].value == pytest.approx(bf16_tflops * 1e12)
+    assert ("fp8" in spec.peak_flops_per_s) == (fp8_tflops is not None)
+    if fp8_tflops is not None:
+        assert spec.peak_flops_per_s["fp8"].value == pytest.approx(fp8_tflops * 1e12)
+    assert spec.usable_memory_bytes.value == pytest.approx(usable_gib * GIB)
+
+
+def test_capacity_without_a_run_takes_the_h200s_ratio() -> None:
+    h200, h800 = gpu("h200-sxm"), gpu("h800")
+    ratio = h200.usable_memory_bytes.value / h200.memory_bytes.value
+    assert h800.usable_memory_bytes.value == pytest.approx(h800.memory_bytes.value * ratio, rel=1e-4)
+    assert h800.usable_memory_bytes.provenance == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("name", "link_gb_per_s", "nic_gb_per_s", "num_nics", "domain"),
+    [
+        ("a100-hgx", 300, 25, 8, 8),
+        ("h100-hgx", 450, 50, 8, 8),
+        ("h200-hgx", 450, 50, 8, 8),
+        ("h800-hgx", 200, 50, 8, 8),
+        ("h20-hgx", 450, 50, 8, 8),
+        ("b200-hgx", 900, 50, 8, 8),
+        ("gb200-nvl72", 900, 50, 4, 72),
+    ],
+)
+def test_links_are_per_gpu_and_direction(
+    name: str, link_gb_per_s: float, nic_gb_per_s: float, num_nics: int, domain: int
+) -> None:
+    """NVLink 600 | 900 | 400 | 1800 GB/s both ways on the datasheets, halved; InfiniBand ports of 200 and 400 Gb/s."""
+    spec = node(name)
+    assert spec.intra.bandwidth_bytes_per_s.value == pytest.approx(link_gb_per_s * 1e9)
+    assert "halved" in spec.intra.bandwidth_bytes_per_s.source
+    assert spec.nic.bandwidth_bytes_per_s.value == pytest.approx(nic_gb_per_s * 1e9)
+    assert spec.nic.num_per_node == num_nics
+    assert spec.gpus_per_domain == domain
+
+
+def test_no_reduction_in_the_switch_before_hopper() -> None:
+    assert node("a100-hgx").nvls_factor.value == 1.0
+    assert node("h100-hgx").nvls_factor.value > 1.0
+
+
+def test_a_domain_must_hold_whole_nodes() -> None:
+    data = raw("nodes", "gb200-nvl72") | {"gpus_per_domain": 70}
+    with pytest.raises(ValidationError, match=r"gpus_per_domain \(70\) must be a multiple of gpus_per_node \(4\)"):
+        NodeSpec.model_validate(data)
+
+
+def test_more_than_one_node_must_be_whole_nodes() -> None:
+    spec = node("h100-hgx")
+    with pytest.raises(ValidationError, match="use 8 or 16"):
+        ClusterSpec(name="x", gpu=gpu("h100-sxm"), node=spec, num_gpus=12)
+
+
+def test_a_misspelt_key_and_a_bare_number_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        NodeSpec.model_validate(raw("nodes", "h100-hgx") | {"gpu_per_node": 8})
+    data = raw("gpus", "h100-sxm")
+    data["tdp_w"] = {**data["tdp_w"], "value": 700}
+    with pytest.raises(ValidationError, match="has no unit"):
+        GpuSpec.model_validate(data)
