@@ -1,0 +1,345 @@
+"""torchtitan 0.2.2 on PyTorch 2.11: what each step of a dense block launches, keeps and sends.
+
+Plain PyTorch modules: separate q, k and v, eager SwiGLU that keeps four tensors, rotary embedding in complex fp32
+(Llama, DeepSeek) or by cosines in the compute dtype (Qwen3, told by its head norms). Where the framework is compiled,
+a dense block is one graph of fused kernels; embedding, final norm and output layer stay eager, the loss is compiled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks import parts
+from mofa.blocks.backward import OUTSIDE
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
+from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
+from mofa.blocks.frameworks.torchtitan_linear import (
+    CAST,
+    autocast,
+    enter,
+    in_compiled_block,
+    leave,
+    linear,
+    llama_style,
+    weight_grad_bytes,
+)
+from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
+from mofa.blocks.frameworks.torchtitan_moe import moe
+from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, Tape, TapeBuilder
+from mofa.specs.model import ModelSpec
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
+    return row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual)
+
+
+def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int) -> str:
+    """Fused where input and weight have one dtype; under autocast a bf16 input meets an fp32 weight: a chain of ops.
+
+    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again.
+    """
+    count = np.asarray(rows * width, dtype=float)
+    compiled = in_compiled_block(b, ctx)
+    out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
+    out = b.tensor(f"{name}.out", count * out_element)
+    scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
+    if autocast(ctx) and element == 2 and not compiled:
+        wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
+        normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
+        b.add(Op(name, "memory_bound", Stream(36.0 * count), (x,), (out, scale, wide, normed), (scale, wide, normed),
+                 scratch=4.0 * count, launches=8, back=Back(92.0 * count, 14, 8.0 * count)))  # fmt: skip
+        return out
+    read = 0.0 if compiled and name == "mlp_norm" else element  # fused behind the residual's sum
+    moved = (read + out_element) * count
+    back = Back((3.0 * element + 2.0 * out_element) * count, 2)
+    b.add(Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), back=back))
+    return out
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """Three linears on one gathered input; under autocast each keeps a copy of its own."""
+    a, hidden = ctx.model.attention, float(ctx.model.hidden)
+    full = enter(b, ctx, h, "attn", hidden)
+    widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
+    q, k, v = (
+        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=True) for name, heads in widths
+    )
+    return q, k, v
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
+    return row_norm(b, ctx, x, name, ctx.tokens * heads, head_dim, ctx.element)
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Rotary embedding of q and k together; keeps nothing of their size."""
+    a = ctx.model.attention
+    sizes = tuple(np.asarray(ctx.tokens * heads * a.d_qk, dtype=float) for heads in (ctx.heads, ctx.kv_heads))
+    out_q, out_k = (
+        b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
+    )  # fmt: skip
+    total = sizes[0] + sizes[1]
+    if llama_style(ctx):
+        work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
+        table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
+        if in_compiled_block(b, ctx):
+            launches = 5
+    else:
+        table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, whole=ctx.seq_len * 2.0 * a.d_qk)
+        e = ctx.element
+        if in_compiled_block(b, ctx):  # inside the head norms' kernels
+            work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
+        else:
+            work, back, scratch, launches = (
+                Stream(10.0 * e * total), Back(15.0 * e * total, 18, 3.0 * e * sizes[0]), 3.0 * e * sizes[0], 10,
+            )  # fmt: skip
+    b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
+             back=back))  # fmt: skip
+    return out_q, out_k
+
+
+def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
+    """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
+    if ctx.element == 4:
+        return Stream(8.0 * total), Back(8.0 * total, 4), 0.0 * total, 2
+    moved = (2.0 * CAST + 8.0) * total
+    return Stream(moved), Back(moved, 8, 8.0 * largest), 8.0 * total, 6
+
+
+def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0) -> tuple[str, ...]:
+    """What the rotation keeps of its tables: rows picked for cp's positions; Qwen3's cast to the compute dtype.
+
+    FSDP casts the table that every block is called with, outside of the checkpoint; other modes cast it inside.
+    """
+    names = []
+    if whole and ctx.element == 2:
+        outside = ctx.precision_mode == "mixed"
+        name = b.tensor("rope_table", whole * 2.0, grad=False)
+        b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * whole), (), (name,),
+                 launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
+        names.append(name)
+    if np.any(ctx.cp > 1):
+        here = ctx.cp > 1
+        name = b.tensor("rope_rows", np.where(here, rows_bytes, 0.0), grad=False)
+        b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=here))
+        names.append(name)
+    return tuple(names)
+
+
+def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """Latent attention (deepseek_v3/model.py): low-rank projections replicated over tp on the gathered sequence.
+
+    Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
+    """
+    a, t, e, hidden = ctx.model.attention, ctx.tokens, ctx.element, float(ctx.model.hidden)
+    assert a.kind == "mla"
+    heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
+    d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
+    full = enter(b, ctx, h, "attn", hidden)
+    if a.q_lora_rank is None:
+        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=True)
+    else:
+        low = float(a.q_lora_rank)
+        down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=True)
+        down = row_norm(b, ctx, down, "q_norm", t, low, e)
+        q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
+    query = b.tensor("q", t * heads * d_qk * e)
+    spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
+    joined = 2.0 * t * heads * d_qk * e
+    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined), (q_raw,), (query,), scratch=scratch,
+             launches=launches // 2 + 1,
+             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch)))  # fmt: skip
+    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=True)
+    latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
+    b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
+             back=Back(2 * t * (rank + turn) * e, 3)))  # fmt: skip
+    spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
+    rotated = b.tensor("k.rope", t * turn * e)
+    b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
+             back=Back(back.bytes, launches // 2 + 1, back.scratch)))  # fmt: skip
+    latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
+    up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
+    part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
+    b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
+             back=Back(2 * t * heads * (nope + d_v) * e, 1)))  # fmt: skip
+    key = b.tensor("k", t * heads * d_qk * e)
+    b.add(Op("attn.k_join", "memory_bound", Stream(joined), (part, rotated), (key,), back=Back(joined, 3)))
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities.
+
+    Context parallelism gathers keys and values and merges each rank's partial results in fp32.
+    """
+    if ctx.element == 4:
+        return _composite_attention(b, ctx, q, k, v)
+    out = parts.fused_attention(b, ctx, q, k, v, windowed)
+    if np.any(ctx.cp > 1):
+        steps = np.maximum(ctx.cp - 1.0, 0.0)
+        count = np.asarray(ctx.tokens * ctx.heads * ctx.model.attention.d_v, dtype=float)
+        merged = b.tensor("attn.merged", 0.0 * count)
+        kv = np.asarray(ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0, dtype=float)
+        launches = 8 * max(int(np.max(ctx.cp)) - 1, 1)
+        b.add(Op("attn.merge", "memory_bound", Stream(48.0 * steps * count), (out,), (merged,), view=True,
+                 scratch=12.0 * count, launches=launches, present=ctx.cp > 1,
+                 back=Back(work=Stream(steps * (24.0 * kv + 8.0 * count)), family="memory_bound",
+                           present=ctx.cp > 1, view=True, launches=launches,
+                           scratch=8.0 * kv + 4.0 * count)))  # fmt: skip
+        return merged
+    return out
+
+
+def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
+    """The math backend: keys and values repeated to all heads, scaled copies, S x S fp32 scores with a mask."""
+    a, t, s = ctx.model.attention, ctx.tokens, float(ctx.seq_len)
+    wide_q, wide_v = t * ctx.heads * a.d_qk * 4.0, t * ctx.heads * a.d_v * 4.0
+    scores = 4.0 * t * ctx.heads * s
+    scaled_q, scaled_k = b.tensor("attn.q_scaled", wide_q), b.tensor("attn.k_scaled", wide_q)
+    repeated = b.tensor("attn.v_repeated", wide_v)
+    spread = ctx.kv_heads < ctx.heads
+    parts.stream(b, "attn.scale_q", (q,), scaled_q, bytes_=2 * wide_q, back_bytes=2 * wide_q)
+    parts.stream(b, "attn.scale_k", (k,), scaled_k, bytes_=4 * wide_q, back_bytes=4 * wide_q, launches=2,
+                 back_launches=2)  # fmt: skip
+    b.add(Op("attn.repeat_v", "memory_bound", Stream(2 * wide_v), (v,), (repeated,), present=spread,
+             back=Back(2 * wide_v, 1)))  # fmt: skip
+    soft = b.tensor("attn.soft", scores, grad=False)
+    raw = b.tensor("attn.raw", wide_v)
+    out = b.tensor("attn.out", wide_v)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len, 2 * ctx.attention_pairs(False), a.d_qk, a.d_v)
+    saved = (scaled_q, scaled_k, repeated, soft)
+    b.add(Op("attn.core", "attention", work, (scaled_q, scaled_k, repeated), (raw, soft), saved, scratch=2 * scores,
+             launches=2, back=Back(0.0, 4, 2 * scores)))  # fmt: skip
+    b.add(Op("attn.softmax", "memory_bound", Stream(7 * scores), (raw,), (out,), view=True, launches=4,
+             back=Back(work=Stream(8 * scores), family="memory_bound", view=True, launches=3)))  # fmt: skip
+    return out
+
+
+def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """A linear over the split width, and the reduce-scatter of its partial sums."""
+    name = "wo" if name == "proj" else name
+    return leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
+
+
+def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """An addition that keeps nothing; an fp32 stream takes a bf16 branch, whose gradient is cast back.
+
+    Compiled, the sum inside a block runs in the kernel of the norm behind it. The block's last sum ends its use of
+    the gathered weights.
+    """
+    count = np.asarray(ctx.shard * ctx.model.hidden, dtype=float)
+    wide, narrow = ctx.residual, ctx.element
+    compiled = in_compiled_block(b, ctx)
+    if ctx.model.dropout > 0:
+        kept = b.tensor(f"{name}.dropped", count * narrow)
+        mask = b.tensor(f"{name}.mask", count, grad=False)
+        b.add(Op(f"{name}.dropout", "memory_bound", Stream((2 * narrow + 1) * count), (y,), (kept, mask), (mask,),
+                 back=Back((2 * narrow + 1) * count, 1)))  # fmt: skip
+        y = kept
+    if wide != narrow:
+        promoted = b.tensor(f"{name}.promoted", count * wide)
+        b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
+                 back=Back(work=Stream(CAST * count), family="memory_bound")))  # fmt: skip
+        y = promoted
+    total = b.tensor(name, count * wide)
+    weights = fsdp.release(b) if name == "out" else ()
+    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count), (x, y, *weights), (total,),
+             launches=0 if compiled and name == "mid" else 1, back=Back(0.0, 0)))  # fmt: skip
+    return total
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward on one gathered input."""
+    full = enter(b, ctx, h, name, float(ctx.model.hidden))
+    y = feed_forward(b, ctx, full, name, np.asarray(width / ctx.tp), fused=in_compiled_block(b, ctx))
+    return leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
+
+
+# -- ends of the model
+
+
+def embedding(b: TapeBuilder, ctx: Context) -> str:
+    """Lookup; under tp of masked rows, reduce-scattered along the sequence. Its gradient is as large as the table."""
+    hidden, r = float(ctx.model.hidden), ctx.residual
+    params = ctx.model.vocab * hidden / ctx.tp
+    positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
+    nothing = np.zeros(ctx.tp.shape)
+    wrap = np.asarray(params + positions / ctx.tp)
+    whole = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
+    if whole:
+        fsdp.wrap_block(b, ctx, "embedding", wrap, nothing)
+    grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
+    rows = np.asarray(ctx.tokens * hidden, dtype=float)
+    looked = b.tensor("embedding.rows", rows * r)
+    weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
+    width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
+    many = 4 if np.any(ctx.has_tp) else 1
+    b.add(Op("embedding", "memory_bound", Stream(2 * rows * r), weights, (looked,), launches=many,
+             back=Back(width * params + 2 * rows * r, 5), weight_params=params,
+             weight_bytes=grad * params))  # fmt: skip
+    if positions:
+        moved = b.tensor("embedding.sum", rows * r)
+        looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
+                              back_launches=0)  # fmt: skip
+    if whole:
+        fsdp.release(b)
+    return leave(b, ctx, looked, "embedding", hidden)
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """Final norm and output layer, one group that stays gathered until its backward; loss over logits split by tp."""
+    hidden = float(ctx.model.hidden)
+    vocab = np.asarray(ctx.model.vocab / ctx.tp)
+    fsdp.wrap_block(b, ctx, "head", np.asarray(vocab * hidden + hidden), np.zeros(ctx.tp.shape))
+    normed = norm(b, ctx, x, "final_norm", hidden)
+    full = enter(b, ctx, normed, "output", hidden)
+    fsdp.release(b)
+    logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
+    if not ctx.framework.loss_parallel and np.any(ctx.has_tp):
+        whole = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
+        logits = b.add(
+            Op("logits.all_gather", "tp", work, (logits,), (whole,), present=ctx.has_tp, stream="tp")
+        )  # fmt: skip
+        vocab = np.asarray(ctx.model.vocab * np.ones_like(ctx.tp))
+    return cross_entropy(b, ctx, logits, np.asarray(ctx.tokens * vocab))
+
+
+# -- selective activation checkpointing by op
+
+
+def kept_outputs(forward: Tape, model: ModelSpec) -> frozenset[str]:
+    """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py): every other matrix product from the first,
+    attention, reduce-scatters, and all-to-alls but for Qwen3.
+
+    Products of the router's gate are neither kept nor counted; grouped products are not in the list.
+    """
+    kept: set[str] = set()
+    qwen = model.attention.kind == "gqa" and model.attention.qk_norm
+    count = 0
+    for op in forward.ops:
+        work = op.work
+        if isinstance(work, Gemm) and op.name != "router.gate":
+            count += 1
+            if count % 2:
+                kept.add(op.name)
+        elif isinstance(work, Attention) or (
+            isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
+        ):
+            kept.add(op.name)
+    return frozenset(kept)
+
+
+def cached_casts(forward: Tape) -> tuple[str, ...]:
+    """Weight copies that autocast's cache holds until the loss is computed, kept by the graph or not."""
+    return tuple(n for op in forward.ops if op.name.endswith(".weight_cast") for n in op.writes)
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=fsdp.wrap_block,
+    wrap_backward=fsdp.wrap_backward,
+)  # fmt: skip

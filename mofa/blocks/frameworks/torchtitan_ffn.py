@@ -1,0 +1,49 @@
+"""torchtitan's feed-forward layer: eager activation, one op a kernel, or fused by the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.frameworks.torchtitan_linear import linear
+from mofa.blocks.op import Back, Op, Stream, TapeBuilder
+
+
+def feed_forward(b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool) -> str:
+    """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x))."""
+    t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
+    count = np.asarray(t * f, dtype=float)
+
+    def up(which: str) -> str:
+        return linear(b, ctx, x, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=True)
+
+    act = gated(b, ctx, name, up, count, count, e, fused=fused)
+    return linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
+
+
+def gated(
+    b: TapeBuilder, ctx: Context, name: str, up: Callable[[str], str], kept: ArrayK, moved: ArrayK, e: int, *,
+    fused: bool,
+) -> str:  # fmt: skip
+    """The activation between the products: eager keeps w1 out, silu out, w3 out, the product; fused not silu out."""
+    first = up("w1")
+    if ctx.model.mlp.activation != "swiglu":
+        out = b.tensor(f"{name}.gelu", kept * e)
+        b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e), (first,), (out,), (first,),
+                 back=Back(3 * moved * e, 1)))  # fmt: skip
+        return out
+    product = b.tensor(f"{name}.product", kept * e)
+    if fused:
+        third = up("w3")
+        b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e), (first, third), (product,), (first, third),
+                 back=Back(5 * moved * e, 1)))  # fmt: skip
+        return product
+    silu = b.tensor(f"{name}.silu", kept * e)
+    b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e), (first,), (silu,), (first,),
+             back=Back(3 * moved * e, 1)))  # fmt: skip
+    third = up("w3")
+    b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e), (silu, third), (product,), (silu, third),
+             back=Back(6 * moved * e, 2)))  # fmt: skip
+    return product

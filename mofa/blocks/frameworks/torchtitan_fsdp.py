@@ -1,0 +1,387 @@
+"""FSDP2 around torchtitan's blocks: gathers with prefetch, copies, fp32 reduce-scatter, accumulation.
+
+Read in torch/distributed/fsdp/_fully_shard of PyTorch 2.11. A block's tape stands for one of many repetitions: a
+tensor read before it is written is that of the previous repetition. Ops without work mark when memory of another
+stream's tensor is held or released. Groups: the embedding, each block, [norm, output] together; experts are a group of
+their own under expert parallelism, prefetched explicitly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.backward import OUTSIDE
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.frameworks.torchtitan_linear import (
+    CAST,
+    all_reduce_norm_gradients,
+    autocast,
+    in_compiled_block,
+    is_product,
+    marker,
+)
+from mofa.blocks.op import Collective, Op, Stream, Tape, TapeBuilder, Tensor
+from mofa.specs.params import layer_params
+
+GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
+BoolArrayK = NDArray[np.bool_]
+
+
+def shards(ctx: Context) -> bool:
+    """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
+    return ctx.precision_mode == "mixed" and not ctx.pipelined
+
+
+def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+    """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
+    apart = ctx.ep > 1
+    return dense + np.where(apart, 0.0, experts), np.where(apart, experts, 0.0)
+
+
+def dim1(ctx: Context) -> BoolArrayK:
+    """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
+    moe = ctx.model.moe
+    return np.zeros(ctx.tp.shape, dtype=bool) if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
+
+
+@dataclass
+class _Pieces:
+    """Ops with the tensors that they declare."""
+
+    ops: list[Op] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer") -> str:
+        self.tensors[name] = Tensor(name, nbytes, kind, grad=False)  # type: ignore[arg-type]
+        return name
+
+    def mark(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER) -> None:
+        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE))
+
+    def add_to(self, b: TapeBuilder) -> None:
+        b.tensors.update(self.tensors)
+        for op in self.ops:
+            b.add(op)
+
+
+def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolArrayK) -> str:
+    """Cast and copy the shard in, gather in place: 2 bytes a parameter come out; nothing for a group of one rank."""
+    runs = here & (ranks > 1)
+    p.tensor(f"{out}.in", np.where(runs, 2.0 * params / ranks, 0.0))
+    p.tensor(out, np.where(runs, 2.0 * params, 0.0))
+    if not np.any(runs):
+        return out
+    p.ops.append(
+        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0)), (), (f"{out}.in",),
+           launches=2, present=runs, stream=GATHER, region=OUTSIDE)
+    )  # fmt: skip
+    p.ops.append(
+        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
+           present=runs, stream=GATHER, region=OUTSIDE)
+    )  # fmt: skip
+    return out
+
+
+def copy_out(
+    p: _Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+) -> str:  # fmt: skip
+    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard."""
+    by_rows = dim1(ctx) & experts & (ranks > 1)
+    moved = np.where(ranks > 1, 4.0, CAST + 4.0) * params + np.where(by_rows, 4.0 * params, 0.0)
+    scratch = np.where(ranks > 1, np.where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
+    p.tensor(weights, 2.0 * params, "weight_copy")
+    launches = 6 if experts and np.all(ranks == 1) else 1
+    p.ops.append(
+        Op(f"{weights}.copy_out", "dp", Stream(moved), reads, (weights,), scratch=scratch, launches=launches,
+           present=params > 0, region=OUTSIDE)
+    )  # fmt: skip
+    return weights
+
+
+def reduce(
+    p: _Pieces, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+) -> None:
+    """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
+
+    The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
+    one into a temporary and copies: 12 bytes a parameter.
+    """
+    here = params > 0
+    if not np.any(here):
+        p.tensor(f"{name}.reduced", 0.0)
+        p.tensor(f"{name}.reduce_input", 0.0)
+        return
+    alone = here & (ranks <= 1)
+    by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
+    p.tensor(f"{name}.reduce_input", 4.0 * params)
+    p.ops.append(
+        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + np.where(by_rows, 4.0, 0.0)) * params), grads,
+           (f"{name}.reduce_input",), scratch=np.where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
+           region=OUTSIDE)
+    )  # fmt: skip
+    kept = np.where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
+    p.tensor(f"{name}.reduced", kept, "grad")
+    out = f"{name}.reduced"
+    if np.any(here & ~alone):
+        payload = Collective("reduce_scatter", name, 4.0 * params)
+        writes = (f"{name}.scattered",) if np.any(alone) else (out,)
+        if np.any(alone):
+            p.tensor(writes[0], np.where(alone, 0.0, kept), "grad")
+        p.ops.append(
+            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes, present=here & ~alone,
+               stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+    if np.any(alone):
+        reads = (f"{name}.scattered" if np.any(here & ~alone) else f"{name}.reduce_input",)
+        p.ops.append(
+            Op(f"{name}.reduce_copy", "dp", Stream(np.where(alone, 16.0 * params, 0.0)), reads, (out,),
+               scratch=np.where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
+               present=alone, stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+    replicas = ctx.framework.dp_replicate
+    if ctx.framework.data_parallel == "hsdp" and replicas > 1:
+        p.ops.append(
+            Op(f"{name}.all_reduce", "dp", Collective("all_reduce", "replicate", 4.0 * params / ranks), (out,), (),
+               present=here, stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+    if ctx.accumulating:
+        p.ops.append(
+            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks), (out,), (), launches=num_weights,
+               present=here, stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+
+
+# -- forward
+
+
+def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+    """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
+    b.block = block
+    b.mark = marker(ctx, block)
+    if not shards(ctx):
+        return
+    own, experts = groups(ctx, dense_params, expert_params)
+    ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
+    p = _Pieces()
+    reads: list[str] = []
+    if np.any(~ahead):
+        reads.append(gather(p, "fsdp.gathered", "fsdp", own, ctx.fsdp, ~ahead))
+        p.tensor("fsdp.weights", 0.0)
+        p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
+    if np.any(ahead):
+        p.tensor("fsdp.next", 0.0)
+        p.tensor("fsdp.prefetched", np.where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
+        p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",))
+        reads.append("fsdp.prefetched")
+        if np.any(experts > 0):
+            p.tensor("efsdp.next", 0.0)
+            p.tensor("efsdp.prefetched", np.where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+            p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",))
+    copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
+    if np.any(ahead):
+        gather(p, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
+        if np.any(experts > 0):
+            gather(p, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
+            p.tensor("efsdp.params", experts)
+    p.add_to(b)
+
+
+def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
+    """The experts' weights, copied out of their gathered buffer; read by their last product, then let go."""
+    if "efsdp.params" not in b.tensors:
+        return ()
+    params = np.asarray(b.tensors.pop("efsdp.params").bytes)
+    p = _Pieces()
+    reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
+    copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
+    p.add_to(b)
+    return ("efsdp.weights",)
+
+
+def release(b: TapeBuilder) -> tuple[str, ...]:
+    """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
+    held: list[str] = [n for n in ("fsdp.gathered", "fsdp.next", "efsdp.next", "efsdp.prefetched") if n in b.tensors]
+    if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
+        held.append("fsdp.prefetched")
+    if held:
+        p = _Pieces()
+        p.mark("fsdp.hold", tuple(held))
+        p.add_to(b)
+    return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
+
+
+# -- backward
+
+
+def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
+    """What becomes of weights and their gradients in the backward pass, by precision mode."""
+    ops = [_without_forward_weights(op, block) for op in tape.ops]
+    p = _Pieces(tensors=dict(tape.tensors))
+    mark = marker(ctx, block)
+    probe = TapeBuilder(block=block)
+    if ctx.framework.compile and block.startswith("dense"):
+        ops = [_fused_sum(op) for op in ops]
+    ops = [mark(op) for op in ops]
+    if autocast(ctx):
+        p.ops = _autocast_weights(p, ops, ctx, compiled=in_compiled_block(probe, ctx))
+    elif ctx.precision_mode == "uniform":
+        p.ops = _plain_gradients(p, ops, ctx)
+    elif ctx.pipelined:
+        p.ops = _unsharded_gradients(ops, ctx, *groups(ctx, dense_params, expert_params))
+    else:
+        _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
+    return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
+
+
+def _without_forward_weights(op: Op, block: str) -> Op:
+    """Recomputed ops read the weights gathered for the backward pass, which the tape holds throughout."""
+    if block == "head" or not any(r.startswith(("fsdp.", "efsdp.")) for r in op.reads):
+        return op
+    return replace(op, reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
+
+
+def _fused_sum(op: Op) -> Op:
+    """Inductor adds gradients inside the next kernel: one more read."""
+    if op.name.startswith("accumulate ") and isinstance(op.work, Stream):
+        return replace(op, work=Stream(op.work.bytes / 3.0), launches=0)
+    return op
+
+
+def _weights_of(ops: list[Op], tensors: dict[str, Tensor], *, experts: bool) -> tuple[str, ...]:
+    names = (w for op in ops for w in op.writes if w.startswith("dW:"))
+    return tuple(n for n in names if n.startswith("dW:experts.") == experts)
+
+
+def _after_experts(ops: list[Op]) -> int:
+    """Index behind the last op of the routed experts, where their parameters' backward hook runs."""
+    return max((i for i, op in enumerate(ops) if op.name.startswith("experts.")), default=-1) + 1
+
+
+def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool) -> list[Op]:
+    """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32."""
+    out: list[Op] = []
+    for op in ops:
+        base = op.name.rsplit(".", 1)[0]
+        copy = f"{base}.weight16"
+        if op.name.endswith(".dgrad") and copy in p.tensors:
+            if f"{copy}~" in p.tensors:
+                copy = f"{copy}~"
+            elif compiled:  # the partitioner casts again rather than keep a copy
+                again = replace(p.tensors[copy], name=f"{copy}@")
+                p.tensors[again.name] = again
+                out.append(Op(f"{base}.weight_cast@", "memory_bound", Stream(3.0 * np.asarray(again.bytes)), (),
+                              (again.name,), compiled=True))  # fmt: skip
+                copy = again.name
+            op = replace(op, reads=(*op.reads, copy))
+        out.append(op)
+        for grad in (w for w in op.writes if w.startswith("dW:")):
+            params = np.asarray(p.tensors[grad].bytes) / 2.0
+            last = grad
+            if is_product(op):
+                last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
+                out.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params), (grad,), (last,),
+                              present=op.present))  # fmt: skip
+            else:  # the embedding's gradient is fp32
+                params = params / 2.0
+            if ctx.accumulating:
+                out.append(Op(f"{base}.accumulate", "memory_bound", Stream(12.0 * params), (last,), (),
+                              present=op.present))  # fmt: skip
+    return out
+
+
+def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+    """Gradients in the parameters' dtype, added from the second micro-batch on."""
+    out: list[Op] = []
+    for op in ops:
+        out.append(op)
+        for grad in (w for w in op.writes if w.startswith("dW:")):
+            if ctx.accumulating:
+                out.append(Op(f"{grad}.accumulate", "memory_bound", Stream(3.0 * np.asarray(p.tensors[grad].bytes)),
+                              (grad,), (), present=op.present))  # fmt: skip
+    return out
+
+
+def _unsharded_gradients(ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+    """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
+    per_param = CAST + (4.0 if ctx.accumulating else 0.0)
+    result = list(ops)
+    mine = _weights_of(ops, {}, experts=False)
+    theirs = _weights_of(ops, {}, experts=True)
+    apart = experts > 0
+    tail = mine if np.any(apart) and np.all(apart) else (*mine, *theirs)
+    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own), tail, (), launches=len(tail) + 2))
+    if np.any(apart) and theirs:
+        add = Op("efsdp.accumulate", "dp", Stream(per_param * experts), theirs, (), launches=3, present=apart)
+        result.insert(_after_experts(ops), add)
+    return result
+
+
+def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+    zero = np.zeros(ctx.tp.shape)
+    apart = experts > 0
+    block_own, _ = _neighbour(ctx, block)
+    following, previous = own, own
+    if block == "embedding":
+        following, previous = zero, block_own
+    elif block == "head":
+        following, previous = block_own, zero
+    begin = _Pieces(tensors=p.tensors)
+    weights = "fsdp.weights"
+    if block != "head":
+        begin.tensor("fsdp.next@", 0.0)
+        begin.tensor("fsdp.arrived", np.where(ctx.fsdp > 1, 2.0 * own, 0.0))
+        begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",))
+        weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
+    held = []
+    if block != "embedding":
+        held.append(gather(begin, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
+    if np.any(apart):
+        begin.tensor("efsdp.next@", 0.0)
+        begin.tensor("efsdp.arrived", np.where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+        begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
+        held.append(gather(begin, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
+    begin.tensor("fsdp.previous.experts", np.where(apart, 4.0 * previous, 0.0))
+    begin.tensor("fsdp.previous", np.where(apart, 0.0, 4.0 * previous))
+    begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
+    body = list(ops)
+    mine = _weights_of(ops, p.tensors, experts=False)
+    theirs = _weights_of(ops, p.tensors, experts=True)
+    if np.any(apart):
+        post = _Pieces(tensors=p.tensors)
+        post.tensor("fsdp.reduced", 0.0)
+        post.mark("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"), (), "compute")
+        reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
+        body[_after_experts(body) : _after_experts(body)] = post.ops
+        first = next(i for i, op in enumerate(body) if op.name.startswith("experts."))
+        pre = _Pieces(tensors=p.tensors)
+        copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
+        body[first:first] = pre.ops
+    if block == "head":  # hooks run behind the loss, in front of the output layer
+        at = next((i for i, op in enumerate(body) if op.name == "output.dgrad"), 0)
+        body[at:at] = begin.ops
+    else:
+        body[:0] = begin.ops
+    end = _Pieces(tensors=p.tensors)
+    if block not in ("embedding", "head"):
+        end.ops += all_reduce_norm_gradients(ctx)
+    wait = "efsdp.reduced" if np.any(apart) else "fsdp.reduced"
+    freed = ("efsdp.reduce_input",) if np.any(apart) else ()
+    end.tensor("fsdp.reduced", 0.0)
+    end.mark("fsdp.reshard", (weights, "fsdp.previous", wait, *freed), (), "compute")
+    grads = mine if np.any(apart) and np.all(apart) else (*mine, *theirs)
+    reduce(end, ctx, "fsdp", own, ctx.fsdp, grads, len(mine) + 2)
+    if held:
+        end.mark("fsdp.hold@", tuple(held))
+    end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
+    p.ops = body + end.ops
+
+
+def _neighbour(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
+    """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
+    index = 0 if block == "embedding" else ctx.model.num_layers - 1
+    layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
+    dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
+    return groups(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

@@ -1,0 +1,141 @@
+"""torchtitan's linears in its three precision modes, and what tensor parallelism does around them.
+
+FSDP2's mixed precision: bf16 throughout, weights gathered by data parallelism. Autocast (one GPU, DDP): fp32 between
+linears, a bf16 copy of the input for every call and of the weight for every linear. Without either (TP or PP alone):
+everything in the training dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mofa.blocks import parts
+from mofa.blocks.context import Context
+from mofa.blocks.op import Back, BoolK, Collective, FloatK, Op, Stream, TapeBuilder
+
+CAST = 6.0
+"""Bytes an element that a cast between bf16 and fp32 moves. [B]"""
+
+
+def autocast(ctx: Context) -> bool:
+    """Whether linears run under torch.autocast."""
+    return ctx.precision_mode == "autocast"
+
+
+def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether the block is compiled as one: blocks with experts are compiled in pieces."""
+    return ctx.framework.compile and b.block.startswith("dense")
+
+
+def llama_style(ctx: Context) -> bool:
+    """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
+    return ctx.model.attention.kind == "gqa" and not ctx.model.attention.qk_norm
+
+
+def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
+    """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
+    compile_ = ctx.framework.compile
+    distributed: BoolK = ctx.has_tp
+    any_tp = bool(np.any(ctx.has_tp))
+
+    def mark(op: Op) -> Op:
+        name = op.name
+        if name.startswith(("fsdp", "efsdp")) or op.family in ("dp", "host"):
+            return op
+        if block == "embedding":
+            compiled = False
+        elif block == "head":
+            compiled = compile_ and name.startswith("loss.")
+        elif block.startswith("moe"):
+            compiled = compile_ and not name.startswith(("moe.", "mid.add", "out.add", "accumulate"))
+        else:
+            compiled = compile_
+        local = name.startswith(("moe.", "experts.")) or (
+            llama_style(ctx) and name.startswith(("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add"))
+        )
+        dispatched: BoolK = False if local or not any_tp else distributed
+        return replace(op, compiled=compiled, dtensor=dispatched)
+
+    return mark
+
+
+def weight_grad_bytes(ctx: Context) -> float:
+    """Bytes of a linear's gradient before it is reduced or added; 0 where it is the lasting one itself. [B/param]"""
+    if ctx.precision_mode == "uniform":
+        return float(ctx.element) if ctx.accumulating else 0.0
+    return 2.0
+
+
+def weight_copy(b: TapeBuilder, name: str, params: FloatK) -> str:
+    """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
+    copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
+    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params), (), (copy,)))
+
+
+def cast(b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0) -> str:
+    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass."""
+    out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements)
+    return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements)
+
+
+def linear(
+    b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, wide_input: bool = False,
+    reads: tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
+    if autocast(ctx):
+        if wide_input and not in_compiled_block(b, ctx):
+            x = cast(b, x, name, m * k)
+        reads = (*reads, weight_copy(b, name, n * k))
+    return parts.linear(
+        b, ctx, x, name, m=m, n=n, k=k, saves=(x,), reads=reads, grad_bytes_per_param=weight_grad_bytes(ctx)
+    )
+
+
+def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """All-gather of the sequence before a sublayer, one for all of its linears, which keep its output.
+
+    Gathering along the second dimension copies chunks together unless the micro-batch has one sequence; the backward
+    reduce-scatter always copies its input together first (_functional_collectives.py).
+    """
+    if not np.any(ctx.has_tp):
+        return x
+    full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
+    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
+
+
+def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
+    if not np.any(ctx.has_tp):
+        return x
+    x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
+    return parts.tp_reduce(b, ctx, x, name, width)
+
+
+def _chunks(
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK
+) -> str:  # fmt: skip
+    moved = 2.0 * ctx.tokens * width * ctx.element
+    out = b.tensor(name, ctx.tokens * width * ctx.element)
+    back = Back(work=Stream(moved * np.asarray(backward)), family="memory_bound", present=ctx.gathers,
+                view=~np.broadcast_to(np.asarray(backward, dtype=bool), ctx.tp.shape))  # fmt: skip
+    here = np.broadcast_to(np.asarray(forward, dtype=bool), ctx.tp.shape)
+    return b.add(
+        Op(name, "memory_bound", Stream(moved * here), (x,), (out,), present=ctx.gathers, view=~here, back=back)
+    )
+
+
+def all_reduce_norm_gradients(ctx: Context) -> list[Op]:
+    """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each."""
+    if not np.any(ctx.gathers):
+        return []
+    work = Collective("all_reduce", "tp", 2.0 * ctx.model.hidden * np.ones_like(ctx.tp))
+    return [Op(f"fsdp.norm_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i in range(2)]
+
+
+def is_product(op: Op) -> bool:
+    """Whether an op of a backward tape makes a linear's weight gradient."""
+    return op.name.endswith(".wgrad")

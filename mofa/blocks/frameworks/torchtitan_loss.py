@@ -1,0 +1,47 @@
+"""torchtitan's cross entropy: eager in fp32 over all logits or over those split by tp, or compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.frameworks.torchtitan_linear import cast
+from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+
+
+def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
+    """Loss of logits with ``elements`` on this rank.
+
+    Eager: an fp32 copy, its log-softmax, which alone is kept; backward the gradient of the negative log-likelihood,
+    that of the log-softmax, a cast. Split by tp there is one more temporary each way (tensor/parallel/loss.py) and
+    three small all-reduces.
+    """
+    loss = b.tensor("loss", 4.0 * ctx.tokens)
+    held = (logits,) if ctx.pipelined else ()  # the last stage holds its output until its backward
+    if ctx.framework.compile:
+        total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
+        moved = 2.0 * elements * ctx.element
+        b.add(Op("loss.compiled", "memory_bound", Stream(moved), (logits,), (loss, total), (logits, total),
+                 launches=2, back=Back(moved, 1)))  # fmt: skip
+        return _reduced(b, ctx, loss)
+    split = ctx.has_tp & ctx.framework.loss_parallel
+    wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
+    log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
+    back = Back(np.where(split, 32.0, 20.0) * elements, 3, np.where(split, 8.0, 4.0) * elements)
+    b.add(
+        Op("loss.cross_entropy", "memory_bound", Stream(np.where(split, 32.0, 12.0) * elements), (wide,),
+           (loss, log_soft), (log_soft, *held), scratch=np.where(split, 4.0, 0.0) * elements,
+           launches=8 if np.any(split) else 3, back=back)
+    )  # fmt: skip
+    return _reduced(b, ctx, loss)
+
+
+def _reduced(b: TapeBuilder, ctx: Context, loss: str) -> str:
+    if not np.any(ctx.has_tp):
+        return loss
+    reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
+    split = ctx.has_tp & ctx.framework.loss_parallel
+    return b.add(
+        Op("loss.all_reduce", "tp", Collective("all_reduce", "tp", 12.0 * ctx.tokens), (loss,), (reduced,),
+           present=split, view=True, stream="tp", launches=3)
+    )  # fmt: skip

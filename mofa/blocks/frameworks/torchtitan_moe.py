@@ -1,0 +1,194 @@
+"""torchtitan's mixture of experts (models/moe/moe.py, utils.py; distributed/expert_parallel.py).
+
+Every routed row is indexed, sent, padded, computed, sent back and put in order as a tensor of its own; the weighted
+sum of a token's experts is a product in fp32, whose operand is kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks import parts
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
+from mofa.blocks.frameworks.torchtitan_fsdp import expert_weights
+from mofa.blocks.frameworks.torchtitan_linear import (
+    CAST,
+    autocast,
+    cast,
+    enter,
+    leave,
+    linear,
+    weight_copy,
+    weight_grad_bytes,
+)
+from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
+
+
+def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Router, dispatch, experts, combine, shared experts, weighted sum.
+
+    Of the rows: every tp rank routes all tokens where the experts are split by tp or not at all by ep, else its share
+    of them; the buffer that puts rows in order holds all tokens' either way.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    t, hidden = ctx.tokens, float(ctx.model.hidden)
+    element = ctx.residual  # of the routed rows: fp32 under autocast
+    row = hidden * element
+    sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
+    deepep = ctx.framework.dispatcher == "deepep"
+    full = enter(b, ctx, h, "moe", hidden)
+    scores, order = router(b, ctx, full, sent)
+    routed = b.tensor("moe.routed", sent * row)
+    index = b.tensor("moe.index", 8.0 * sent, grad=False)
+    b.add(Op("moe.gather", "memory_bound", Stream(2 * sent * row + 16 * sent), (full, order), (routed, index), (index,),
+             launches=2, back=Back((sent + 2 * t) * row, 6)))  # fmt: skip
+    held = b.tensor("moe.routed_held", sent * row, grad=False)
+    b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
+    received = _exchange(b, ctx, routed, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
+    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    padding = ctx.framework.grouped_alignment * ctx.local_experts
+    padded_time, padded = rows + padding, kept + padding
+    x = b.tensor("moe.permuted", padded * row)
+    fill = b.tensor("moe.permutation", 4.0 * padded, grad=False)
+    b.add(Op("moe.permute", "memory_bound", Stream(2 * (rows + padded_time) * row), (received,), (x, fill), (fill,),
+             scratch=kept * row, launches=12, back=Back(2 * (rows + padded_time) * row, 7)))  # fmt: skip
+    y = experts(b, ctx, x, rows, padded_time, padded, element)
+    back_in_place = b.tensor("moe.unpermuted", kept * row)
+    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row), (y, fill), (back_in_place,), (fill,),
+             launches=2, back=Back(2 * padded_time * row, 2)))  # fmt: skip
+    y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
+    shared = ""
+    if spec.shared_hidden:
+        width = np.asarray(spec.shared_hidden / ctx.tp)
+        shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile)
+    ordered = b.tensor("moe.ordered", everyone * row)
+    b.add(Op("moe.unsort", "memory_bound", Stream((everyone + 2 * sent) * row), (y, order), (ordered,), (order,),
+             launches=2, back=Back(2 * sent * row, 2)))  # fmt: skip
+    out = _weighted_sum(b, ctx, ordered, scores, held, np.asarray(everyone * hidden), deepep=deepep)
+    if shared:
+        total = b.tensor("moe.total", t * row)
+        narrow = 2 if autocast(ctx) else element
+        if narrow != element:
+            promoted = b.tensor("moe.shared_promoted", t * row)
+            b.add(Op("moe.promote", "memory_bound", None, (shared,), (promoted,), view=True, launches=0,
+                     back=Back(work=Stream(CAST * t * hidden), family="memory_bound")))  # fmt: skip
+            shared = promoted
+        out = parts.stream(b, "moe.add_shared", (out, shared), total, bytes_=(2 * element + narrow) * t * hidden,
+                           back_launches=0)  # fmt: skip
+    return leave(b, ctx, out, "moe", hidden)
+
+
+def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str]:
+    """Scores of the chosen experts in fp32 and the order of rows by expert."""
+    spec = ctx.model.moe
+    assert spec is not None
+    t, count = ctx.tokens, float(spec.num_experts)
+    logits = linear(b, ctx, x, "router.gate", m=t, n=count, k=float(ctx.model.hidden), wide_input=True)
+    scores = b.tensor("router.scores", 4.0 * t * count)
+    parts.stream(b, "router.score", (logits,), scores, bytes_=(CAST + 8.0) * t * count, saves=(scores,),
+                 back_bytes=(CAST + 12.0) * t * count, launches=2, back_launches=2)  # fmt: skip
+    chosen = b.tensor("router.top_scores", 4.0 * t * spec.top_k)
+    experts = b.tensor("router.top_experts", 8.0 * t * spec.top_k, grad=False)
+    sums = b.tensor("router.sums", 8.0 * t * spec.top_k, grad=False)
+    grouping = 7 if spec.num_groups > 1 else 0
+    moved = 4.0 * t * count * (5 + 2 * bool(grouping)) + 40.0 * t * spec.top_k
+    b.add(Op("router.topk", "memory_bound", Stream(moved), (scores,), (chosen, experts, sums), (experts, sums),
+             scratch=4.0 * t * count, launches=10 + grouping, back=Back(12.0 * t * count, 8)))  # fmt: skip
+    order = b.tensor("router.order", 8.0 * sent, grad=False)
+    b.add(Op("router.sort", "memory_bound", Stream(96.0 * sent), (experts,), (order,), scratch=16.0 * sent,
+             launches=9))  # fmt: skip
+    return chosen, order
+
+
+def _exchange(
+    b: TapeBuilder, ctx: Context, x: str, name: str, sent: FloatK, received: FloatK, element: int, *, counts: bool
+) -> str:  # fmt: skip
+    """All-to-all of rows; in front of the first the counts travel, and the host waits for them."""
+    if not np.any(ctx.ep > 1):
+        return x
+    assert ctx.model.moe is not None
+    row, here = float(ctx.model.hidden) * element, ctx.ep > 1
+    deepep = ctx.framework.dispatcher == "deepep"
+    if counts:
+        if not deepep:
+            told = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts * np.ones_like(ctx.ep), grad=False)
+            own = b.tensor("moe.own_counts", 0.0, grad=False)
+            b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts * np.ones_like(ctx.ep)), (),
+                     (own,), launches=5, present=here))  # fmt: skip
+            b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts
+                     * np.ones_like(ctx.ep)), (own,), (told,), present=here, stream="ep"))  # fmt: skip
+        for i in range(ctx.framework.dispatch_syncs):
+            b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=here))
+    out = b.tensor(f"{name}.out", received * row)
+    if deepep:
+        work = Collective("deepep", "ep", ctx.shard * row * ctx.etp, ctx.imbalance)
+    else:
+        work = Collective("all_to_all", "ep", sent * row, ctx.imbalance)
+    return b.add(Op(name, "ep", work, (x,), (out,), present=here, stream="ep"))
+
+
+def experts(
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int
+) -> str:  # fmt: skip
+    """Grouped products always in bf16: fp32 inputs are cast for each, fp32 weights too; the output is cast back.
+
+    ``rows`` are multiplied, ``moved`` pass through the activation with their padding, ``kept`` are allocated.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    hidden, local = float(ctx.model.hidden), ctx.local_experts
+    f = np.asarray(spec.expert_hidden / ctx.etp)
+    sequential = ctx.framework.experts == "sequential"
+    launches = int(np.max(local)) if sequential else 1
+    weights = expert_weights(b, ctx)
+    casts = element == 4
+    if sequential:
+        b.add(Op("moe.sync.experts", "host", HostSync()))
+
+    def product(which: str, source: str, n: FloatK, k: FloatK, reads: tuple[str, ...] = ()) -> str:
+        name = f"experts.{which}"
+        params = local * n * k
+        if casts:
+            if which != "w2":
+                source = cast(b, source, name, kept * k)
+            reads = (*reads, weight_copy(b, name, params))
+        out = b.tensor(f"{name}.out", kept * n * 2.0)
+        work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential)
+        grad = weight_grad_bytes(ctx)
+        return b.add(
+            Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), launches=launches, weight=name,
+               weight_params=params, weight_bytes=params * grad, num_weights=1)
+        )  # fmt: skip
+
+    fused = ctx.framework.compile
+    act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, moved * f, 2, fused=fused)
+    y = product("w2", act, np.asarray(hidden * np.ones_like(f)), f, weights)
+    return cast(b, y, "experts.out", kept * hidden, 4) if casts else y
+
+
+def _weighted_sum(
+    b: TapeBuilder, ctx: Context, ordered: str, scores: str, held: str, elements: ArrayK, *, deepep: bool
+) -> str:  # fmt: skip
+    """Product of a token's scores with its experts' outputs: operands in fp32, in bf16 under autocast.
+
+    Its last reader also ends the life of the routed rows, a local variable of the module.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    hidden, element = float(ctx.model.hidden), ctx.residual
+    out = b.tensor("moe.out", ctx.tokens * hidden * element)
+    token = ctx.tokens * hidden
+    if autocast(ctx):
+        operand = cast(b, ordered, "moe.operand", elements)
+        moved, back = 2.0 * elements + 8.0 * token, 4.0 * elements + 8.0 * token
+    elif element == 4 or deepep:
+        operand = ordered
+        moved, back = element * elements + 4.0 * token, 2.0 * element * elements + 4.0 * token
+    else:
+        operand = cast(b, ordered, "moe.operand", elements, 4)
+        moved, back = 4.0 * elements + 10.0 * token, 8.0 * elements + 10.0 * token
+    b.add(Op("moe.sum", "memory_bound", Stream(moved), (operand, scores, held), (out,), (operand, scores),
+             scratch=4.0 * token, launches=2, back=Back(back, 3)))  # fmt: skip
+    return out
