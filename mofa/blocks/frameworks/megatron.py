@@ -7,17 +7,28 @@ gathered again beside the input gradient; weight gradients are added to the fp32
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypedDict
+
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.op import Back, Collective, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
+Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, int], str]
 # main_grad.add_(grad): read the bf16 gradient, read and write the fp32 one (distributed_data_parallel.py)
 ACCUMULATE_BYTES_PER_PARAM = 10.0
 
 
-def weight_grad(ctx: Context) -> dict[str, float]:
+class WeightGrad(TypedDict, total=False):
+    """Arguments of a linear whose weight gradient is made apart."""
+
+    grad_bytes_per_param: float
+    accumulate_bytes_per_param: float
+
+
+def weight_grad(ctx: Context) -> WeightGrad:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
     if ctx.framework.fuses_wgrad_accumulation:
         return {}
@@ -25,15 +36,44 @@ def weight_grad(ctx: Context) -> dict[str, float]:
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """One kernel each way (backward two: input, then the weight's partial sums); keeps its input and a scale a row."""
+    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads."""
+    return norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+
+
+def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
+    """The region of a block's norm: a module of its own before latent attention and experts, else in the linear.
+
+    The norm that is fused with a dense layer's first linear is part of the ``mlp`` checkpoint; ``layernorm``
+    recomputation finds only norms that are modules (transformer_layer.py, gpt_layer_specs.py).
+    """
+    if name == "attn_norm":
+        return "layernorm.attn_norm" if ctx.model.attention.kind == "mla" else ""
+    if name == "mlp_norm":
+        return "layernorm.mlp_norm" if b.block.startswith("moe") else "mlp"
+    return ""
+
+
+def norm_op(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str) -> str:
+    """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums."""
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
     moved = 2.0 * rows * width * ctx.element
     back = Back(1.5 * moved, 2)
-    region = b.region or "layernorm"
-    b.add(Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), region=region, back=back))
+    b.add(
+        Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), region=region, back=back,
+           weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
+           accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
+    )  # fmt: skip
     return out
+
+
+def buffer_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """All-gather of the sequence shards into the global "mpu" buffer, which outlives the tape (tensor_parallel)."""
+    nbytes = ctx.tokens * width * ctx.element
+    out = b.tensor(f"{name}.full", 0.0, "buffer", grad_bytes=nbytes)
+    work = Collective("all_gather", "tp", nbytes)
+    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))
 
 
 def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
@@ -70,9 +110,19 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
         Op("qkv.split", "memory_bound", None, (whole,), (q, k, v_part), view=True, launches=0,
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1))
     )  # fmt: skip
+    q = query_copy(b, ctx, q, t * q_width * e)
+    if ctx.model.positions != "rope":  # q, k and v are one interleaved tensor, which fused attention takes as it is
+        return q, k, v_part
     v = b.tensor("v", t * kv_width * e)
     stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0)
     return q, k, v
+
+
+def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
+    """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
+    out = b.tensor("q.heads", nbytes)
+    copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
+    return b.add(Op("q.reshape", "memory_bound", Stream(2 * nbytes), (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -120,6 +170,9 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     if a.q_lora_rank is not None:
         q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
         q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
+    # the norm copies its strided input and keeps the copy (te/module/layernorm_linear.py:1726)
+    copy = b.tensor("kv.latent_copy", s * rank * e)
+    latent = stream(b, "kv.latent_copy", (latent,), copy, bytes_=2 * s * rank * e, back_launches=0)
     latent = norm(b, ctx, latent, "kv_norm", rank)
     up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + a.v_head_dim), rank)
     heads = ctx.heads
@@ -166,14 +219,16 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     return out
 
 
-def activation(b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str) -> str:
+def activation(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: int = 1
+) -> str:
     """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output."""
     gated = ctx.model.mlp.activation == "swiglu"
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
     b.add(
         Op(f"{name}.activation", "memory_bound", Stream((wide + 1) * moved * ctx.element), (h,), (out,), (h,),
-           region=region, back=Back((2 * wide + 1) * moved * ctx.element, 1))
+           region=region, launches=launches, back=Back((2 * wide + 1) * moved * ctx.element, launches))
     )  # fmt: skip
     return out
 
@@ -227,12 +282,13 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     row = hidden * e
     sent = b.tensor("moe.sent", copies * row)
     row_ids = b.tensor("moe.row_ids", ctx.shard * (2 * spec.num_experts + 1) * 4.0, grad=False)
-    b.add(Op("moe.sync", "host", HostSync(), region="moe"))
     b.add(
         Op("moe.permute", "memory_bound", Stream(2 * copies * row), (h, scores), (sent, row_ids), (row_ids,),
            launches=3, back=Back((copies + ctx.shard) * row, 3))
     )  # fmt: skip
-    received = _exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    for i in range(fw.dispatch_syncs):  # the counts reach the host before the all-to-all needs its splits
+        b.add(Op(f"moe.sync{i}", "host", HostSync()))
+    received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if np.any(ctx.etp > 1):
         gathered = b.tensor("moe.gathered", kept * row)
@@ -258,7 +314,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
             Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
-    y = _exchange(b, ctx, y, "moe.combine", copies * row)
+    y = exchange(b, ctx, y, "moe.combine", copies * row)
     out = b.tensor("moe.out", ctx.shard * row)
     b.add(
         Op("moe.unpermute", "memory_bound", Stream((copies + ctx.shard) * row), (y,), (out,), (row_ids,), launches=2,
@@ -272,7 +328,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     return out
 
 
-def _exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
+def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
     """Send token rows to the ranks that hold their experts, or back."""
     spec = ctx.model.moe
     assert spec is not None
@@ -289,7 +345,7 @@ def _exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2))
 
 
-def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
+def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, activate: Activation = activation) -> str:
     """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation."""
     spec = ctx.model.moe
     assert spec is not None
@@ -312,7 +368,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) ->
            weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=int(np.max(local)))
     )  # fmt: skip
-    act = activation(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act")
+    act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
     out = b.tensor("experts.out", kept * hidden * e)
     b.add(
         Op("experts.fc2", "grouped_gemm", Grouped(rows, local, np.asarray(hidden), f, ctx.gemm_format,
@@ -350,10 +406,10 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm, output layer and vocabulary-parallel cross entropy, in place on one fp32 copy (cross_entropy.py)."""
-    h, e = float(ctx.model.hidden), ctx.element
+    h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
     v = vocab_per_rank(ctx)
-    full = sp_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
+    full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
         regather=("output.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
@@ -381,11 +437,39 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
 
 
 def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
-    """Nothing: data parallelism acts on buffers of the whole model, after the last micro-batch."""
+    """Nothing but the block's name: data parallelism acts on buffers of the whole model, after the last micro-batch."""
+    b.block = block
+
+
+def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
+    """Bytes that stay allocated from the first use on, outside the tapes. [B]
+
+    A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
+    autograd as a dummy (te/module/base.py, get_dummy_wgrad), and, with the head, the buffer of its gathered input.
+    """
+    b = TapeBuilder()
+    h = b.tensor("h", ctx.shard * ctx.model.hidden * float(ctx.element))
+    out = b.tensor("o", ctx.tokens * ctx.heads * ctx.model.attention.d_v * ctx.element)
+    (mla if ctx.model.attention.kind == "mla" else qkv)(b, ctx, h)
+    row_linear(b, ctx, out, "proj", ctx.model.hidden, ctx.heads * ctx.model.attention.d_v)
+    if ctx.model.mlp.ffn_hidden and ctx.model.num_dense_layers:
+        mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden))
+    if ctx.model.moe is not None:
+        moe(b, ctx, h)
+    total = np.zeros_like(ctx.tp)
+    seen: list[ArrayK] = []
+    for op in b.ops:
+        one = np.broadcast_to(np.asarray(op.weight_params, dtype=float) / op.num_weights, ctx.tp.shape)
+        if op.weight and not np.any(op.weight_bytes) and not any(np.array_equal(one, s) for s in seen):
+            seen.append(one)
+            total = total + 2.0 * one
+    if with_head:
+        vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
+        total = total + vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
+    return total
 
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
     residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
 )  # fmt: skip
-
