@@ -61,6 +61,8 @@ class FrameworkSpec(Spec):
     """Norm and linear are one module that keeps the norm's input and output (Transformer Engine)."""
     fused_swiglu: bool = True
     fused_rope: bool = True
+    fused_softmax: bool = False
+    """Unfused attention: scale, mask and softmax are one 16-bit kernel that keeps its output (Apex), not fp32 steps."""
     norm_kernels: int = 1
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)

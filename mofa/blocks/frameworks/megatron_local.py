@@ -1,0 +1,476 @@
+"""Megatron-Core with its local layer spec, without Transformer Engine and Apex: what each step launches and keeps.
+
+Read in megatron_core 0.16.1 (file names in the comments). Norms and linears are modules of their own; gathered inputs
+and the unfused attention's score buffer share one persistent buffer; weight gradients are made in bf16 and added to
+the fp32 main gradients apart; the rotary embedding, the permutation and (as an option) attention and SwiGLU are
+unfused; experts run one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.frameworks import megatron as te
+from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
+
+
+def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """PyTorch's fused norm, a module of its own."""
+    own = name in ("attn_norm", "mlp_norm")
+    return te.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region)
+
+
+def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
+    """Column-parallel linear: keeps its shard, gathers it into the global buffer now and for the weight gradient."""
+    full = te.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    return linear(
+        b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
+        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **te.weight_grad(ctx),
+    )  # fmt: skip
+
+
+def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """Row-parallel linear and the reduction of its partial results."""
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **te.weight_grad(ctx))
+    return tp_reduce(b, ctx, partial, name, n)
+
+
+def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
+    """A bias that is added by a kernel of its own; backward sums the rows and passes the gradient on."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"{name}.biased", nbytes)
+    back = Back(work=Stream(nbytes), family="memory_bound", view=True)
+    return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes), (x,), (out,), back=back))
+
+
+def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """One product for q, k and v and views of it; queries of several groups are copied to adjacent heads."""
+    a = ctx.model.attention
+    assert a.kind == "gqa"
+    q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
+    whole = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
+    if a.qkv_bias:
+        whole = add_bias(b, ctx, whole, "qkv")
+    t, e = ctx.tokens, ctx.element
+    q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * kv_width * e)
+    v = b.tensor("v", t * kv_width * e)
+    # views forward; backward concatenates dq, dk and dv
+    b.add(
+        Op("qkv.split", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1))
+    )  # fmt: skip
+    return te.query_copy(b, ctx, q, t * q_width * e), k, v
+
+
+def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
+    """Unfused rotary embedding: 6 kernels over x and 6 over the table, cosine and sine kept (rope_utils.py:94-133).
+
+    Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2;
+    ``pairs`` first gathers even and odd elements, 2 more. Three tensors of its size are alive at the add. Backward:
+    two products 4, the halves back together 3, the sum 3.
+    """
+    out = b.tensor(f"{name}.rope", nbytes)
+    table = ctx.seq_len / ctx.cp * rope_dim
+    trig = b.tensor(f"{name}.trig", 2.0 * table * ctx.element, grad=False)
+    extra = 2.0 if pairs else 0.0
+    moved = (12.0 + extra) * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
+    b.add(
+        Op(f"{name}.rope", "memory_bound", Stream(moved), (x,), (out, trig), (trig,),
+           scratch=(2.0 + extra / 2) * nbytes, launches=13 if pairs else 12,
+           back=Back((10.0 + extra) * nbytes, 6 if pairs else 5, 2.5 * nbytes))
+    )  # fmt: skip
+    return out
+
+
+def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
+    """Unfused rotary embedding of q and k, or the fused one where it is on."""
+    if ctx.framework.fused_rope:
+        return te.rope(b, ctx, q, k)
+    d = float(ctx.model.attention.d_qk)
+    return (
+        turn(b, ctx, q, "q", b.tensors[q].bytes, d, pairs=False),
+        turn(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
+    )
+
+
+def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """A latent projection split over tp and gathered along its width into a fresh tensor, then copied together."""
+    e = ctx.element
+    part = column_linear(b, ctx, h, name, width / ctx.tp, float(ctx.model.hidden))
+    whole = ctx.tokens * width * e
+    gathered, joined = b.tensor(f"{name}.gathered", whole), b.tensor(f"{name}.joined", whole)
+    y = b.add(
+        Op(f"{name}.gather_width", "tp", Collective("all_gather", "tp", whole), (part,), (gathered,),
+           present=ctx.has_tp, stream="tp",
+           back=Back(work=Stream(2 * whole / ctx.tp), family="memory_bound", present=ctx.has_tp))
+    )  # fmt: skip
+    return b.add(
+        Op(f"{name}.join", "memory_bound", Stream(2 * whole), (y,), (joined,), present=ctx.has_tp, back=Back(0.0, 0))
+    )
+
+
+def _scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, strided: bool) -> str:
+    """A rank's slice of the sequence: a view of whole rows, a copy of strided ones; backward gathers the gradient."""
+    shard = ctx.shard * width * ctx.element
+    out = b.tensor(f"{name}.slice", shard)
+    back = Back(
+        work=Collective("all_gather", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.gathers,
+        stream="tp",
+    )  # fmt: skip
+    work = Stream(2 * shard) if strided else None
+    return b.add(
+        Op(f"{name}.scatter", "memory_bound", work, (x,), (out,), view=not strided, launches=int(strided),
+           present=ctx.gathers, back=back)
+    )  # fmt: skip
+
+
+def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
+    """Latent attention with split down-projections, gathered along their width, and an unfused rotary embedding.
+
+    multi_latent_attention.py:590-840; it needs a core attention that takes two head sizes, such as SDPA.
+    """
+    a = ctx.model.attention
+    assert a.kind == "mla"
+    t, e, heads = ctx.tokens, ctx.element, ctx.heads
+    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, h, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
+    else:
+        q = _down(b, ctx, h, "q_down", float(a.q_lora_rank))
+        q = _scatter(b, ctx, q, "q_down", float(a.q_lora_rank), strided=False)
+        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
+    kv = _down(b, ctx, h, "kv_down", float(rank + rope_dim))
+    latent, k_pe = b.tensor("kv.latent", t * rank * e), b.tensor("k_pe", t * rope_dim * e)
+    b.add(
+        Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
+           back=Back(2 * t * (rank + rope_dim) * e, 1))
+    )  # fmt: skip
+    latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
+    latent = norm(b, ctx, latent, "kv_norm", rank)
+    b.region = "mla_up"
+    if a.q_lora_rank is not None:
+        q = column_linear(b, ctx, q, "q_up", heads * a.d_qk, float(a.q_lora_rank))
+    up = column_linear(b, ctx, latent, "kv_up", heads * (nope + a.v_head_dim), float(rank))
+    q_bytes, v_bytes = t * heads * a.d_qk * e, t * heads * a.v_head_dim * e
+    q_nope, q_pe = b.tensor("q.nope", t * heads * nope * e), b.tensor("q.pe", t * heads * rope_dim * e)
+    b.add(Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0, back=Back(2 * q_bytes, 1)))
+    k_nope, v_part = b.tensor("k.nope", t * heads * nope * e), b.tensor("v.part", v_bytes)
+    b.add(
+        Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
+           back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1))
+    )  # fmt: skip
+    q_pe = turn(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
+    k_pe = turn(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
+    query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
+    b.add(Op("q.cat", "memory_bound", Stream(2 * q_bytes), (q_nope, q_pe), (query,), back=Back(0.0, 0)))
+    # backward sums the gradient of the shared rotary key over the heads
+    b.add(
+        Op("k.cat", "memory_bound", Stream(2 * q_bytes), (k_nope, k_pe), (key,),
+           back=Back(work=Stream(t * heads * rope_dim * e), family="memory_bound", view=True))
+    )  # fmt: skip
+    b.add(Op("v.copy", "memory_bound", Stream(2 * v_bytes), (v_part,), (value,), back=Back(0.0, 0)))
+    b.region = ""
+    return query, key, value
+
+
+def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """The core attention module: PyTorch's SDPA in its place, or the unfused one."""
+    b.region = "core_attn"
+    out = unfused(b, ctx, q, k, v) if ctx.framework.attention == "unfused" else sdpa(b, ctx, q, k, v, windowed)
+    b.region = ""
+    return out
+
+
+def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+    """Flash attention over permuted views: v keeps the whole of qkv alive; the output has the layout of q, no copy.
+
+    Under GQA backward makes the gradients of k and v for every query head and sums them over a group
+    (PyTorch, flash_api.cpp, mha_bwd: dk_expanded); it accumulates dq in fp32.
+    """
+    a, e, t = ctx.model.attention, ctx.element, ctx.tokens
+    expanded = []
+    for name, x, d in (("k", k, a.d_qk), ("v", v, a.d_v)):
+        whole, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
+        y = b.tensor(f"attn.{name}_heads", whole)
+        expanded.append(
+            b.add(
+                Op(f"attn.{name}_heads", "memory_bound", None, (x,), (y,), view=True, launches=0,
+                   present=ctx.heads > ctx.kv_heads, back=Back(whole + own, 1))
+            )
+        )  # fmt: skip
+    kh, vh = expanded
+    out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
+    lse = b.tensor("attn.lse", t * ctx.heads * 4.0, grad=False)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v)
+    back = Back(0.0, 3, t * ctx.heads * a.d_qk * 4.0)
+    b.add(Op("attn.core", "attention", work, (q, kh, vh), (out, lse), (q, kh, vh, out, lse), back=back))
+    return out
+
+
+def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
+    """Scores, softmax and context as separate steps over P = b * heads * s^2 scores (dot_product_attention.py).
+
+    The causal mask is a full one: every score is computed. A fused softmax keeps its 16-bit output (2P). The PyTorch
+    one runs in fp32 (fused_softmax.py, forward_torch_softmax): the scores, their fp32 copy, the softmax and its
+    16-bit copy are alive at once (12P); the fp32 softmax and the 16-bit copy are kept (6P); backward holds the fp32
+    gradient, the product that PyTorch's softmax backward makes beside it and its result with the softmax (16P).
+    """
+    a, e, t = ctx.model.attention, ctx.element, ctx.tokens
+    s = ctx.seq_len / ctx.cp
+    count = ctx.micro_batch * ctx.heads
+    scores_num = count * s * s
+    k, v = _expand(b, ctx, k, "k", a.d_qk), _expand(b, ctx, v, "v", a.d_v)
+    # the scale is the product's alpha: backward multiplies dq and dk by it, a kernel each
+    scaled = []
+    for name, x in (("q", q), ("k", k)):
+        nbytes = t * ctx.heads * a.d_qk * e
+        y = b.tensor(f"attn.{name}_scaled", nbytes)
+        op = Op(f"attn.{name}_scale", "memory_bound", None, (x,), (y,), view=True, launches=0, back=Back(2 * nbytes, 1))
+        scaled.append(b.add(op))
+    scores = b.tensor("attn.scores", 2.0 * scores_num)
+    operands = (scaled[0], scaled[1])
+    b.add(Op("attn.qk", "attention", Gemm(s, s, a.d_qk, count=count), operands, (scores,), operands))
+    probs = _softmax(b, ctx, scores, scores_num, s)
+    if ctx.model.dropout > 0:
+        dropped = b.tensor("attn.dropped", 2.0 * scores_num)
+        mask = b.tensor("attn.dropout_mask", scores_num, grad=False)
+        b.add(
+            Op("attn.dropout", "memory_bound", Stream(5.0 * scores_num), (probs,), (dropped, mask), (mask,),
+               back=Back(5.0 * scores_num, 1))
+        )  # fmt: skip
+        probs = dropped
+    context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
+    b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
+    out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
+    moved = 2 * t * ctx.heads * a.d_v * e
+    return stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0)
+
+
+def _expand(b: TapeBuilder, ctx: Context, x: str, name: str, d: float) -> str:
+    """A copy of a key or value head for every query head of its group; backward sums over the group."""
+    whole, own = ctx.tokens * ctx.heads * d * ctx.element, ctx.tokens * ctx.kv_heads * d * ctx.element
+    out = b.tensor(f"attn.{name}_expanded", whole)
+    return b.add(
+        Op(f"attn.{name}_expand", "memory_bound", Stream(whole + own), (x,), (out,),
+           present=ctx.heads > ctx.kv_heads, back=Back(whole + own, 1))
+    )  # fmt: skip
+
+
+def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) -> str:
+    probs = b.tensor("attn.probs", 2.0 * num)
+    if ctx.framework.fused_softmax:  # backward works in place on the gradient
+        back = Back(work=Stream(6.0 * num), family="memory_bound", view=True)
+        return b.add(Op("attn.softmax", "memory_bound", Stream(4.0 * num), (scores,), (probs,), (probs,), back=back))
+    soft = b.tensor("attn.softmax", 4.0 * num, grad=False)
+    mask = b.tensor("attn.mask", s * s, grad=False)
+    # cast 6, mask 8, softmax 8, cast 6 bytes a score; the mask is built each call: ones, triu, bool
+    b.add(
+        Op("attn.softmax", "memory_bound", Stream(28.0 * num + 17.0 * s * s), (scores,), (probs, soft, mask),
+           (soft, mask), scratch=4.0 * num, launches=7, back=Back(44.0 * num, 5, 8.0 * num))
+    )  # fmt: skip
+    return probs
+
+
+def activation(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: int = 1
+) -> str:
+    """SwiGLU or GELU: fused, or SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
+    if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
+        return te.activation(b, ctx, h, name, elements, moved, region, launches)
+    held, passed = elements * ctx.element, moved * ctx.element
+    gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
+    b.add(
+        Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
+           back=Back(4 * passed, launches))
+    )  # fmt: skip
+    silu, shifted = b.tensor(f"{name}.silu", held), b.tensor(f"{name}.shifted", held)
+    out = b.tensor(f"{name}.act", held)
+    back = Back(3 * passed, launches)
+    b.add(
+        Op(f"{name}.silu", "memory_bound", Stream(2 * passed), (gate,), (silu,), (gate,), launches=launches,
+           region=region, back=back)
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.offset", "memory_bound", Stream(2 * passed), (up,), (shifted,), launches=launches, region=region,
+           back=Back(0.0, 0))
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.product", "memory_bound", Stream(3 * passed), (silu, shifted), (out,), (silu, shifted),
+           launches=launches, region=region, back=Back(6 * passed, 2 * launches))
+    )  # fmt: skip
+    return out
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward: gate and up in one product."""
+    f = width / ctx.tp
+    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    b.region = "mlp" if name == "mlp" else b.region
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
+    if ctx.model.mlp.bias and not ctx.framework.fused_swiglu:
+        fc1 = add_bias(b, ctx, fc1, f"{name}.fc1")
+    act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    b.region = ""
+    return y
+
+
+def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """Shared experts, router, unfused permutation, exchange and experts one after the other (token_dispatcher.py)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    row, shared = float(ctx.model.hidden) * ctx.element, ""
+    if spec.shared_hidden:
+        b.region = "moe.shared"
+        shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
+    b.region = "moe"
+    scores = te.router(b, ctx, h)
+    if ctx.framework.dispatcher == "allgather":
+        out = _moe_allgather(b, ctx, h, scores)
+    else:
+        out = _moe_alltoall(b, ctx, h, scores)
+    if shared:
+        total = b.tensor("moe.total", ctx.shard * row)
+        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0)
+    b.region = ""
+    return out
+
+
+def permute(b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, copies: FloatK, held: FloatK) -> str:
+    """Select the rows for the experts: the masked selections wait for their sizes; ``tokens`` rows in.
+
+    Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros (moe_utils.py, permute).
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    row, table = float(ctx.model.hidden) * ctx.element, tokens * spec.num_experts
+    sent = b.tensor("moe.sent", held * row)
+    rows = b.tensor("moe.row_ids", held * 8.0, grad=False)
+    mask = b.tensor("moe.mask", table, grad=False)
+    b.add(
+        Op("moe.select", "memory_bound", Stream(30.0 * table), (scores,), (rows, mask), launches=6, back=Back(0.0, 0))
+    )
+    for i in range(max(ctx.framework.dispatch_syncs - 1, 0)):
+        b.add(Op(f"moe.sync{i}", "host", HostSync()))
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(2 * copies * row), (x, scores), (sent,), (rows, mask), launches=1,
+           back=Back((3 * copies + tokens) * row + 8.0 * table, 4))
+    )  # fmt: skip
+    if ctx.framework.dispatch_syncs:
+        b.add(Op("moe.sync", "host", HostSync()))
+    return sent
+
+
+def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: FloatK) -> str:
+    """Add the rows back to their tokens, onto zeros; backward gathers them (moe_utils.py, unpermute)."""
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor("moe.summed", tokens * row)
+    b.add(
+        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row), (y,), (out,), ("moe.row_ids",),
+           launches=2, back=Back(2 * copies * row, 1))
+    )  # fmt: skip
+    return out
+
+
+def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
+    spec = ctx.model.moe
+    assert spec is not None
+    row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
+    sent = permute(b, ctx, h, scores, ctx.shard, copies, copies)
+    received = te.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    if np.any(ctx.etp > 1):
+        gathered = b.tensor("moe.gathered", kept * row)
+        received = b.add(
+            Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    received = _sort(b, ctx, received, "sort", rows, kept)
+    y = _sort(b, ctx, experts(b, ctx, received, rows, kept), "unsort", rows, kept)
+    if np.any(ctx.etp > 1):
+        scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
+        y = b.add(
+            Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
+               present=ctx.etp > 1, stream="ep")
+        )  # fmt: skip
+    y = te.exchange(b, ctx, y, "moe.combine", copies * row)
+    return unpermute(b, ctx, y, ctx.shard, copies)
+
+
+def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
+    """Every rank gathers all tokens into the global buffer, picks its experts' rows, and scatters the sums."""
+    row, ranks = float(ctx.model.hidden) * ctx.element, ctx.ep * ctx.etp
+    tokens = ctx.shard * ranks
+    nbytes = tokens * row
+    full = b.tensor("moe.full", 0.0, "buffer", grad_bytes=nbytes)
+    x = b.add(
+        Op("moe.dispatch", "ep", Collective("all_gather", "ep", nbytes, ctx.imbalance), (h,), (full,),
+           present=ranks > 1, stream="ep")
+    )  # fmt: skip
+    rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
+    sent = permute(b, ctx, x, scores, tokens, rows, kept)
+    y = unpermute(b, ctx, experts(b, ctx, sent, rows, kept), tokens, rows)
+    out = b.tensor("moe.out", ctx.shard * row)
+    return b.add(
+        Op("moe.combine", "ep", Collective("reduce_scatter", "ep", nbytes, ctx.imbalance), (y,), (out,),
+           present=ranks > 1, stream="ep")
+    )  # fmt: skip
+
+
+def _sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: FloatK) -> str:
+    """Split into chunks and concatenate in another order; nothing kept."""
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor(f"moe.{name}ed", kept * row)
+    return b.add(
+        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row), (x,), (out,), launches=2,
+           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2))
+    )  # fmt: skip
+
+
+def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
+    """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
+    if ctx.framework.experts != "sequential":
+        return te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
+    row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
+    parts = b.tensor("experts.parts", kept * row)
+    x = b.add(
+        Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
+           back=Back(2 * rows * row, 1))
+    )  # fmt: skip
+    y = te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
+    joined = b.tensor("experts.joined", kept * row)
+    return b.add(
+        Op("experts.cat", "memory_bound", Stream(2 * rows * row), (y,), (joined,), present=several, back=Back(0.0, 0))
+    )
+
+
+def head(b: TapeBuilder, ctx: Context, x: str) -> str:
+    """As in the Transformer Engine variant, whose output layer is Megatron's own."""
+    return te.head(b, ctx, x)
+
+
+def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
+    """Bytes of the global "mpu" buffer: its largest use, never freed (utils.py, GlobalMemoryBuffer). [B]
+
+    Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention, and the tokens of
+    the all-gather dispatcher.
+    """
+    model, e = ctx.model, ctx.element
+    width = float(model.hidden)
+    if model.attention.kind == "mla":
+        width = max(width, float(model.attention.q_lora_rank or 0))
+    total = np.where(ctx.gathers, ctx.tokens * width * e, 0.0)
+    if ctx.framework.attention == "unfused":
+        total = np.maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
+    if model.moe is not None and ctx.framework.dispatcher == "allgather":
+        ranks = ctx.ep * ctx.etp
+        total = np.maximum(total, np.where(ranks > 1, ctx.shard * ranks * model.hidden * e, 0.0))
+    return total
+
+
+PRIMITIVES = Primitives(
+    norm=norm, qkv=qkv, head_norm=te.head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    residual=te.residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""What a strategy's recomputation means in each framework: which ops are not kept, and what a framework refuses."""
+
+from __future__ import annotations
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.frameworks.torchtitan import kept_outputs
+from mofa.blocks.op import Tape
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import RecomputeSpec
+
+# Megatron's modules: a checkpoint keeps what enters the region and what leaves it
+CHECKPOINTED = {"core_attn": "core_attn", "mlp": "mlp", "moe": "moe"}
+# and its output-discarding checkpoints give up what leaves the region as well; each norm is a checkpoint of its own
+DISCARDED = {
+    "moe_act": ("moe.moe_act",),
+    "layernorm": ("layernorm.attn_norm", "layernorm.mlp_norm"),
+    "mla_up_proj": ("mla_up",),
+}
+
+
+def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, model: ModelSpec) -> Recompute:
+    """How the backward tape of a layer that is recomputed is derived.
+
+    Which layers are (``full:n``, ``every:n``) is the caller's choice. ``forward`` is needed for ``ops``, which picks
+    ops by what they are. Call it only where :func:`unsupported` finds nothing.
+
+    Examples
+    --------
+    >>> sorted(CHECKPOINTED)
+    ['core_attn', 'mlp', 'moe']
+    """
+    if spec.kind == "none":
+        return NO_RECOMPUTE
+    if spec.kind == "selective":
+        return Recompute(
+            kind="regions",
+            checkpoint=frozenset(CHECKPOINTED[m] for m in spec.modules if m in CHECKPOINTED),
+            discard=frozenset(region for m in spec.modules for region in DISCARDED.get(m, ())),
+        )
+    if framework.name != "torchtitan":
+        return Recompute(kind="full")  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
+    if spec.kind == "ops":
+        assert forward is not None, "recompute: ops picks ops from the forward tape"
+        return Recompute(kind="full", keep_outputs=kept_outputs(forward, model), early_stop=True)
+    return Recompute(kind="full", early_stop=True)  # torch.utils.checkpoint, non-reentrant
+
+
+def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:
+    """Why a framework cannot recompute so, or None."""
+    titan = framework.name == "torchtitan"
+    if spec.kind in ("ops", "every") and not titan:
+        return f"recompute: {spec.kind} is torchtitan's; {framework.name} has none, selective[:modules] and full[:n]"
+    if spec.kind == "full" and spec.layers is not None and titan:
+        return "recompute: full:n is Megatron's; torchtitan has none, ops, every:n and full"
+    if spec.kind != "selective":
+        return None
+    if titan:
+        return "recompute: selective modules are Megatron's; torchtitan has none, ops, every:n and full"
+    return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
+
+
+def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
+    if module in ("moe", "moe_act") and model.moe is None:
+        return f"recompute: module {module} needs experts, {model.name} has none"
+    if module == "mla_up_proj" and model.attention.kind != "mla":
+        return f"recompute: module mla_up_proj needs latent attention, {model.name} has none"
+    if module == "mlp" and not model.num_dense_layers:
+        return f"recompute: module mlp needs dense layers, {model.name} has none"
+    if module == "moe_act" and framework.experts != "grouped":
+        return "recompute: module moe_act needs grouped experts (framework.experts: grouped)"
+    if framework.name == "megatron-local" and module in ("layernorm", "moe_act"):
+        # CheckpointWithoutOutput asks Transformer Engine for its fp8 state unless told not to (random.py:588-592)
+        return f"recompute: module {module} needs Transformer Engine, which megatron-local runs without"
+    return None

@@ -1,0 +1,172 @@
+"""The derived backward pass: FLOPs, gradients, sharing, recomputation."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
+from mofa.specs.model import ModelSpec
+from tests.blocks.small import EXPERTS, LATENT, build, context, flops, framework, gpt, kept, llama, shares, storage
+
+FULL = Recompute(kind="full")
+DENSE, MOE, MLA = llama(), llama(moe=EXPERTS), llama(attention=LATENT)
+MLA_MOE = llama(attention=LATENT, moe={**EXPERTS, "shared_hidden": 256, "score": "sigmoid"})
+CASES = [
+    pytest.param(
+        model, name, tp, id=f"{model.name}-{'moe' if model.moe else 'dense'}-{model.attention.kind}-{name}-{tp}"
+    )
+    for model in (DENSE, MOE, MLA, MLA_MOE)
+    for name in ("megatron", "megatron-local")
+    for tp in (1, 4)
+]
+
+
+def tapes(model: ModelSpec, name: str, tp: int, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
+    ctx = context(model, framework(name), tp=tp, sp=tp > 1, ep=2 if model.moe else 1)
+    return build(ctx, recompute, moe=model.moe is not None)
+
+
+@pytest.mark.parametrize(("model", "name", "tp"), CASES)
+def test_backward_products_are_twice_the_forward(model: ModelSpec, name: str, tp: int) -> None:
+    found = tapes(model, name, tp)
+    assert flops(found.backward) == pytest.approx(2 * flops(found.forward))
+    assert flops(found.backward, (".dgrad",)) == pytest.approx(flops(found.backward, (".wgrad",)))
+
+
+def test_forward_products_by_hand() -> None:
+    """2 FLOPs a token and parameter of the matrices; attention apart."""
+    ctx = context(DENSE, framework("megatron"), seq_len=256, micro_batch=2)
+    matrices = 512 * (8 + 2 * 4) * 64 + 512 * 512 + 3 * 512 * 1536
+    assert flops(build(ctx).forward) == 2 * 512 * matrices
+
+
+@pytest.mark.parametrize(("model", "name", "tp"), CASES)
+@pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL], ids=["kept", "full"])
+def test_every_tensor_is_written_once_and_before_it_is_read(
+    model: ModelSpec, name: str, tp: int, recompute: Recompute
+) -> None:
+    found = tapes(model, name, tp, recompute)
+    written = Counter(w for op in (*found.forward.ops, *found.backward.ops) for w in op.writes)
+    assert max(written.values()) == 1
+    alive = {*found.forward.inputs, *found.backward.inputs}
+    for op in (*found.forward.ops, *found.backward.ops):
+        assert set(op.reads) <= alive, op.name
+        alive |= set(op.writes)
+    assert set(found.backward.outputs) <= alive
+
+
+@pytest.mark.parametrize(("model", "name", "tp"), CASES)
+def test_the_gradient_of_each_input_and_weight_appears_once(model: ModelSpec, name: str, tp: int) -> None:
+    found = tapes(model, name, tp)
+    assert len(found.backward.outputs) == len(found.forward.inputs) == 1
+    weights = [op.weight for op in found.forward.ops if op.weight]
+    gradients = [op.name for op in found.backward.ops if op.name.endswith(".wgrad")]
+    assert sorted(gradients) == sorted(f"{w}.wgrad" for w in weights)
+    # each reader of a tensor gives one part of its gradient, and each part after the first is added once
+    readers = Counter(
+        r
+        for op in found.forward.ops
+        for r in set(op.reads)
+        if found.forward.tensors[r].grad and _has_gradient(found, op)
+    )
+    sums = Counter(op.name.split()[1] for op in found.backward.ops if op.name.startswith("accumulate "))
+    assert sums == Counter({name: n - 1 for name, n in readers.items() if n > 1})
+
+
+def _has_gradient(found: BlockTapes, op: Op) -> bool:
+    return any(f"d:{w}" in found.backward.tensors for w in op.writes)
+
+
+@pytest.mark.parametrize(("model", "name", "tp"), CASES)
+def test_full_recomputation_keeps_the_input_and_repeats_each_op_once(model: ModelSpec, name: str, tp: int) -> None:
+    found = tapes(model, name, tp, FULL)
+    tokens, t = 512, tp
+    assert kept(found) == {"x": 2 * tokens * 512 / t}
+    repeated = [op.name for op in found.backward.ops if op.name.endswith("~")]
+    assert repeated == [f"{op.name}~" for op in found.forward.ops]
+    once = flops(tapes(model, name, tp).backward) + flops(found.forward)
+    again = sum(
+        float(np.asarray(op.work.flops).reshape(-1)[0])
+        for op in found.backward.ops
+        if isinstance(op.work, Gemm) or hasattr(op.work, "rows")
+    )  # fmt: skip
+    assert again == pytest.approx(once)
+
+
+def test_a_tensor_kept_by_two_ops_counts_once() -> None:
+    """The latent projections of q and kv read one normalised input."""
+    found = tapes(MLA, "megatron", 1)
+    savers = [op.name for op in found.forward.ops if "attn_norm.out" in op.saves]
+    assert savers == ["q_down", "kv_down"]
+    assert list(kept(found)).count("attn_norm.out") == 1
+
+
+def test_views_are_not_counted_but_keep_their_source() -> None:
+    """q, k and v of a GPT layer are views of one product; attention keeps all of it, once."""
+    spec = framework("megatron-local")
+    found = build(context(gpt(dropout=0.0), spec, seq_len=256, micro_batch=1))
+    held = kept(found)
+    assert held["qkv.biased"] == 2 * 256 * 3 * 512
+    assert not {"q", "k", "v"} & set(held)
+    root = storage(found.forward.ops)
+    assert {root[x] for x in "qkv"} == {"qkv.biased"}
+
+
+def test_only_what_backward_reads_is_kept() -> None:
+    """An add keeps nothing, an exponential its output; a chain of the two keeps one tensor."""
+    b = TapeBuilder()
+    x, y, z = b.tensor("x", 8.0), b.tensor("y", 8.0), b.tensor("z", 8.0)
+    b.add(Op("exp", "memory_bound", Stream(16.0), (x,), (y,), (y,), back=Back(24.0, 1)))
+    b.add(Op("add", "memory_bound", Stream(24.0), (y, x), (z,)))
+    forward = b.tape((x,), (z,))
+    found = BlockTapes("toy", forward, backward(forward))
+    assert kept(found) == {"y": 8.0}
+    # dz goes to y and x as it is; x gets a second gradient through exp: one addition, of 3 x 8 bytes
+    adds = [op for op in found.backward.ops if op.name.startswith("accumulate")]
+    assert [op.work for op in adds] == [Stream(24.0)]
+
+
+def test_a_product_of_two_activations_has_two_gradients() -> None:
+    b = TapeBuilder()
+    q, k, s = b.tensor("q", 2.0 * 3 * 5), b.tensor("k", 2.0 * 7 * 5), b.tensor("s", 2.0 * 3 * 7)
+    b.add(Op("qk", "gemm", Gemm(3, 7, 5, count=2), (q, k), (s,), (q, k)))
+    forward = b.tape((q, k), (s,))
+    back = backward(forward)
+    assert back.outputs == ("d:q", "d:k")
+    products = [op.work for op in back.ops if isinstance(op.work, Gemm)]
+    assert [(p.m, p.n, p.k, p.count) for p in products] == [(3, 5, 7, 2), (5, 7, 3, 2)]
+    assert flops(back) == 2 * flops(forward)
+
+
+def test_a_discarded_output_is_made_again_and_a_checkpoint_keeps_it() -> None:
+    """A norm between two products: its output is the second's kept input."""
+    b = TapeBuilder()
+    x, n, y = b.tensor("x", 8.0), b.tensor("n", 8.0), b.tensor("y", 8.0)
+    b.add(Op("norm", "memory_bound", Stream(16.0), (x,), (n,), (x,), region="norm", back=Back(24.0, 2)))
+    b.add(Op("linear", "gemm", Gemm(1, 4, 4), (n,), (y,), (n,), weight="w"))
+    forward = b.tape((x,), (y,))
+
+    def of(recompute: Recompute) -> BlockTapes:
+        return BlockTapes("toy", forward, backward(forward, recompute))
+
+    checkpoint = of(Recompute(kind="regions", checkpoint=frozenset({"norm"})))
+    discard = of(Recompute(kind="regions", discard=frozenset({"norm"})))
+    assert kept(of(NO_RECOMPUTE)) == kept(checkpoint) == {"n": 8.0, "x": 8.0}
+    assert kept(discard) == {"x": 8.0}
+    assert [op.name for op in discard.backward.ops if op.name.endswith("~")] == ["norm~"]
+
+
+@pytest.mark.parametrize("family", ["memory_bound", "attention", "tp", "gemm", "grouped_gemm", "ep", "host"])
+def test_dropping_a_family_loses_exactly_its_bytes(family: str) -> None:
+    """What the family's ops wrote and backward kept is what the tape no longer holds."""
+    found = tapes(MOE, "megatron", 4)
+    rest = BlockTapes(found.name, found.forward.without([family]), found.backward)
+    gone = {w for op in found.forward.ops if op.family == family for w in op.writes if not shares(op)}
+    before, after = kept(found), kept(rest)
+    views = {w for op in found.forward.ops if op.family == family for w in op.writes} - gone
+    assert {k: v for k, v in before.items() if k not in gone} == {k: v for k, v in after.items() if k not in views}

@@ -1,0 +1,295 @@
+"""Megatron's two variants by hand: bytes kept per layer, what recomputation gives back, where they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.build import BlockTapes, head
+from mofa.blocks.frameworks import megatron
+from mofa.blocks.frameworks.recompute import modes, unsupported
+from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import RecomputeSpec
+from tests.blocks.small import EXPERTS, LATENT, build, context, framework, kept, llama, primitives, size
+
+S, B, H, A, K, D, F = 256, 2, 512, 8, 4, 64, 1536
+TOKENS = S * B
+MOE = llama(moe=EXPERTS)
+MLA = llama(attention=LATENT)
+
+
+def layer(
+    name: str, model: ModelSpec | None = None, recompute: str = "none", *, tp: int = 1, sp: bool = False, ep: int = 1,
+    **options: Any,
+) -> BlockTapes:  # fmt: skip
+    """One layer of a model under a strategy's recomputation."""
+    model = model or llama()
+    spec = framework(name, **options)
+    mode = modes(spec, RecomputeSpec.parse(recompute), None, model)
+    ctx = context(model, spec, seq_len=S, micro_batch=B, tp=tp, sp=sp, ep=ep)
+    return build(ctx, mode, moe=model.moe is not None)
+
+
+def given_back(name: str, recompute: str, model: ModelSpec | None = None, **options: Any) -> float:
+    """Bytes that recomputation does not keep. [B]"""
+    before, after = layer(name, model, **options), layer(name, model, recompute, **options)
+    return sum(kept(before).values()) - sum(kept(after).values())
+
+
+def one(tape: Tape, name: str) -> Op:
+    (op,) = [op for op in tape.ops if op.name == name]
+    return op
+
+
+def first(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (4, False), (4, True)])
+def test_dense_layer_with_transformer_engine(tp: int, sp: bool) -> None:
+    """Both norms' inputs and outputs (8 h), q, k, v, output and log-sum-exp, 2F + F of SwiGLU, 8 bytes of scales.
+
+    Megatron-Core 0.16.1 and Transformer Engine 2.20: te/module/layernorm_linear.py:526-536, fused_bias_swiglu.py.
+    """
+    shard = TOKENS / tp if sp else TOKENS
+    by_hand = (
+        8 * shard * H + 8 * shard + 2 * TOKENS * (2 * A + 2 * K) * D / tp + 4 * TOKENS * A / tp + 6 * TOKENS * F / tp
+    )
+    assert sum(kept(layer("megatron", tp=tp, sp=sp)).values()) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (2, True)])
+def test_dense_layer_of_the_local_spec(tp: int, sp: bool) -> None:
+    """SDPA keeps the whole of qkv through the view v beside the turned q and k; each turn keeps cosine and sine.
+
+    The queries of several groups are copied to heads before they are turned, which keeps nothing (attention.py).
+    """
+    shard = TOKENS / tp if sp else TOKENS
+    by_hand = (
+        8 * shard * H + 8 * shard + 2 * TOKENS * (A + 2 * K) * D / tp + 2 * TOKENS * (A + K) * D / tp + 8 * S * D
+        + 2 * TOKENS * A * D / tp + 4 * TOKENS * A / tp + 6 * TOKENS * F / tp
+    )  # fmt: skip
+    assert sum(kept(layer("megatron-local", tp=tp, sp=sp)).values()) == pytest.approx(by_hand)
+
+
+def test_unfused_swiglu_keeps_three_more() -> None:
+    """mlp.py:218-226: the product's two factors are tensors of their own: silu's output and the shifted half."""
+    fused = sum(kept(layer("megatron-local")).values())
+    assert sum(kept(layer("megatron-local", fused_swiglu=False)).values()) - fused == 4 * TOKENS * F
+
+
+def test_unfused_attention_with_grouped_queries_keeps_the_expanded_heads() -> None:
+    """dot_product_attention.py: 6 bytes a score, keys and values for every query head, the turned q, the mask.
+
+    Nothing reads the turned k or the whole of qkv again; q turned is a fresh tensor.
+    """
+    held = kept(layer("megatron-local", attention="unfused"))
+    scores = B * A * S * S
+    attention = {
+        "attn.softmax": 4 * scores, "attn.probs": 2 * scores, "attn.mask": S * S,
+        "attn.k_expanded": 2 * TOKENS * A * D, "attn.v_expanded": 2 * TOKENS * A * D, "q.rope": 2 * TOKENS * A * D,
+    }  # fmt: skip
+    assert {k: v for k, v in held.items() if k in attention} == attention
+    assert "qkv.out" not in held and "k.rope" not in held
+
+
+def test_unfused_attention_moves_and_computes_the_full_square() -> None:
+    """Two products of 2 s^2 d a head and sequence, four backward; 28 bytes a score forward and 44 backward."""
+    found = layer("megatron-local", attention="unfused")
+    products = [op.work for op in found.forward.ops if op.family == "attention"]
+    assert sum(first(w.flops) for w in products if isinstance(w, Gemm)) == 2 * (2 * S * S * D) * A * B
+    again = [op.work for op in found.backward.ops if op.family == "attention"]
+    assert sum(first(w.flops) for w in again if isinstance(w, Gemm)) == 4 * (2 * S * S * D) * A * B
+    scores = B * A * S * S
+    softmax = one(found.backward, "attn.softmax.backward").work
+    assert isinstance(softmax, Stream) and first(softmax.bytes) == 44 * scores
+
+
+def test_selective_recomputation_of_unfused_attention_keeps_q_k_v() -> None:
+    """attention.py:381: q and k turned, v, which is a view of the whole of qkv, and the output stay."""
+    held = kept(layer("megatron-local", recompute="selective", attention="unfused"))
+    assert {"q.rope", "k.rope", "qkv.out", "attn.out"} <= set(held)
+    assert not {"attn.softmax", "attn.probs", "attn.mask", "attn.k_expanded", "attn.v_expanded"} & set(held)
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+def test_selective_recomputation_of_flash_attention_saves_the_log_sum_exp_alone(name: str) -> None:
+    """The projection keeps the attention's output, q, k and v enter the checkpoint."""
+    assert given_back(name, "selective") == 4 * TOKENS * A
+
+
+def test_mlp_recomputation_takes_the_fused_norm_with_it() -> None:
+    """transformer_layer.py, _forward_mlp: with Transformer Engine the norm is inside of the module, locally before."""
+    inside = 6 * TOKENS * F
+    assert given_back("megatron-local", "selective:mlp") == inside
+    assert given_back("megatron", "selective:mlp") == inside + 2 * TOKENS * H + 4 * TOKENS
+
+
+def test_layernorm_recomputation_finds_only_norms_that_are_modules() -> None:
+    """gpt_layer_specs.py: none in a dense layer, the one before experts, the one before latent attention."""
+    out = 2 * TOKENS * H + 4 * TOKENS  # with the scale of each row, made again
+    assert given_back("megatron", "selective:layernorm") == 0
+    assert given_back("megatron", "selective:layernorm", MOE) == out
+    assert given_back("megatron", "selective:layernorm", MLA) == out
+    found = layer("megatron", llama(attention=LATENT, moe=EXPERTS), "selective:layernorm")
+    again = [op.name for op in found.backward.ops if op.name.endswith("norm~")]
+    assert again == ["mlp_norm~", "attn_norm~"]  # each when its own reader needs it
+
+
+def test_moe_recomputation() -> None:
+    """moe_layer.py:432 keeps the norm's output and repeats dispatch, collectives and host synchronisation."""
+    rows = TOKENS * 2
+    assert given_back("megatron", "selective:moe_act", MOE) == 2 * rows * 256
+    found = layer("megatron", MOE, "selective:moe", ep=4)
+    assert not any(name.startswith(("moe.", "experts.", "router.")) for name in kept(found))
+    again = [op.name for op in found.backward.ops if op.name.endswith("~") and op.family in ("ep", "host")]
+    assert again == ["moe.sync0~", "moe.dispatch~", "moe.combine~"]
+
+
+def test_up_projection_recomputation_of_latent_attention() -> None:
+    """multi_latent_attention.py:840: q, k and v are made again from the latents."""
+    q, v = 2 * TOKENS * A * (32 + 16), 2 * TOKENS * A * 32
+    assert given_back("megatron-local", "selective:mla_up_proj", MLA) >= 2 * q + v
+    held = kept(layer("megatron", MLA, "selective:mla_up_proj"))
+    assert not {"q", "k", "v", "q_up.out", "kv_up.out"} & set(held)
+
+
+def test_experts_one_after_the_other() -> None:
+    """experts.py, SequentialMLP: a kernel set and a weight gradient an expert; outputs are concatenated."""
+    local, grouped = layer("megatron-local", MOE, ep=2), layer("megatron", MOE, ep=2)
+    fc1 = one(local.forward, "experts.fc1")
+    assert isinstance(fc1.work, Grouped) and fc1.work.sequential and fc1.launches == 4
+    assert one(grouped.forward, "experts.fc1").launches == 1
+    assert size(local.backward, "dW:experts.fc1") == 2 * H * 2 * 256
+    assert size(grouped.backward, "dW:experts.fc1") == 0
+    assert first(one(local.forward, "experts.cat").work.bytes) == 2 * 2 * TOKENS * 2 * H  # type: ignore[union-attr]
+    rows = TOKENS * 2
+    expert_bytes = 2 * rows * H + 4 * rows * 256 + 2 * rows * 256
+    for found in (local, grouped):
+        held = kept(found)
+        assert sum(v for k, v in held.items() if k in ("moe.sorted", "experts.fc1", "experts.act")) == expert_bytes
+
+
+@pytest.mark.parametrize(("name", "syncs"), [("megatron", 1), ("megatron-local", 3)])
+def test_host_synchronisation_of_the_dispatch(name: str, syncs: int) -> None:
+    """Unfused permutation selects by mask twice, each a wait; the splits of the all-to-all one more; none backward."""
+    found = layer(name, MOE, ep=4)
+    assert sum(isinstance(op.work, HostSync) for op in found.forward.ops) == syncs
+    assert not any(isinstance(op.work, HostSync) for op in found.backward.ops)
+    names = [op.name for op in found.forward.ops]
+    assert max(i for i, n in enumerate(names) if n.startswith("moe.sync")) < names.index("moe.dispatch")
+
+
+def test_the_allgather_dispatcher_exchanges_every_token() -> None:
+    """token_dispatcher.py:245-345: all tokens of the group into the global buffer, sums scattered back."""
+    found = layer("megatron-local", MOE, ep=4, dispatcher="allgather")
+    sent = one(found.forward, "moe.dispatch").work
+    assert isinstance(sent, Collective) and sent.kind == "all_gather" and first(sent.payload) == 4 * 2 * TOKENS * H
+    assert size(found.forward, "moe.full") == 0
+    assert size(found.backward, "d:moe.full") == 4 * 2 * TOKENS * H
+
+
+@pytest.mark.parametrize(("name", "bytes_"), [("megatron", 0), ("megatron-local", 2)])
+def test_weight_gradients_apart_or_added_by_the_product(name: str, bytes_: int) -> None:
+    """distributed_data_parallel.py:425: bf16 gradient, then main_grad.add_: 10 bytes a parameter moved."""
+    found = layer(name)
+    assert size(found.backward, "dW:mlp.fc1") == bytes_ * H * 2 * F
+    moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
+    assert [first(w.bytes) for w in moved if isinstance(w, Stream)] == ([10 * H * 2 * F] if bytes_ else [])
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+def test_collectives_of_a_dense_layer(name: str) -> None:
+    """Sequence parallelism: gather and scatter twice each way, the kept shards gathered again; else all-reduces."""
+
+    def count(tape: Tape) -> dict[str, int]:
+        kinds = [op.work.kind for op in tape.ops if isinstance(op.work, Collective) and np.all(op.present)]
+        return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+    found = layer(name, tp=4, sp=True)
+    assert count(found.forward) == {"all_gather": 2, "reduce_scatter": 2}
+    assert count(found.backward) == {"all_gather": 4, "reduce_scatter": 2}
+    found = layer(name, tp=4)
+    assert count(found.forward) == count(found.backward) == {"all_reduce": 2}
+    found = layer(name)
+    assert count(found.forward) == count(found.backward) == {}
+
+
+def test_unfused_rotary_embedding_by_hand() -> None:
+    """rope_utils.py:94-133: 12 times the bytes of q, and the table's 44 bytes an element; 24 kernels for q and k."""
+    found = layer("megatron-local")
+    q = one(found.forward, "q.rope")
+    assert first(q.work.bytes) == 12 * 2 * TOKENS * A * D + 44 * S * D  # type: ignore[union-attr]
+    assert q.launches + one(found.forward, "k.rope").launches == 24
+    fused = layer("megatron")
+    assert first(one(fused.forward, "q.rope").work.bytes) == 2 * 2 * TOKENS * A * D  # type: ignore[union-attr]
+
+
+def test_latent_attention_keeps_latents_and_heads() -> None:
+    """Transformer Engine: norm in and out of each latent, q, k, v, output, log-sum-exp; the dense rest as ever.
+
+    The latent of k and v is a strided slice, which the norm copies and keeps, so that the whole is let go.
+    """
+    held = sum(kept(layer("megatron", MLA)).values())
+    latents = 2 * TOKENS * 2 * 128 + 2 * TOKENS * 2 * 64 + 8 * TOKENS
+    heads = 2 * TOKENS * A * (2 * 48 + 2 * 32) + 4 * TOKENS * A
+    dense = 8 * TOKENS * H + 8 * TOKENS + 6 * TOKENS * F
+    assert held == pytest.approx(latents + heads + dense)
+
+
+def test_the_head_works_in_place_on_one_fp32_copy() -> None:
+    """cross_entropy.py: bf16 logits and their fp32 copy at once, six bytes a logit; four are kept."""
+    for name in ("megatron", "megatron-local"):
+        ctx = context(llama(), framework(name), seq_len=S, micro_batch=B)
+        found = head(ctx, primitives(ctx))
+        vocab = 32000  # a multiple of 128
+        assert kept(found)["loss.softmax"] == 4 * TOKENS * vocab
+        assert "output.out" not in kept(found)
+        assert size(found.backward, "d:output.out") == 2 * TOKENS * vocab
+
+
+def test_dummy_weight_gradients_persist() -> None:
+    """te/module/base.py:134: 2 bytes a parameter for each distinct shape of weight, never freed."""
+    ctx = context(llama(), framework("megatron"), seq_len=S, micro_batch=B)
+    shapes = H * (A + 2 * K) * D + H * H + H * 2 * F + H * F + H * 32000
+    assert first(megatron.persistent_buffers(ctx)) == 2 * shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "model", "word"),
+    [
+        ("megatron", "ops", llama(), "torchtitan"),
+        ("megatron", "every:2", llama(), "torchtitan"),
+        ("torchtitan", "selective", llama(), "Megatron"),
+        ("torchtitan", "full:2", llama(), "Megatron"),
+        ("megatron", "selective:moe", llama(), "experts"),
+        ("megatron", "selective:moe_act", llama(), "experts"),
+        ("megatron", "selective:mla_up_proj", MOE, "latent"),
+        ("megatron-local", "selective:layernorm", llama(), "Transformer Engine"),
+        ("megatron-local", "selective:moe_act", MOE, "grouped"),
+        ("megatron", "selective:mlp", MOE, "dense"),
+        ("megatron", "full:2", llama(), None),
+        ("megatron", "selective:core_attn+layernorm+mlp", llama(), None),
+        ("megatron-local", "selective:core_attn+moe", MOE, None),
+        ("torchtitan", "ops", llama(), None),
+        ("torchtitan", "every:2", llama(), None),
+    ],
+)
+def test_what_a_framework_refuses(name: str, text: str, model: ModelSpec, word: str | None) -> None:
+    reason = unsupported(framework(name), RecomputeSpec.parse(text), model)
+    assert reason is None if word is None else reason is not None and word in reason
+
+
+def test_modes() -> None:
+    spec = framework("megatron")
+    assert modes(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
+    full = modes(spec, RecomputeSpec.parse("full:3"), None, llama())
+    assert full == Recompute(kind="full") and not full.early_stop
+    titan = modes(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
+    assert titan.kind == "full" and titan.early_stop
+    several = modes(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
+    assert several.checkpoint == {"core_attn"} and several.discard == {"moe.moe_act"}
