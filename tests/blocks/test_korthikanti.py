@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.build import embedding
 from mofa.blocks.frameworks.megatron_local import persistent_buffers
-from tests.blocks.small import build, context, framework, gpt, kept
+from tests.blocks.small import build, context, framework, gpt, kept, primitives
 
 CORE_ATTENTION = Recompute(kind="regions", checkpoint=frozenset({"core_attn"}))
 FULL = Recompute(kind="full")
@@ -67,6 +68,14 @@ def test_full_recomputation(t: int) -> None:
     assert layer_bytes(s, b, h, a, t, sp=False, recompute=FULL) == 2 * s * b * h
     if t > 1:
         assert layer_bytes(s, b, h, a, t, sp=True, recompute=FULL) == 2 * s * b * h / t
+
+
+@pytest.mark.parametrize("t", [1, 8])
+def test_the_embedding_keeps_its_dropout_mask(t: int) -> None:
+    """Section 4.3: sbh/t."""
+    s, b, h, a = SHAPES[2]
+    ctx = context(gpt(a, h), framework("megatron-local"), seq_len=s, micro_batch=b, tp=t, sp=t > 1)
+    assert kept(embedding(ctx, primitives(ctx))) == {"embedding.mask": s * b * h / t}
 
 
 def test_the_fp32_softmax_of_today_keeps_more() -> None:

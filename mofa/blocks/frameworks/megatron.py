@@ -398,10 +398,22 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)
     clone = b.tensor("embedding.clone", ctx.shard * h * e)
-    return b.add(
-        Op("embedding.copy", "memory_bound", Stream(2 * ctx.shard * h * e), (y,), (clone,), present=ctx.gathers,
-           back=Back(2 * ctx.shard * h * e, 1))
+    nbytes = ctx.shard * h * e
+    y = b.add(
+        Op("embedding.copy", "memory_bound", Stream(2 * nbytes), (y,), (clone,), present=ctx.gathers,
+           back=Back(2 * nbytes, 1))
     )  # fmt: skip
+    if ctx.model.positions == "learned":
+        placed = b.tensor("embedding.placed", nbytes)
+        y = stream(b, "embedding.positions", (y,), placed, bytes_=3 * nbytes, back_launches=0)
+    if ctx.model.dropout > 0:
+        dropped = b.tensor("embedding.dropped", nbytes)
+        mask = b.tensor("embedding.mask", ctx.shard * h, grad=False)
+        y = b.add(
+            Op("embedding.dropout", "memory_bound", Stream(2.5 * nbytes), (y,), (dropped, mask), (mask,),
+               back=Back(2.5 * nbytes, 1))
+        )  # fmt: skip
+    return y
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
