@@ -1,0 +1,248 @@
+"""Which strategies a framework can run on a cluster: named masks in a documented order, each with how far it missed.
+
+A row that several masks reject is counted under the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.frameworks.recompute import unsupported
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+BoolN = NDArray[np.bool_]
+FloatN = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One reason for rejection. ``short`` gives, per row, how far it is from passing: 0 passes. [unit]"""
+
+    reason: str
+    unit: str
+    short: Callable[[Job, StrategyTable], FloatN]
+    message: Callable[[Job, StrategyTable], str]
+    """What is wrong with the one row of a table, with values, and what to do."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What strategies are checked against."""
+
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+
+
+def _remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
+    """How much is missing to the next multiple; 0 where it divides."""
+    return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
+
+
+def _gpus(job: Job, t: StrategyTable) -> FloatN:
+    ranks = t.tp * t.cp * t.pp
+    return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, _remainder(job.cluster.num_gpus, ranks))
+
+
+def _heads(job: Job, t: StrategyTable) -> FloatN:
+    a = job.workload.model.attention
+    short = _remainder(a.num_heads, t.tp)
+    if a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
+        kv = a.num_kv_heads
+        short = np.maximum(short, np.where(t.tp <= kv, _remainder(kv, t.tp), _remainder(t.tp, np.full_like(t.tp, kv))))
+    return short
+
+
+def _widths(job: Job, t: StrategyTable) -> FloatN:
+    model = job.workload.model
+    short = np.zeros(len(t))
+    if model.num_dense_layers:
+        short = np.maximum(short, _remainder(model.mlp.ffn_hidden or 0, t.tp))
+    if model.moe is not None:
+        short = np.maximum(short, _remainder(model.moe.expert_hidden, t.etp))
+        if model.moe.shared_hidden:
+            short = np.maximum(short, _remainder(model.moe.shared_hidden, t.tp))
+    if job.framework.vocab_divisor == 1:
+        short = np.maximum(short, _remainder(model.vocab, t.tp))
+    return short
+
+
+def _experts(job: Job, t: StrategyTable) -> FloatN:
+    moe = job.workload.model.moe
+    if moe is None:
+        return np.asarray((t.ep - 1) + (t.etp - 1) * (t.etp != t.tp), dtype=float)
+    return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, _remainder(moe.num_experts, t.ep))
+
+
+def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
+    if job.workload.model.moe is None:
+        return np.zeros(len(t))
+    ranks = t.tp * t.cp * t.dp
+    wanted = t.ep * t.etp
+    return np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted))
+
+
+def _etp(job: Job, t: StrategyTable) -> FloatN:
+    if job.framework.name != "torchtitan" or job.workload.model.moe is None:
+        return np.zeros(len(t))
+    ok = (t.etp == 1) | (t.etp == t.tp)
+    # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
+    ok &= (t.ep > 1) | (t.etp == t.tp)
+    return np.where(ok, 0.0, np.abs(t.etp - t.tp) + 0.0)
+
+
+def _sp(job: Job, t: StrategyTable) -> FloatN:
+    if job.workload.model.moe is None:
+        return np.zeros(len(t))
+    return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
+
+
+def _sequence(job: Job, t: StrategyTable) -> FloatN:
+    seq = job.workload.batch.seq_len
+    unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
+    if job.framework.name == "torchtitan":
+        unit = t.tp * 2 * t.cp
+    return _remainder(seq, unit)
+
+
+def _cp(job: Job, t: StrategyTable) -> FloatN:
+    if job.framework.name != "megatron-local":
+        return np.zeros(len(t))
+    return np.asarray(t.cp - 1, dtype=float)
+
+
+def _layers(job: Job, t: StrategyTable) -> FloatN:
+    extra = 2 if job.framework.name == "torchtitan" else 0
+    short = t.pp * t.vpp - job.workload.model.num_layers
+    if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
+        chunks = t.pp * t.vpp
+        base = (job.workload.model.num_layers + extra) // chunks
+        short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
+    return np.maximum(short, 0).astype(float)
+
+
+def _batch(job: Job, t: StrategyTable) -> FloatN:
+    return _remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
+
+
+def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
+    """Micro-batches of a step on each pipeline. (n,)"""
+    return job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1)
+
+
+def _interleaving(job: Job, t: StrategyTable) -> FloatN:
+    m = micro_batches(job, t)
+    many = t.vpp > 1
+    short = np.where(t.pp == 1, 1.0, np.where(m < t.pp, t.pp - m, _remainder(m, t.pp)))
+    short = np.where(many, short, 0.0)
+    zbv = t.schedule == SCHEDULES.index("zbv")
+    return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
+
+
+def _schedule(job: Job, t: StrategyTable) -> FloatN:
+    names = {"megatron": ("1f1b", "interleaved"), "megatron-local": ("1f1b", "interleaved")}
+    offered = names.get(job.framework.name, SCHEDULES)
+    ok = np.isin(t.schedule, [SCHEDULES.index(s) for s in offered])
+    interleaved = np.isin(t.schedule, [SCHEDULES.index(s) for s in ("interleaved", "interleaved-zb", "zbv")])
+    ok &= (t.vpp == 1) | interleaved
+    ok &= (t.pp > 1) | ~interleaved | (t.vpp == 1)
+    return np.asarray(~ok, dtype=float)
+
+
+def _recompute(job: Job, t: StrategyTable) -> FloatN:
+    bad = [unsupported(job.framework, spec, job.workload.model) is not None for spec in t.recompute_modes]
+    return np.asarray(np.array(bad)[t.recompute], dtype=float)
+
+
+def _zero(job: Job, t: StrategyTable) -> FloatN:
+    if job.framework.name == "torchtitan":
+        ok = (t.zero == 0) if job.framework.data_parallel == "ddp" else t.zero >= 2
+        only = job.framework.data_parallel == "ddp"
+        ok &= ~only | ((t.tp == 1) & (t.pp == 1) & (t.cp == 1))
+        return np.asarray(~ok, dtype=float)
+    return np.asarray(t.zero > 1, dtype=float)
+
+
+def _titan(job: Job, t: StrategyTable) -> FloatN:
+    """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
+    if job.framework.name != "torchtitan":
+        return np.zeros(len(t))
+    short = np.where((t.ep > 1) & (t.dp * t.cp == 1), 1.0, 0.0)
+    return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
+
+
+def _one(t: StrategyTable, *names: str) -> str:
+    return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("gpus", "GPUs", _gpus, lambda j, t: (
+        f"gpus ({j.cluster.num_gpus}) must be a multiple of {_one(t, 'tp', 'cp', 'pp')}; change one of them")),
+    Check("heads", "heads", _heads, lambda j, t: (
+        f"{_one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide or be a multiple "
+        f"of num_kv_heads ({j.workload.model.attention.num_kv_heads}); lower tp")),
+    Check("widths", "columns", _widths, lambda j, t: (
+        f"{_one(t, 'tp')} must divide the widths of the feed-forward layers and {_one(t, 'etp')} those of the experts; "
+        "lower it")),
+    Check("experts", "experts", _experts, lambda j, t: (
+        f"{_one(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
+        if j.workload.model.moe else
+        f"{_one(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
+    Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
+        f"{_one(t, 'tp', 'cp', 'dp')} must be a multiple of {_one(t, 'ep', 'etp')}; change ep or etp")),
+    Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
+        f"torchtitan: {_one(t, 'etp')} must be 1 or {_one(t, 'tp')}, and tp where ep is 1; change etp")),
+    Check("expert_parallel", "ranks", _titan, lambda j, t: (
+        f"torchtitan: {_one(t, 'ep')} needs dp x cp above 1, and dp_replicate ({j.framework.dp_replicate}) must divide "
+        f"{_one(t, 'dp')}; change ep or dp_replicate")),
+    Check("sequence_parallel", "switch", _sp, lambda j, t: (
+        f"{j.framework.name}: experts under {_one(t, 'tp')} need sequence parallelism; set sp=true")),
+    Check("context_parallel", "ranks", _cp, lambda j, t: (
+        f"megatron-local: {_one(t, 'cp')} needs Transformer Engine's attention; use framework megatron or cp=1")),
+    Check("sequence", "tokens", _sequence, lambda j, t: (
+        f"seq_len ({j.workload.batch.seq_len}) does not divide over {_one(t, 'cp', 'tp')}; change cp or tp")),
+    Check("layers", "layers", _layers, lambda j, t: (
+        f"{_one(t, 'pp', 'vpp')} leaves a chunk of {j.workload.model.num_layers} layers empty; lower one of them")),
+    Check("batch", "sequences", _batch, lambda j, t: (
+        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {_one(t, 'dp', 'micro_batch')}; "
+        "change micro_batch or the degrees")),
+    Check("schedule", "switch", _schedule, lambda j, t: (
+        f"{j.framework.name} does not run schedule {SCHEDULES[int(t.schedule[0])]} with {_one(t, 'pp', 'vpp')}; "
+        "change schedule, pp or vpp")),
+    Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
+        f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
+        f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
+    Check("recompute", "switch", _recompute, lambda j, t: (
+        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "recompute: unsupported")),
+    Check("zero", "stages", _zero, lambda j, t: (
+        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
+        f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),
+)  # fmt: skip
+"""In the order in which they are applied; ``needless`` and ``memory`` come after costing."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """First failed check of each row, -1 for none, and how far it missed. (n,)"""
+
+    reason: NDArray[np.int64]
+    short: FloatN
+
+
+def check(job: Job, table: StrategyTable) -> Verdict:
+    """Apply all checks."""
+    reason = np.full(len(table), -1, dtype=np.int64)
+    short = np.zeros(len(table))
+    for i, rule in enumerate(CHECKS):
+        miss = rule.short(job, table)
+        new = (reason < 0) & (miss > 0)
+        reason[new] = i
+        short[new] = miss[new]
+    return Verdict(reason, short)

@@ -1,0 +1,210 @@
+"""The search space: a list of values for every degree of freedom, and their product as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.frameworks.recompute import unsupported
+from mofa.errors import SpecError
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+MAX_TP = 16
+MAX_CP = 64
+MAX_PP = 64
+MAX_MICRO_BATCH = 16
+MIN_CP_TOKENS = 2048
+"""Context parallelism is searched down to this many tokens of a sequence per rank; --fix cp goes on. [tokens]"""
+SOLVED = -2
+"""``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
+
+WITH = ("fp8", "bf16_moments", "deepep", "zbv", "allgather_cp")
+WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Values of each degree of freedom, in the order in which they are tried."""
+
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    vpp: tuple[int, ...]
+    ep: tuple[int, ...]
+    etp: tuple[int, ...]
+    """0 stands for tp."""
+    micro_batch: tuple[int, ...]
+    cp_kind: tuple[int, ...]
+    recompute: tuple[tuple[RecomputeSpec, int], ...]
+    """Modes with the number of layers that ``full`` recomputes: -1 all, ``SOLVED`` as few as fit."""
+    schedule: tuple[str, ...]
+    sp: bool | None
+    zero: int | None
+
+
+def powers_of_two(limit: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the limit.
+
+    >>> powers_of_two(12)
+    (1, 2, 4, 8)
+    """
+    return tuple(2**i for i in range(limit.bit_length()) if 2**i <= limit)
+
+
+def divisors(n: int, limit: int) -> tuple[int, ...]:
+    """Divisors of n up to the limit.
+
+    >>> divisors(60, 12)
+    (1, 2, 3, 4, 5, 6, 10, 12)
+    """
+    return tuple(d for d in range(1, min(n, limit) + 1) if n % d == 0)
+
+
+def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Space:
+    """Everything that the framework offers without changing numerics."""
+    model, gpus = workload.model, cluster.num_gpus
+    seq = workload.batch.seq_len
+    cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
+    if framework.name == "megatron-local":
+        cp = (1,)
+    layers = model.num_layers
+    pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
+    even = {v for v in range(1, layers + 1) for p in pp if p > 1 and layers % (p * v) == 0}
+    vpp = tuple(sorted({v for v in even if v <= 16} | {1, 2, 3, 4}))
+    ep: tuple[int, ...] = (1,)
+    etp: tuple[int, ...] = (1,)
+    if model.moe is not None:
+        ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
+        etp = (1, 0)
+    modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
+    if framework.name == "torchtitan":
+        modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
+    else:
+        modes.append((RecomputeSpec.parse("selective"), -1))
+        every = tuple(
+            m for m in ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
+            if unsupported(framework, RecomputeSpec(kind="selective", modules=(m,)), model) is None
+        )  # fmt: skip
+        if every != ("core_attn",):
+            modes.append((RecomputeSpec(kind="selective", modules=every), -1))
+        modes.append((RecomputeSpec(kind="full"), SOLVED))
+    modes.append((RecomputeSpec(kind="full"), -1))
+    schedules = ("1f1b", "interleaved")
+    return Space(
+        tp=powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus)), cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
+        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(0,), recompute=tuple(modes),
+        schedule=schedules, sp=None, zero=None,
+    )  # fmt: skip
+
+
+def constrain(
+    space: Space, *, fix: Mapping[str, object], maximum: Mapping[str, int], with_: Sequence[str], without: Sequence[str]
+) -> Space:
+    """The space under what the user asked for.
+
+    Raises
+    ------
+    SpecError
+        If a word is unknown or a constraint leaves a degree without a value.
+    """
+    values: dict[str, object] = dict(vars(space))
+    for word in with_:
+        if word not in WITH:
+            raise SpecError(f"--with: {word} is unknown; use one of {', '.join(WITH)}")
+    for word in without:
+        if word not in WITHOUT:
+            raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
+    if "allgather_cp" in with_:
+        values["cp_kind"] = (0, 1)
+    if "zbv" in with_:
+        values["schedule"] = (*space.schedule, "zbv")
+    for word in without:
+        if word == "sp":
+            values["sp"] = False
+        elif word in ("recompute", "full", "selective"):
+            kinds = {"recompute": ("full", "selective", "ops", "every"), "full": ("full",), "selective": ("selective",)}
+            values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in kinds[word])
+        else:
+            values[word] = (1,)
+    for name, value in fix.items():
+        values.update(_fixed(name, value))
+    for name, bound in maximum.items():
+        if name == "dp":
+            raise SpecError("--max: dp follows from the other degrees; bound tp, cp or pp instead")
+        kept = tuple(v for v in values[name] if (v or 1) <= bound)  # type: ignore[attr-defined]
+        if not kept:
+            raise SpecError(f"--max: {name} has no value up to {bound}; raise the bound")
+        values[name] = kept
+    return Space(**values)  # type: ignore[arg-type]
+
+
+def _fixed(name: str, value: object) -> dict[str, object]:
+    if name == "recompute":
+        spec = RecomputeSpec.parse(str(value))
+        layers = spec.layers if spec.kind == "full" and spec.layers is not None else -1
+        return {"recompute": ((RecomputeSpec(kind="full") if spec.kind == "full" else spec, layers),)}
+    if name == "cp_kind":
+        return {"cp_kind": (("ring", "allgather").index(str(value)),)}
+    if name == "schedule":
+        if value not in SCHEDULES:
+            raise SpecError(f"--fix: schedule {value} is unknown; use one of {', '.join(SCHEDULES)}")
+        return {"schedule": (str(value),)}
+    if name in ("sp", "zero"):
+        return {name: value}
+    if name == "dp":
+        return {}
+    if name == "framework":
+        raise SpecError("--fix: the framework is chosen by --framework")
+    return {name: (value,)}
+
+
+def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+    """All combinations as a table; recompute varies fastest. Combinations that say the same twice are left out.
+
+    dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.
+    """
+    modes = tuple(dict.fromkeys(spec for spec, _ in space.recompute))
+    axes: list[NDArray[np.int64]] = [
+        np.array(space.tp), np.array(space.cp), np.array(space.pp), np.array(space.vpp), np.array(space.ep),
+        np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
+        np.array([SCHEDULES.index(s) for s in space.schedule]), np.arange(len(space.recompute)),
+    ]  # fmt: skip
+    sizes = [len(axis) for axis in axes]
+    flat = np.arange(int(np.prod(sizes)))
+    index = np.unravel_index(flat, sizes)
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = (
+        axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)
+    )
+    interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
+    twice = (etp == 0) & (tp == 1) & (1 in space.etp)
+    twice |= (kind == 1) & (cp == 1) & (0 in space.cp_kind)
+    twice |= (schedule == interleaved) & (vpp == 1) & (len(space.vpp) > 1 or one_f in axes[8])
+    twice |= (schedule == one_f) & (vpp > 1)
+    twice |= (schedule == zbv) & (vpp != 2)
+    keep = np.flatnonzero(~twice)
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = (
+        a[keep].astype(np.int64) for a in (tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice)
+    )
+    etp = np.where(etp == 0, tp, etp)
+    number = np.array([modes.index(spec) for spec, _ in space.recompute])
+    layers = np.array([n for _, n in space.recompute])
+    dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
+    sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
+    zero = default_zero(framework, pp) if space.zero is None else np.full(len(tp), space.zero)
+    return StrategyTable(
+        tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
+        recompute=number[choice], recompute_layers=layers[choice], schedule=schedule, recompute_modes=modes,
+    )  # fmt: skip
+
+
+def default_zero(framework: FrameworkSpec, pp: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ZeRO stage of the framework's data parallelism: FSDP keeps weights gathered under pipelines."""
+    if framework.data_parallel in ("fsdp", "hsdp"):
+        return np.where(pp > 1, 2, 3)
+    return np.full(len(pp), 0 if framework.data_parallel == "ddp" else 1)
