@@ -290,6 +290,6 @@ def test_modes() -> None:
     full = modes(spec, RecomputeSpec.parse("full:3"), None, llama())
     assert full == Recompute(kind="full") and not full.early_stop
     titan = modes(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
-    assert titan.kind == "full" and titan.early_stop
+    assert titan.kind == "full" and not titan.early_stop
     several = modes(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
     assert several.checkpoint == {"core_attn"} and several.discard == {"moe.moe_act"}

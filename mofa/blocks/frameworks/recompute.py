@@ -42,8 +42,9 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
         return Recompute(kind="full")  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
-        return Recompute(kind="full", keep_outputs=kept_outputs(forward, model), early_stop=True)
-    return Recompute(kind="full", early_stop=True)  # torch.utils.checkpoint, non-reentrant
+        return Recompute(kind="full", keep_outputs=kept_outputs(forward, model), early_stop=framework.compile)
+    # non-reentrant, early_stop off by default (torchtitan/config/job_config.py:675); a compiler drops what is unused
+    return Recompute(kind="full", early_stop=framework.compile)
 
 
 def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:

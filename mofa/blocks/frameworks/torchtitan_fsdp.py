@@ -141,12 +141,6 @@ def reduce(
                scratch=np.where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
-    replicas = ctx.framework.dp_replicate
-    if ctx.framework.data_parallel == "hsdp" and replicas > 1:
-        p.ops.append(
-            Op(f"{name}.all_reduce", "dp", Collective("all_reduce", "replicate", 4.0 * params / ranks), (out,), (),
-               present=here, stream=REDUCE, region=OUTSIDE)
-        )  # fmt: skip
     if ctx.accumulating:
         p.ops.append(
             Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks), (out,), (), launches=num_weights,
@@ -230,7 +224,7 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
-        p.ops = _unsharded_gradients(ops, ctx, *groups(ctx, dense_params, expert_params))
+        p.ops = _unsharded_gradients(p, ops, ctx, *groups(ctx, dense_params, expert_params))
     else:
         _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
@@ -250,7 +244,7 @@ def _fused_sum(op: Op) -> Op:
     return op
 
 
-def _weights_of(ops: list[Op], tensors: dict[str, Tensor], *, experts: bool) -> tuple[str, ...]:
+def _weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     names = (w for op in ops for w in op.writes if w.startswith("dW:"))
     return tuple(n for n in names if n.startswith("dW:experts.") == experts)
 
@@ -304,19 +298,32 @@ def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     return out
 
 
-def _unsharded_gradients(ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0)
     result = list(ops)
-    mine = _weights_of(ops, {}, experts=False)
-    theirs = _weights_of(ops, {}, experts=True)
+    mine = _weights_of(ops, experts=False)
+    theirs = _weights_of(ops, experts=True)
     apart = experts > 0
-    tail = mine if np.any(apart) and np.all(apart) else (*mine, *theirs)
-    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own), tail, (), launches=len(tail) + 2))
     if np.any(apart) and theirs:
         add = Op("efsdp.accumulate", "dp", Stream(per_param * experts), theirs, (), launches=3, present=apart)
-        result.insert(_after_experts(ops), add)
+        post = _Pieces(ops=[add], tensors=p.tensors)
+        theirs = _kept_where_together(post, theirs, apart)
+        at = _after_experts(ops)
+        result[at:at] = post.ops
+    tail = (*mine, *theirs)
+    result.append(Op("fsdp.accumulate", "dp", Stream(per_param * own), tail, (), launches=len(mine) + 2))
     return result
+
+
+def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolArrayK) -> tuple[str, ...]:
+    """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
+    names = []
+    for grad in grads:
+        name = p.tensor(f"{grad}.together", 0.0, "grad")
+        p.ops.append(Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=~apart, launches=0, region=OUTSIDE))
+        names.append(name)
+    return tuple(names)
 
 
 def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
@@ -347,14 +354,16 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     begin.tensor("fsdp.previous", np.where(apart, 0.0, 4.0 * previous))
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
-    mine = _weights_of(ops, p.tensors, experts=False)
-    theirs = _weights_of(ops, p.tensors, experts=True)
+    mine = _weights_of(ops, experts=False)
+    theirs = _weights_of(ops, experts=True)
     if np.any(apart):
         post = _Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0)
         post.mark("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"), (), "compute")
         reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
-        body[_after_experts(body) : _after_experts(body)] = post.ops
+        theirs = _kept_where_together(post, theirs, apart)
+        at = _after_experts(body)
+        body[at:at] = post.ops
         first = next(i for i, op in enumerate(body) if op.name.startswith("experts."))
         pre = _Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
@@ -371,8 +380,7 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     freed = ("efsdp.reduce_input",) if np.any(apart) else ()
     end.tensor("fsdp.reduced", 0.0)
     end.mark("fsdp.reshard", (weights, "fsdp.previous", wait, *freed), (), "compute")
-    grads = mine if np.any(apart) and np.all(apart) else (*mine, *theirs)
-    reduce(end, ctx, "fsdp", own, ctx.fsdp, grads, len(mine) + 2)
+    reduce(end, ctx, "fsdp", own, ctx.fsdp, (*mine, *theirs), len(mine) + 2)
     if held:
         end.mark("fsdp.hold@", tuple(held))
     end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)

@@ -17,7 +17,6 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     three small all-reduces.
     """
     loss = b.tensor("loss", 4.0 * ctx.tokens)
-    held = (logits,) if ctx.pipelined else ()  # the last stage holds its output until its backward
     if ctx.framework.compile:
         total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
         moved = 2.0 * elements * ctx.element
@@ -25,13 +24,16 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
                  launches=2, back=Back(moved, 1)))  # fmt: skip
         return _reduced(b, ctx, loss)
     split = ctx.has_tp & ctx.framework.loss_parallel
+    # the caller holds the logits until the loss is there, the last stage of a pipeline until its backward
+    held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
+    b.add(Op("loss.hold", "memory_bound", None, (logits,), (held,), view=True, launches=0))
     wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
     log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
     back = Back(np.where(split, 32.0, 20.0) * elements, 3, np.where(split, 8.0, 4.0) * elements)
     b.add(
-        Op("loss.cross_entropy", "memory_bound", Stream(np.where(split, 32.0, 12.0) * elements), (wide,),
-           (loss, log_soft), (log_soft, *held), scratch=np.where(split, 4.0, 0.0) * elements,
-           launches=8 if np.any(split) else 3, back=back)
+        Op("loss.cross_entropy", "memory_bound", Stream(np.where(split, 32.0, 12.0) * elements), (wide, held),
+           (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
+           scratch=np.where(split, 4.0, 0.0) * elements, launches=8 if np.any(split) else 3, back=back)
     )  # fmt: skip
     return _reduced(b, ctx, loss)
 

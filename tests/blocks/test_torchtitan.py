@@ -1,0 +1,398 @@
+"""torchtitan's tapes by hand: bytes kept per token in each precision mode, what FSDP2 holds, which ops repeat.
+
+Counted in torchtitan 0.2.2 and PyTorch 2.11 (models/llama3/model/model.py, models/moe/moe.py, fsdp/_fully_shard).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
+from mofa.blocks.context import Context
+from mofa.blocks.frameworks.torchtitan import PRIMITIVES, cached_casts, kept_outputs
+from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream
+from mofa.cost.liveness import block_memory
+from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params
+from tests.blocks.small import EXPERTS, LATENT, framework, gpt, llama
+from tests.blocks.small import context as small_context
+
+SEQ, BATCH = 256, 2
+TOKENS = SEQ * BATCH
+D, HQ, HKV, DH, F, V = 512, 8, 4, 64, 1536, 32000
+Q, KV = HQ * DH, HKV * DH
+GQA = {"kind": "gqa", "num_heads": HQ, "num_kv_heads": HKV, "head_dim": DH}
+LINEARS = 2 * D * Q + 2 * D * KV + 3 * D * F
+MODES: dict[str, dict[str, Any]] = {
+    "mixed": {},
+    "autocast": {"precision_mode": "autocast", "residual": 4},
+    "bf16": {"precision_mode": "uniform"},
+    "fp32": {"precision_mode": "uniform", "element": 4, "residual": 4, "weight_element": 4},
+}
+
+
+def context(
+    model: ModelSpec | None = None, mode: str = "mixed", *, tp: int = 1, ep: int = 1, etp: int = 1, ranks: int = 4,
+    expert_ranks: int = 4, compile_: bool = False, micro_batch: int = BATCH, **changes: Any,
+) -> Context:  # fmt: skip
+    model = model or llama()
+    spec = framework("torchtitan", compile=compile_)
+    ctx = small_context(model, spec, seq_len=SEQ, micro_batch=micro_batch, tp=tp, sp=tp > 1, ep=ep, etp=etp)
+    known: dict[str, Any] = {
+        "accumulating": False, "fsdp": np.array([float(ranks)]), "efsdp": np.array([float(expert_ranks)]),
+        **MODES[mode],
+    }  # fmt: skip
+    return replace(ctx, **{**known, **changes})
+
+
+def layer(ctx: Context, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
+    return block(ctx, PRIMITIVES, BlockKind(ctx.model.moe is not None), recompute)
+
+
+def selective(ctx: Context) -> Recompute:
+    return Recompute("full", keep_outputs=kept_outputs(layer(ctx).forward, ctx.model))
+
+
+def saved(tapes: BlockTapes) -> float:
+    return float(block_memory(tapes, 1).saved[0])
+
+
+def per_token(tapes: BlockTapes) -> float:
+    return saved(tapes) / TOKENS
+
+
+def ops_named(ops: tuple[Op, ...], name: str) -> list[Op]:
+    return [op for op in ops if op.name == name]
+
+
+def size(tapes: BlockTapes, name: str) -> float:
+    tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
+    return float(np.asarray(tensors[name].bytes).reshape(-1)[0])
+
+
+def moved(op: Op) -> float:
+    assert isinstance(op.work, Stream)
+    return float(np.asarray(op.work.bytes).reshape(-1)[0])
+
+
+def test_llama_block_under_fsdp() -> None:
+    """Input, two norm outputs and the sum between (4 D), q, attention's output, k, v, four tensors of SwiGLU, in bf16;
+    fp32 log-sum-exp and two scales."""
+    by_hand = 2 * (4 * D + 2 * Q + 2 * KV + 4 * F) + 4 * HQ + 8
+    assert per_token(layer(context())) == by_hand
+
+
+def test_llama_block_under_autocast() -> None:
+    """fp32 residual stream: 8 D for input and sum; each of five linears its bf16 input copy (10 D); bf16 weights."""
+    tapes = layer(context(mode="autocast"))
+    by_hand = TOKENS * (18 * D + 2 * (2 * Q + 2 * KV + 4 * F) + 4 * HQ + 8) + 2 * LINEARS
+    assert saved(tapes) == by_hand
+    assert sum(size(tapes, name) for name in cached_casts(tapes.forward)) == 2 * LINEARS
+
+
+def test_autocast_weight_copies_go_where_the_block_is_checkpointed_or_compiled() -> None:
+    checkpointed = layer(context(mode="autocast"), Recompute("full"))
+    assert saved(checkpointed) == TOKENS * 4 * D
+    compiled = layer(context(mode="autocast", compile_=True))
+    assert float(block_memory(compiled, 1).saved_kinds[1, 0]) == 0
+    again = [op for op in compiled.backward.ops if op.name.endswith(".weight_cast@")]
+    assert sum(moved(op) for op in again) == 6 * LINEARS
+
+
+def test_autocast_casts_weight_gradients_to_fp32_and_adds_them() -> None:
+    for accumulating, casts, adds in ((False, 7, 0), (True, 7, 7)):
+        ops = layer(context(mode="autocast", accumulating=accumulating)).backward.ops
+        assert sum(op.name.endswith(".grad_cast") for op in ops) == casts
+        added = [op for op in ops if op.name.endswith(".accumulate")]
+        assert len(added) == adds
+        assert sum(moved(op) for op in added) == 12 * LINEARS * (adds > 0)
+
+
+def test_training_dtype_everywhere() -> None:
+    """TP or PP without FSDP: bf16 is the tape of FSDP without its ops; fp32 doubles and keeps the probabilities."""
+    assert per_token(layer(context(mode="bf16"))) == per_token(layer(context()))
+    wide = layer(context(mode="fp32"))
+    # scaled q and k, repeated v, output at 4 bytes; probabilities S a head; no fp32 copies in the rotation
+    attention = 4 * (4 * Q + HQ * SEQ)
+    assert per_token(wide) == 4 * (4 * D + 4 * F) + attention + 8
+    assert not any("cast" in op.name for op in wide.forward.ops)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tensor_parallel_keeps_gathered_inputs(tp: int) -> None:
+    """Input and sum are shards; the gathered inputs of both sublayers are kept whole, all else is split."""
+    tapes = layer(context(tp=tp))
+    by_hand = 2 * (2 * D / tp + 2 * D + (2 * Q + 2 * KV + 4 * F) / tp) + 4 * HQ / tp + 8 / tp
+    assert per_token(tapes) == by_hand
+
+
+def test_tensor_parallel_communication() -> None:
+    """Two gathers and two scatters each way; a scatter copies its chunks first, a gather unless the batch is one."""
+    for micro_batch in (1, 2):
+        tapes = layer(context(tp=2, micro_batch=micro_batch))
+        for ops in (tapes.forward.ops, tapes.backward.ops):
+            kinds = [op.work.kind for op in ops if isinstance(op.work, Collective) and op.work.group == "tp"]
+            assert kinds.count("all_gather") == kinds.count("reduce_scatter") == 2
+        (copy,) = ops_named(tapes.forward.ops, "attn.gather_copy")
+        assert bool(np.all(copy.view)) == (micro_batch == 1)
+        (before_scatter,) = ops_named(tapes.forward.ops, "wo.scatter_copy")
+        assert moved(before_scatter) == 2 * SEQ * micro_batch * D * 2
+
+
+def test_qwen_keeps_raw_q_and_k_and_a_table() -> None:
+    """Head norms keep their inputs and scales; FSDP casts the cosines and sines for every block."""
+    qwen = llama(attention={**GQA, "qk_norm": True})
+    extra = 2 * (Q + KV) + 4 * (HQ + HKV)
+    table = SEQ * 2 * DH * 2
+    tapes = layer(context(qwen))
+    assert saved(tapes) == saved(layer(context())) + TOKENS * extra + table
+    (rope,) = ops_named(tapes.forward.ops, "rope")
+    assert (rope.launches, ops_named(layer(context()).forward.ops, "rope")[0].launches) == (10, 6)
+    assert saved(layer(context(qwen), Recompute("full"))) == TOKENS * 2 * D + table
+
+
+def test_qwen_head_norms_are_composite_under_autocast() -> None:
+    """bf16 heads meet fp32 weights: eight kernels that keep two fp32 copies."""
+    qwen = llama(attention={**GQA, "qk_norm": True})
+    ctx = context(qwen, "autocast")
+    more = saved(layer(ctx)) - saved(layer(context(mode="autocast")))
+    assert more == TOKENS * (8 * (Q + KV) + 4 * (HQ + HKV)) + SEQ * 2 * DH * 2
+    (norm,) = ops_named(layer(ctx).forward.ops, "q_norm")
+    assert norm.launches == 8
+
+
+def test_compiled_block_drops_one_of_four() -> None:
+    """SiLU's output is computed again; the rest is a product's or attention's operand and stays."""
+    tapes = layer(context(compile_=True))
+    assert per_token(tapes) == 2 * (4 * D + 2 * Q + 2 * KV + 3 * F) + 4 * HQ + 8
+    eager = layer(context())
+    assert sum(op.launches for op in tapes.forward.ops) < sum(op.launches for op in eager.forward.ops)
+    compiled = {op.name for op in tapes.forward.ops if op.compiled}
+    assert {"wq", "mlp.act", "rope"} <= compiled
+    assert not any(name.startswith("fsdp") for name in compiled)
+    assert not any(op.compiled for op in eager.forward.ops + eager.backward.ops)
+
+
+def test_full_checkpoint_keeps_the_input_alone_and_repeats_everything() -> None:
+    tapes = layer(context(tp=2), Recompute("full"))
+    assert per_token(tapes) == 2 * D / 2
+    again = {op.name for op in tapes.backward.ops if op.name.endswith("~")}
+    assert {"mlp.w2~", "mlp.w2.reduce_scatter~", "attn.core~"} <= again
+    assert not any(name.startswith("fsdp") for name in again)
+
+
+def test_selective_checkpoint_by_op() -> None:
+    """Every other product from the first: wq, wv, w1, w2 of wq wk wv wo w1 w3 w2; attention; the input."""
+    ctx = context()
+    assert kept_outputs(layer(ctx).forward, ctx.model) == {"wq", "wv", "mlp.w1", "mlp.w2", "attn.core"}
+    assert per_token(layer(ctx, selective(ctx))) == 2 * (2 * D + Q + KV + Q + F) + 4 * HQ
+    with_tp = context(tp=2)
+    assert {"wo.reduce_scatter", "mlp.w2.reduce_scatter"} <= kept_outputs(layer(with_tp).forward, ctx.model)
+
+
+def test_selective_checkpoint_of_latent_attention_and_experts() -> None:
+    """wq_a, wkv_a and wo of five products, then w3 of the shared experts' three; the gate does not count."""
+    model = llama(attention=LATENT, moe={**EXPERTS, "shared_hidden": 256})
+    ctx = context(model, ep=2)
+    kept = kept_outputs(layer(ctx).forward, model)
+    assert {"wq_a", "wkv_a", "wo", "shared.w3"} == {n for n in kept if n.startswith(("w", "shared"))}
+    assert {"moe.dispatch", "moe.combine"} <= kept
+    qwen = llama(attention={**GQA, "qk_norm": True}, moe=EXPERTS)
+    assert not any(n.startswith("moe.") for n in kept_outputs(layer(context(qwen, ep=2)).forward, qwen))
+
+
+# -- data parallelism
+
+
+def params(model: ModelSpec | None = None) -> float:
+    return layer_params(model or llama(), False).total
+
+
+def test_fsdp_holds_ten_bytes_a_parameter_in_backward() -> None:
+    """Weights 2, the next block's gather 2, own gradients 2, the previous block's fp32 reduce-scatter input 4."""
+    ctx = context()
+    tapes = layer(ctx)
+    assert size(tapes, "fsdp.weights@") == size(tapes, "fsdp.next@") == 2 * params()
+    assert size(tapes, "fsdp.previous") == size(tapes, "fsdp.reduce_input") == 4 * params()
+    gradients = [n for n in tapes.backward.tensors if n.startswith("dW:")]
+    assert sum(size(tapes, n) for n in gradients) == 2 * LINEARS
+    memory = block_memory(tapes, 1)
+    assert memory.backward_peak[0] >= 8 * params()
+    bare = block_memory(layer(context(mode="bf16")), 1)
+    assert memory.backward_peak[0] - bare.backward_peak[0] <= 10 * params()
+
+
+def test_fsdp_ops_of_a_block() -> None:
+    """One gather each way, prefetched beside the backward; one fp32 reduce-scatter; no gradient to add at first."""
+    tapes = layer(context())
+    forward = [op.name for op in tapes.forward.ops if isinstance(op.work, Collective)]
+    assert forward == ["fsdp.gathered.all_gather"]
+    back = {op.name: op for op in tapes.backward.ops if isinstance(op.work, Collective)}
+    assert set(back) == {"fsdp.next@.all_gather", "fsdp.reduce_scatter"}
+    payload = {name: float(np.asarray(op.work.payload).reshape(-1)[0]) for name, op in back.items()}  # type: ignore[union-attr]
+    assert payload == {"fsdp.next@.all_gather": 2 * params(), "fsdp.reduce_scatter": 4 * params()}
+    assert {op.stream for op in back.values()} == {"fsdp_gather", "fsdp_reduce"}
+    assert not ops_named(tapes.backward.ops, "fsdp.accumulate")
+    added = ops_named(layer(context(accumulating=True)).backward.ops, "fsdp.accumulate")
+    assert [moved(op) for op in added] == [12 * params() / 4]
+
+
+def test_fsdp_under_a_pipeline_only_accumulates() -> None:
+    """Weights stay gathered; bf16 gradients are added to unsharded fp32 ones: read 2 and 4, write 4."""
+    tapes = layer(context(pipelined=True, accumulating=True))
+    assert not any(isinstance(op.work, Collective) for op in tapes.forward.ops + tapes.backward.ops)
+    (add,) = ops_named(tapes.backward.ops, "fsdp.accumulate")
+    assert moved(add) == 10 * params()
+
+
+def test_experts_are_a_group_of_their_own_under_ep() -> None:
+    """Their gradients are reduced behind the experts; a group of one rank copies instead, 12 bytes a parameter."""
+    model = llama(moe=EXPERTS)
+    routed = layer_params(model, True).routed
+    tapes = layer(context(model, ep=2, expert_ranks=2))
+    names = [op.name for op in tapes.backward.ops]
+    assert names.index("efsdp.reduce_scatter") < names.index("wq.dgrad") < names.index("fsdp.reduce_scatter")
+    assert size(tapes, "efsdp.weights@") == 2 * routed / 2
+    alone = layer(context(model, ep=4, expert_ranks=1))
+    kinds = [op.name for op in alone.backward.ops if isinstance(op.work, Collective) and op.work.group == "efsdp"]
+    assert kinds == []
+    (copy,) = ops_named(alone.backward.ops, "efsdp.reduce_copy")
+    together = size(alone, "efsdp.reduce_input") + float(np.asarray(copy.scratch).reshape(-1)[0])
+    assert together == 12 * routed / 4
+
+
+def test_same_columns_as_one_by_one() -> None:
+    """A tape over several degrees gives what each degree alone does."""
+    model = llama(moe=EXPERTS)
+    one = [context(model), context(model, ep=2, expert_ranks=2), context(model, ep=4, expert_ranks=1)]
+    fields = ("tp", "sp", "cp", "cp_ring", "ep", "etp", "micro_batch", "fsdp", "efsdp", "rows_time", "rows_memory",
+              "imbalance", "remote_nodes")  # fmt: skip
+    joined: dict[str, Any] = {f: np.concatenate([getattr(c, f) for c in one]) for f in fields}
+    many = replace(one[0], **joined)
+    together = block_memory(layer(many), 3)
+    for i, ctx in enumerate(one):
+        alone = block_memory(layer(ctx), 1)
+        assert together.saved[i] == pytest.approx(alone.saved[0])
+        assert together.backward_peak[i] == pytest.approx(alone.backward_peak[0])
+
+
+# -- experts
+
+
+def test_experts_keep_an_fp32_copy_of_every_row() -> None:
+    """Padded rows: input and four of SwiGLU in bf16; fp32 operand of the weighted sum; scores and orders."""
+    model = llama(moe=EXPERTS)
+    tapes = layer(context(model, ep=2))
+    n, fm, e = TOKENS * 2, 256, 8
+    padded = n + 8 * e / 2
+    attention = TOKENS * (2 * (3 * D + 2 * Q + 2 * KV) + 4 * HQ + 8)
+    routed = 2 * padded * (D + 4 * fm) + 4 * n * D
+    router = TOKENS * (4 * e + 2 * (4 + 8 + 8)) + 8 * n  # scores, chosen, ids, sums; order
+    indices = 8 * n + 4 * padded
+    assert saved(tapes) == attention + TOKENS * 2 * D + routed + router + indices
+
+
+def test_host_waits_once_a_dispatch_and_again_when_repeated() -> None:
+    model = llama(moe=EXPERTS)
+
+    def waits(recompute: Recompute, ep: int) -> int:
+        tapes = layer(context(model, ep=ep), recompute)
+        return sum(isinstance(op.work, HostSync) for op in tapes.forward.ops + tapes.backward.ops)
+
+    assert (waits(NO_RECOMPUTE, 1), waits(NO_RECOMPUTE, 2), waits(Recompute("full"), 2)) == (0, 1, 2)
+
+
+def test_experts_without_fsdp_multiply_in_bf16() -> None:
+    """Autocast: both products up keep a copy of their rows, every weight a bf16 copy; the operand is bf16."""
+    model = llama(moe=EXPERTS)
+    tapes = layer(context(model, "autocast"))
+    names = {op.name for op in tapes.forward.ops}
+    assert {"experts.w1.cast", "experts.w3.cast", "experts.w2.weight_cast", "moe.operand.cast"} <= names
+    assert size(tapes, "moe.operand.bf16") == 2 * TOKENS * 2 * D
+
+
+def test_etp_and_borrowed_tp() -> None:
+    """Split experts: all tokens' rows on every rank; whole ones: each tp rank sends its share, sums all tokens'."""
+    model = llama(moe=EXPERTS)
+    for etp, share in ((1, 2), (2, 1)):
+        tapes = layer(context(model, tp=2, ep=2, etp=etp))
+        assert size(tapes, "moe.routed") == 2 * D * TOKENS * 2 / share
+        assert size(tapes, "moe.operand.fp32") == 4 * D * TOKENS * 2
+
+
+# -- ends of the model
+
+
+def test_eager_loss_holds_three_fp32_tensors() -> None:
+    """Forward: bf16 logits, fp32 copy, log-softmax (10 V); kept: the last (4 V); backward: three fp32 (12 V)."""
+    tapes = head(context(mode="bf16"), PRIMITIVES)
+    memory = block_memory(tapes, 1)
+    ends = TOKENS * 2 * 2 * D + TOKENS * 8
+    assert memory.forward_peak[0] == pytest.approx(10 * V * TOKENS + ends, rel=1e-4)
+    assert memory.backward_peak[0] == pytest.approx(12 * V * TOKENS + ends, rel=1e-4)
+    assert memory.saved[0] == pytest.approx(4 * V * TOKENS + ends, rel=1e-4)
+
+
+def test_loss_split_by_tp_holds_four() -> None:
+    tapes = head(context(mode="bf16", tp=2), PRIMITIVES)
+    memory = block_memory(tapes, 1)
+    ends = TOKENS * (2 * D / 2 + 2 * D)
+    assert memory.forward_peak[0] == pytest.approx(14 * V * TOKENS / 2 + ends, rel=1e-3)
+    assert memory.backward_peak[0] == pytest.approx(16 * V * TOKENS / 2 + ends, rel=1e-3)
+
+
+def test_compiled_loss_keeps_bf16_logits() -> None:
+    tapes = head(context(mode="bf16", compile_=True), PRIMITIVES)
+    memory = block_memory(tapes, 1)
+    assert memory.saved[0] == TOKENS * (2 * V + 4 * D + 4 + 4)
+    assert memory.backward_peak[0] == pytest.approx(TOKENS * (4 * V + 4 * D), rel=1e-3)
+
+
+def test_head_stays_gathered_and_reduces() -> None:
+    """Norm and output layer: 2 V D from forward to backward, their fp32 reduce-scatter input 4 V D."""
+    tapes = head(context(), PRIMITIVES)
+    group = V * D + D
+    assert float(block_memory(tapes, 1).saved_kinds[1, 0]) == 2 * group
+    assert size(tapes, "fsdp.reduce_input") == 4 * group
+    assert size(tapes, "fsdp.next@") == 2 * params()
+    table = embedding(context(), PRIMITIVES)
+    assert size(table, "fsdp.reduce_input") == 4 * V * D
+    assert size(table, "dW:embedding") == 2 * V * D
+    assert size(table, "fsdp.previous") == 4 * params()
+
+
+def test_other_models_build_in_every_mode() -> None:
+    """GELU and LayerNorm with learned positions, latent attention, experts with a shared one: both compile settings."""
+    models = (gpt(), llama(attention=LATENT), llama(attention=LATENT, moe={**EXPERTS, "shared_hidden": 256}))
+    for model in models:
+        for mode in MODES:
+            for compile_ in (False, True):
+                ctx = context(model, mode, compile_=compile_)
+                for recompute in (NO_RECOMPUTE, Recompute("full"), selective(ctx)):
+                    memory = block_memory(layer(ctx, recompute), 1)
+                    assert memory.backward_peak[0] >= memory.saved[0] > 0
+                for tapes in (embedding(ctx, PRIMITIVES), head(ctx, PRIMITIVES)):
+                    assert block_memory(tapes, 1).backward_peak[0] > 0
+
+
+def test_latent_attention_keeps_values_inside_their_projection() -> None:
+    """x, norm out, both q latents, kv latent with rope, its norm, q, k, the whole of kv, output, log-sum-exp."""
+    model = llama(attention=LATENT)
+    heads, nope, turn, dv, low_q, low_kv = 8, 32, 16, 32, 128, 64
+    attention = 2 * (2 * D + 2 * low_q + low_kv + turn + low_kv + heads * (2 * (nope + turn) + nope + dv + dv))
+    rest = 2 * (2 * D + 4 * F)
+    scales = 4 * 4 + 4 * heads
+    assert per_token(layer(context(model))) == attention + rest + scales
+
+
+def test_work_is_the_same_in_every_mode() -> None:
+    def flops(ctx: Context) -> float:
+        ops = layer(ctx).forward.ops + layer(ctx).backward.ops
+        return sum(float(np.asarray(op.work.flops).sum()) for op in ops if isinstance(op.work, Gemm))
+
+    assert flops(context()) == flops(context(mode="autocast")) == flops(context(compile_=True)) == 6 * TOKENS * LINEARS
