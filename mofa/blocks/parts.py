@@ -36,7 +36,7 @@ def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> s
     """The identity in front of a column-parallel linear without sequence parallelism; backward all-reduces."""
     if not np.any(ctx.reduces):
         return x
-    out = b.tensor(f"{name}.copied", ctx.tokens * width * ctx.element)
+    out = b.tensor(f"{name}.copied", ctx.shard * width * ctx.element)
     back = Back(
         work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.reduces,
         view=True, stream="tp",
@@ -53,7 +53,7 @@ def tp_reduce(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) ->
            present=ctx.gathers, stream="tp")
     )  # fmt: skip
     if np.any(ctx.reduces):
-        reduced = b.tensor(f"{name}.reduced", payload)
+        reduced = b.tensor(f"{name}.reduced", ctx.shard * width * ctx.element)
         y = b.add(
             Op(f"{name}.all_reduce", "tp", Collective("all_reduce", "tp", payload), (y,), (reduced,),
                present=ctx.reduces, view=True, stream="tp")
