@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def context(
         cp_ring=np.array([False]), ep=one(ep), etp=one(etp), micro_batch=one(micro_batch), fsdp=one(1), efsdp=one(1),
         rows_time=one(rows), rows_memory=one(rows), imbalance=one(1), remote_nodes=one(1),
     )  # fmt: skip
+
+
+def together(contexts: list[Context]) -> Context:
+    """Several combinations of degrees of one model as the arrays of one context."""
+    names = [f.name for f in fields(Context) if isinstance(getattr(contexts[0], f.name), np.ndarray)]
+    return replace(contexts[0], **{n: np.concatenate([getattr(c, n) for c in contexts]) for n in names})
 
 
 def primitives(ctx: Context) -> Primitives:

@@ -9,9 +9,25 @@ import pytest
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.build import BlockTapes
+from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
+from mofa.cost.liveness import block_memory
 from mofa.specs.model import ModelSpec
-from tests.blocks.small import EXPERTS, LATENT, build, context, flops, framework, gpt, kept, llama, shares, storage
+from mofa.specs.strategy import RecomputeSpec
+from tests.blocks.small import (
+    EXPERTS,
+    LATENT,
+    build,
+    context,
+    flops,
+    framework,
+    gpt,
+    kept,
+    llama,
+    shares,
+    storage,
+    together,
+)
 
 FULL = Recompute(kind="full")
 DENSE, MOE, MLA = llama(), llama(moe=EXPERTS), llama(attention=LATENT)
@@ -170,3 +186,39 @@ def test_dropping_a_family_loses_exactly_its_bytes(family: str) -> None:
     before, after = kept(found), kept(rest)
     views = {w for op in found.forward.ops if op.family == family for w in op.writes} - gone
     assert {k: v for k, v in before.items() if k not in gone} == {k: v for k, v in after.items() if k not in views}
+
+
+MODES = ["none", "selective", "full", "selective:mlp", "selective:layernorm+core_attn", "selective:core_attn+moe"]
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+@pytest.mark.parametrize("text", MODES)
+@pytest.mark.parametrize("model", [DENSE, MLA_MOE, gpt()], ids=["dense", "mla-moe", "gpt"])
+def test_lifetimes_find_what_the_slow_twin_finds(model: ModelSpec, text: str, name: str) -> None:
+    """All combinations at once against one by one, with and without tensor and sequence parallelism."""
+    spec = framework(name)
+    mode = modes(spec, RecomputeSpec.parse(text), None, model)
+    degrees = [(1, False), (2, True), (4, False), (8, True)]
+    contexts = [context(model, spec, tp=tp, sp=sp, ep=2 if model.moe else 1) for tp, sp in degrees]
+    by_one = [sum(kept(build(c, mode, moe=model.moe is not None)).values()) for c in contexts]
+    ctx = together(contexts)
+    memory = block_memory(build(ctx, mode, moe=model.moe is not None), len(contexts))
+    assert memory.saved == pytest.approx(by_one)
+    alone = [block_memory(build(c, mode, moe=model.moe is not None), 1) for c in contexts]
+    assert memory.forward_peak == pytest.approx([float(m.forward_peak[0]) for m in alone])
+    assert memory.backward_peak == pytest.approx([float(m.backward_peak[0]) for m in alone])
+
+
+def test_peaks_of_the_fp32_softmax() -> None:
+    """Forward 12 bytes a score at once, backward 16, beside the layer's other tensors (fused_softmax.py)."""
+    spec = framework("megatron-local", attention="unfused")
+    found = build(context(gpt(dropout=0.0), spec, seq_len=1024, micro_batch=2))
+    memory = block_memory(found, 1)
+    scores = 2 * 8 * 1024**2
+    ops = (*found.forward.ops, *found.backward.ops)
+    assert ops[memory.forward_op[0]].name == "attn.softmax"
+    assert ops[memory.backward_op[0]].name == "attn.softmax.backward"
+    # before it: the input, the norm's output, q, k and v, the norm's scales, the mask
+    before = 2 * 2 * 1024 * 512 * (1 + 1 + 3) + 8 * 2 * 1024 + 1024**2
+    assert memory.forward_peak[0] == 12 * scores + before
+    assert 16 * scores < memory.backward_peak[0] < 17 * scores
