@@ -93,11 +93,11 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     for i, op in enumerate(ops):
         if isinstance(op.work, HostSync) or not op.launches:
             continue
-        each = host.eager_op_s.value
+        each: ArrayK | float = host.eager_op_s.value
         if op.compiled:
             each = host.compiled_op_s.value
-        elif op.dtensor:
-            each = host.dtensor_op_s.value
+        elif np.any(op.dtensor):
+            each = np.where(op.dtensor, host.dtensor_op_s.value, each)
         out[i] = np.where(op.present, op.launches * each, 0.0)
     return out
 
