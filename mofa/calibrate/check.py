@@ -1,0 +1,99 @@
+"""`mofa calibrate check`: predicted against measured on held-out shapes, per family of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mofa.calibrate.fit import Curves, fit_curves, predict
+from mofa.calibrate.measurements import Row, read_environment, read_rows
+from mofa.errors import SpecError
+
+FAMILY = {"compiled": "memory_bound"}
+FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6}
+"""Shorter kernels are not judged: they are launch, not rate. [s]"""
+FLOOR_BYTES = {"collective": 2**20}
+TARGETS = {"gemm": (0.04, 0.10), "attention": (0.04, 0.10), "memory_bound": (0.04, 0.10), "grouped_gemm": (0.08, 0.15),
+           "collective": (0.08, 0.20)}  # fmt: skip
+"""Median and 90th percentile of the absolute error that a good profile stays under. [-]"""
+
+
+def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
+    """Fit each folder's grid, predict its held-out shapes, and sum up over the folders.
+
+    Returns
+    -------
+    dict
+        ``families{NAME{points, median_abs_error, p90_abs_error, bias, extrapolated}}``; errors are fractions of the
+        measured time, bias is the median signed one. ``by_op`` adds ``ops``, the same per op.
+
+    Raises
+    ------
+    SpecError
+        If a folder is missing or corrupt, folders are of different GPUs, or none has held-out rows.
+    """
+    if not folders:
+        raise SpecError("mofa calibrate check: no folder given; give one or more that `mofa calibrate run` wrote")
+    errors: dict[str, list[tuple[str, float, bool]]] = {}
+    gpus = {}
+    for folder in folders:
+        rows, curves = fit_folder(folder)
+        gpus[curves.gpu] = folder
+        if len(gpus) > 1:
+            raise SpecError(f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one")
+        held = [r for r in rows if r.case.split == "heldout" and judged(r)]
+        predicted, outside = predict(curves, held)
+        for row, time_s, far in zip(held, predicted, outside, strict=True):
+            if np.isfinite(time_s):
+                family = FAMILY.get(row.case.family, row.case.family)
+                name = f"{family} {row.case.variant} {row.case.op}"
+                errors.setdefault(family, []).append((name, float(time_s / row.sample.median_s - 1), bool(far)))
+    if not errors:
+        raise SpecError(f"{folders[0]}: no held-out rows of a fitted family; run `mofa calibrate run` without --families")
+    found: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
+    if by_op:
+        ops: dict[str, list[tuple[str, float, bool]]] = {}
+        for values in errors.values():
+            for value in values:
+                ops.setdefault(value[0], []).append(value)
+        found["ops"] = {name: summary(values) for name, values in sorted(ops.items())}
+    return found
+
+
+def judged(row: Row) -> bool:
+    """Whether a held-out row counts: not shorter or smaller than its family's floor."""
+    family = FAMILY.get(row.case.family, row.case.family)
+    if row.sample.median_s < FLOOR_S.get(family, 0.0):
+        return False
+    return family not in FLOOR_BYTES or row.case.size("bytes") >= FLOOR_BYTES[family]
+
+
+def summary(values: Sequence[tuple[str, float, bool]]) -> dict[str, float | int]:
+    """Points, median and 90th percentile of the absolute error, median signed error, extrapolated points.
+
+    Examples
+    --------
+    >>> summary([("a", 0.02, False), ("a", -0.04, True), ("a", 0.0, False)])
+    {'points': 3, 'median_abs_error': 0.02, 'p90_abs_error': 0.036, 'bias': 0.0, 'extrapolated': 1}
+    """
+    error = np.array([v[1] for v in values])
+    return {
+        "points": len(values), "median_abs_error": float(np.median(np.abs(error))),
+        "p90_abs_error": float(round(np.quantile(np.abs(error), 0.9), 12)), "bias": float(np.median(error)),
+        "extrapolated": sum(v[2] for v in values),
+    }  # fmt: skip
+
+
+def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
+    """The rows of a folder and the curves fitted to its grid."""
+    rows = read_rows(folder)
+    environment = read_environment(folder)
+    if any(row.gpu != environment["gpu"] for row in rows):
+        raise SpecError(
+            f"{folder}: environment.json is of {environment['gpu']!r}, the rows are of {rows[0].gpu!r}; "
+            "put back the file that belongs to them"
+        )
+    return rows, fit_curves(rows, num_sms=int(environment.get("num_sms") or 1), gpu=rows[0].gpu)

@@ -1,0 +1,326 @@
+"""From measured rows to the parameters of `mofa.calibrate.forms`, with residuals and ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from mofa.calibrate.forms import (
+    AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm, attention_s, bus_share, collective_s, gemm_s,
+    grouped_gemm_s, stream_s,
+)  # fmt: skip
+from mofa.calibrate.measurements import Row
+from mofa.calibrate.traffic import bytes_per_element
+
+FloatN = NDArray[np.float64]
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (192, 128), (128, 192), (256, 128), (128, 256))
+TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
+LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
+MIN_POINTS = 5
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One fitted curve: its form, how well it meets the rows it was fitted on, and where it was measured."""
+
+    form: Any
+    points: int
+    median_abs_error: float
+    p90_abs_error: float
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All curves of a device: a dictionary of `Fitted` per family, keyed by what selects a kernel, never by a shape."""
+
+    gpu: str
+    num_sms: int
+    gemm: dict[str, Fitted] = field(default_factory=dict)
+    grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
+    attention: dict[str, Fitted] = field(default_factory=dict)
+    memory_bound: dict[str, Fitted] = field(default_factory=dict)
+    collective: dict[str, Fitted] = field(default_factory=dict)
+    sustained: dict[str, float] = field(default_factory=dict)
+    """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
+    host_s: dict[str, float] = field(default_factory=dict)
+    copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    overlap: dict[str, float] = field(default_factory=dict)
+    """Time beside the other over the time alone, of computing and of collectives. [-]"""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str) -> Curves:
+    """Fit every family that has rows; held-out rows are never looked at."""
+    grid = [r for r in rows if r.case.split == "grid"]
+    by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
+    memory = by.get("memory_bound", []) + by.get("compiled", [])
+    return Curves(
+        gpu=gpu, num_sms=num_sms,
+        gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms)),
+        grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
+        attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
+        memory_bound=_each(memory, memory_key, _fit_stream),
+        collective=_each(by.get("collective", []), collective_key, _fit_collective),
+        sustained=_sustained(by.get("sustained", [])),
+        host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
+        copy_bytes_per_s=_copies(by.get("copy", [])),
+        overlap=_overlaps(by.get("overlap", [])),
+    )  # fmt: skip
+
+
+def attention_key(row: Row) -> str:
+    """Backend, way and head sizes: what selects a kernel."""
+    case = row.case
+    return f"{case.variant} {case.op} {case.size('dqk')}/{case.size('dv')}"
+
+
+def memory_key(row: Row) -> str:
+    return f"{row.case.variant} {row.case.op}"
+
+
+def collective_key(row: Row) -> str:
+    return f"{row.case.op} {row.case.size('group')}"
+
+
+def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.bool_]]:
+    """Predicted times, NaN where no curve is, and whether a row lies outside the measured range. [s]"""
+    time_s, outside = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
+    predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
+        "gemm": (curves.gemm, lambda r: r.case.dtype, _gemm_times),
+        "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, _grouped_times),
+        "attention": (curves.attention, attention_key, _attention_times),
+        "memory_bound": (curves.memory_bound, memory_key, _stream_times),
+        "compiled": (curves.memory_bound, memory_key, _stream_times),
+        "collective": (curves.collective, collective_key, _collective_times),
+    }
+    for family, (found, key, times) in predictors.items():
+        for name, fitted in found.items():
+            at = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name]
+            if at:
+                chosen = [rows[i] for i in at]
+                time_s[at] = times(chosen, fitted.form, curves.num_sms)
+                outside[at] = _outside(chosen, fitted.ranges)
+    return time_s, outside
+
+
+def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[list[Row]], Any]) -> dict[str, Fitted]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return {name: fit(found) for name, found in sorted(groups.items()) if len(found) >= MIN_POINTS}
+
+
+def _fitted(rows: Sequence[Row], form: Any, times: FloatN, names: Sequence[str]) -> Fitted:
+    error = np.abs(times / _measured(rows) - 1)
+    ranges = {n: (float(v.min()), float(v.max())) for n in names if (v := _column(rows, n)).size}
+    return Fitted(form, len(rows), float(np.median(error)), float(np.quantile(error, 0.9)), ranges)
+
+
+def _outside(rows: Sequence[Row], ranges: dict[str, tuple[float, float]]) -> NDArray[np.bool_]:
+    outside = np.zeros(len(rows), bool)
+    for name, (low, high) in ranges.items():
+        values = _column(rows, name)
+        outside |= (values < low) | (values > high)
+    return outside
+
+
+def _measured(rows: Sequence[Row]) -> FloatN:
+    return np.array([r.sample.median_s for r in rows])
+
+
+def _column(rows: Sequence[Row], name: str) -> FloatN:
+    """A number of each row's shape; of an expert load, ``tokens`` and ``groups`` are derived."""
+    if name in ("tokens", "groups") and rows and "loads" in rows[0].case.shape:
+        loads = _loads(rows)
+        return loads.sum(axis=1) if name == "tokens" else _groups(rows)
+    return np.array([float(r.case.shape.get(name, 0)) for r in rows])
+
+
+def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rounds: int = 60) -> tuple[FloatN, float]:
+    """Least squares in the logarithms of positive parameters, outliers damped, drawn weakly to their start."""
+    origin = np.log(np.array(start, dtype=np.float64))
+
+    def with_prior(x: FloatN) -> FloatN:
+        return np.concatenate([residual(np.exp(x)), 0.01 * (x - origin)])
+
+    bounds = (origin - 4.0, origin + 4.0)
+    found = least_squares(with_prior, origin, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=rounds, bounds=bounds)
+    return np.exp(found.x), float(found.cost)
+
+
+def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
+    m, n, k = (_column(rows, x) for x in "mnk")
+    return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms)
+
+
+def _fit_gemm(rows: Sequence[Row], num_sms: int) -> Fitted:
+    measured = _measured(rows)
+    m, n, k = (_column(rows, x) for x in "mnk")
+    best = float(np.quantile(2 * m * n * k / measured, 0.99))
+    moved = float(np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + 2 * m * n) / measured, 0.99))
+
+    def form(x: FloatN) -> GemmForm:
+        tiles = tuple((a, b, float(rate)) for (a, b), rate in zip(TILES, x[6:], strict=True))
+        return GemmForm(tiles, *(float(v) for v in x[:4]), split_bytes=float(x[4]), split_s=float(x[5]))
+
+    start = [200.0, 0.8 * float(measured.min()), moved, 3.0, 4.0, 1.5e-6, *(best * 1.1 * s for s in TILE_SHARES)]
+    x, _ = _robust(lambda p: np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
+    return _fitted(rows, form(x), _gemm_times(rows, form(x), num_sms), "mnk")
+
+
+def _loads(rows: Sequence[Row]) -> FloatN:
+    loads = [[float(x) for x in str(r.case.shape["loads"]).split(",")] for r in rows]
+    padded = np.zeros((len(rows), max(map(len, loads))))
+    for i, load in enumerate(loads):
+        padded[i, : len(load)] = load
+    return padded
+
+
+def _groups(rows: Sequence[Row]) -> FloatN:
+    return np.array([str(r.case.shape["loads"]).count(",") + 1.0 for r in rows])
+
+
+def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
+    layout = np.array([LAYOUT[r.case.op] for r in rows])
+    loads = _loads(rows) if loads is None else loads
+    return grouped_gemm_s(loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows))
+
+
+def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
+    measured, loads = _measured(rows), _loads(rows)
+    best = float(np.quantile(2 * loads.sum(axis=1) * _column(rows, "n") * _column(rows, "k") / measured, 0.99))
+    names = [f.name for f in fields(GroupedForm) if isinstance(f.default, float)]
+    start = [0.75 * best, 1.1 * best, 200.0, 200.0, 8e-6, 1e-7, 4e12, 2.7]
+
+    def form(x: FloatN) -> GroupedForm:
+        return GroupedForm(**dict(zip(names, map(float, x), strict=True)))
+
+    x, _ = _robust(lambda p: np.log(_grouped_times(rows, form(p), num_sms, loads) / measured), start)
+    return _fitted(rows, form(x), _grouped_times(rows, form(x), num_sms, loads), ("tokens", "groups", "n", "k"))
+
+
+ATTENTION_SIZES = ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
+
+
+def _attention_times(rows: Sequence[Row], form: AttentionForm, num_sms: int, sizes: Any = None) -> FloatN:
+    sizes = [_column(rows, x) for x in ATTENTION_SIZES] if sizes is None else sizes
+    return attention_s(*sizes, form, backward=rows[0].case.op == "bwd")
+
+
+def _fit_attention(rows: Sequence[Row], num_sms: int) -> Fitted:
+    """The block and the slots are whole numbers: tried one after the other, the best kept."""
+    measured = _measured(rows)
+    sizes = [_column(rows, x) for x in ATTENTION_SIZES]
+    b, hq, _, q, kv, _, _, causal = sizes
+    per_pair = float(np.median(measured / (b * hq * q * kv / np.where(causal > 0, 2, 1))))
+    best: tuple[float, AttentionForm] | None = None
+    for slots in (num_sms // 2, num_sms, 2 * num_sms):
+        for block in (128, 192, 256):
+
+            def form(x: FloatN, block: int = block, slots: int = slots) -> AttentionForm:
+                return AttentionForm(block, slots, *(float(v) for v in x))
+
+            start = [per_pair * block * 128 * slots, 8e-6, 1.0, 0.7, 1.0, 6e12]
+            x, cost = _robust(lambda p, form=form: np.log(_attention_times(rows, form(p), num_sms, sizes) / measured),  # type: ignore[misc]
+                              start, rounds=30)  # fmt: skip
+            if best is None or cost < best[0]:
+                best = cost, form(x)
+    assert best is not None
+    return _fitted(rows, best[1], _attention_times(rows, best[1], num_sms), ("q", "kv"))
+
+
+def _stream_columns(rows: Sequence[Row]) -> FloatN:
+    """Elements, rows and columns of each case."""
+    shape = rows[0].case.shape
+    if "params" in shape:
+        return np.stack([_column(rows, "params"), _column(rows, "tensors"), np.zeros(len(rows))])
+    tokens, width = _column(rows, "tokens"), _column(rows, "width")
+    return np.stack([tokens * width, tokens, width])
+
+
+def _stream_times(rows: Sequence[Row], form: StreamForm, num_sms: int) -> FloatN:
+    return stream_s(*_stream_columns(rows), form)
+
+
+def _fit_stream(rows: Sequence[Row]) -> Fitted:
+    """Non-negative least squares of relative errors, reweighted to the sum of absolute ones."""
+    measured = _measured(rows)
+    features = np.vstack([np.ones(len(rows)), _stream_columns(rows)]).T / measured[:, None]
+    scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)
+    weight = np.ones(len(rows))
+    for _ in range(30):
+        x = nnls(features / scale * weight[:, None], weight)[0] / scale
+        weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
+    moved = bytes_per_element(rows[0].case.op, rows[0].case.variant)
+    form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30), float(x[2]), float(x[3]))
+    names = ("params",) if "params" in rows[0].case.shape else ("tokens", "width")
+    return _fitted(rows, form, _stream_times(rows, form, 0), names)
+
+
+def _collective_times(rows: Sequence[Row], form: CollectiveForm, num_sms: int) -> FloatN:
+    return collective_s(_column(rows, "bytes"), rows[0].case.op, form)
+
+
+def _fit_collective(rows: Sequence[Row]) -> Fitted:
+    """Three protocols; of several starting points of the search the best is kept."""
+    measured, size = _measured(rows), _column(rows, "bytes")
+    op, group = rows[0].case.op, rows[0].case.size("group")
+    fast = float(np.max(size / measured)) * bus_share(op, group)
+    least = float(measured.min())
+    best: tuple[float, CollectiveForm] | None = None
+
+    def form(x: FloatN) -> CollectiveForm:
+        pairs = sorted(zip(map(float, x[:3]), map(float, x[3:]), strict=True))
+        return CollectiveForm(tuple(pairs), group)
+
+    for middle, late in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0)):
+        start = [least, least * middle, least * late, fast / 8, fast / 2.7, fast * 0.98]
+        x, cost = _robust(lambda p: np.log(_collective_times(rows, form(p), 0) / measured), start)
+        if best is None or cost < best[0]:
+            best = cost, form(x)
+    assert best is not None
+    return _fitted(rows, best[1], _collective_times(rows, best[1], 0), ("bytes",))
+
+
+def _sustained(rows: Sequence[Row]) -> dict[str, float]:
+    """Per op and format: the median over shapes of burst over sustained time, alone and between memory-bound ops."""
+    burst = {(r.case.op, r.case.dtype, r.case.shape_text): r.sample.median_s for r in rows if r.case.variant == "burst"}
+    ratios: dict[str, list[float]] = {}
+    for r in rows:
+        key = r.case.op, r.case.dtype, r.case.shape_text
+        if r.case.variant != "burst" and key in burst:
+            name = f"{r.case.op} {r.case.dtype} {'alone' if r.case.variant == '2s' else r.case.variant}"
+            ratios.setdefault(name, []).append(burst[key] / r.sample.median_s)
+    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
+
+
+def _copies(rows: Sequence[Row]) -> dict[str, float]:
+    """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
+    found: dict[str, float] = {}
+    for r in sorted(rows, key=lambda r: r.case.size("bytes")):
+        factor = 2 if r.case.op in ("device_copy", "h2d_d2h") else 1
+        found[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
+    return found
+
+
+def _overlaps(rows: Sequence[Row]) -> dict[str, float]:
+    """Median over sizes of the time beside the other over the time alone."""
+    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
+    ratios: dict[str, list[float]] = {}
+    for (op, shape, variant), time_s in times.items():
+        alone = times.get((op, shape, variant.replace("overlapped", "alone")))
+        if "overlapped" in variant and alone:
+            ratios.setdefault(f"{op} {variant.replace('_overlapped', '')}", []).append(time_s / alone)
+    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
