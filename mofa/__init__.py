@@ -1,1 +1,44 @@
-"""mofa: plans the training of large language models."""
+"""mofa: predicts the time, memory and cost of training large language models and finds the best parallel plan.
+
+>>> import mofa
+>>> job = mofa.load_workload("llama3-8b")
+>>> machines = mofa.load_cluster("h100-hgx", 8)
+>>> mofa.estimate(job, machines, "tp=2 recompute=full").memory.fits
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
+    from mofa.search.find import Search, estimate, find_plans
+    from mofa.search.result import Plan, PlanReport
+    from mofa.specs.load import load_cluster, load_framework, load_runs, load_workload, resolve_run
+    from mofa.specs.strategy import StrategySpec
+
+__version__ = "0.1.0"
+__all__ = [
+    "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
+    "estimate", "find_plans", "load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run",
+]  # fmt: skip
+
+_HOME = {
+    **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
+    **dict.fromkeys(("Search", "estimate", "find_plans"), "mofa.search.find"),
+    **dict.fromkeys(("Plan", "PlanReport"), "mofa.search.result"),
+    **dict.fromkeys(
+        ("load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run"), "mofa.specs.load"
+    ),
+    "StrategySpec": "mofa.specs.strategy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``mofa --help`` stays quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module mofa has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

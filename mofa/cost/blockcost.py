@@ -13,7 +13,7 @@ from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.frameworks.recompute import recompute_of
+from mofa.blocks.frameworks.recompute import modes as recompute_of
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops
 from mofa.cost.liveness import BlockMemory, block_memory
@@ -93,12 +93,14 @@ def block_context(
     top_k = model.moe.top_k if model.moe else 0
     time_ratio, memory_ratio = loads.ratios(table.ep)
     remote = np.ones(len(table))
-    element = 2
+    element, gemm_format = 2, workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params != "bf16":
-        element = 4
+        element, gemm_format = 4, "fp32"
+    # torchtitan's training never sets the rotate method: it always gathers keys and values
+    ring = (table.cp_kind == 0) & (framework.name != "torchtitan")
     return Context(
-        model=model, framework=framework, gemm_format=workload.precision.gemm, seq_len=workload.batch.seq_len,
-        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=table.cp_kind == 0, ep=f["ep"], etp=f["etp"],
+        model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
+        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=ring, ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=groups["fsdp"].size.astype(float), efsdp=groups["efsdp"].size.astype(float),
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=time_ratio,
         remote_nodes=remote, accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,

@@ -177,7 +177,7 @@ def make_rows(
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
-    where = np.array([modes.index(base_mode(spec)) for spec in table.recompute_modes])
+    where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m)
     groups = {
         name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()

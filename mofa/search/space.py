@@ -98,7 +98,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     schedules = ("1f1b", "interleaved")
     return Space(
         tp=powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus)), cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
-        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(0,), recompute=tuple(modes),
+        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(1 if framework.name == "torchtitan" else 0,), recompute=tuple(modes),
         schedule=schedules, sp=None, zero=None,
     )  # fmt: skip
 

@@ -1,0 +1,66 @@
+"""Model FLOPs of a training step: what the mathematics needs, recomputation and padding not counted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params, mtp_params
+
+FlopsConvention = Literal["causal", "full"]
+
+
+def matmul_params(model: ModelSpec) -> float:
+    """Parameters that multiply each token: active experts alone, the head but not the embedding. [params]
+
+    The router counts; norms and biases, which add or scale, are so few that they are counted as well. Multi-token
+    prediction counts its layer and its pass through the head, because it is trained.
+    """
+    total = 0.0
+    for i in range(model.num_layers):
+        total += _active(model, i)
+    total += model.vocab * model.hidden
+    if model.num_mtp_layers:
+        p = mtp_params(model)
+        routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else float(p.routed)
+        total += model.num_mtp_layers * (p.total - p.routed + routed + model.vocab * model.hidden)
+    return total
+
+
+def _active(model: ModelSpec, layer: int) -> float:
+    p = layer_params(model, model.is_moe_layer(layer))
+    routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else 0.0
+    return p.total - p.routed + routed
+
+
+def attention_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention) -> float:
+    """Forward FLOPs of all attention layers per token: two products over the positions a token attends to. [FLOP]
+
+    ``causal`` counts the half that the mask leaves (the exact ``(s + 1) / 2`` positions on average), ``full`` all s
+    positions. A window limits both.
+    """
+    a = model.attention
+    per_position = 2.0 * a.num_heads * (a.d_qk + a.d_v)
+    total = 0.0
+    for i in range(model.num_layers + model.num_mtp_layers):
+        windowed = model.is_windowed_layer(min(i, model.num_layers - 1))
+        window = a.window if windowed else None
+        if window is None or window >= seq_len:
+            positions = (seq_len + 1) / 2 if convention == "causal" else float(seq_len)
+        else:
+            positions = (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
+            if convention == "full":
+                positions = float(window)
+        total += per_position * positions
+    return total
+
+
+def model_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention = "causal") -> float:
+    """FLOPs per token forward and backward: ``6 N + 3 x`` attention. [FLOP]
+
+    References
+    ----------
+    Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B, with attention halved by the causal mask where the
+    convention is ``causal``.
+    """
+    return 6.0 * matmul_params(model) + 3.0 * attention_flops_per_token(model, seq_len, convention)

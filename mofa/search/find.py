@@ -1,0 +1,398 @@
+"""Find the best plans: enumerate, mask, cost what is legal, keep what fits, rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import Breakdown
+from mofa.cost.estimate import estimate_table
+from mofa.cost.flops import FlopsConvention, model_flops_per_token
+from mofa.cost.loads import RoutingLoads
+from mofa.cost.stages import split_layers
+from mofa.errors import SpecError
+from mofa.routing.load import routing_loads
+from mofa.search.feasible import CHECKS, Job, check
+from mofa.search.minimum import smallest_number_of_gpus
+from mofa.search.plan import make_plan, margin_bytes
+from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
+from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Progress = Callable[[int, int], None]
+COST_AT_ONCE = 50_000
+
+
+@dataclass(frozen=True)
+class Costed:
+    """The rows of a table that were costed: their position in it and what they cost. (n,)"""
+
+    rows: NDArray[np.intp]
+    table: StrategyTable
+    step_s: NDArray[np.float64]
+    device_bytes: NDArray[np.float64]
+    allocated_bytes: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: NDArray[np.intp], costed: Breakdown) -> Costed:
+        """The columns of a breakdown that ranking needs."""
+        return cls(rows, costed.table, costed.step_s, costed.device_bytes, costed.allocated_bytes)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: its report, and the table behind it."""
+
+    report: PlanReport
+    costed: Costed
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    reasons: NDArray[np.int64]
+
+    def table(self) -> pd.DataFrame:
+        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits."""
+        import pandas as pd
+
+        c = self.costed
+        t = c.table
+        tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
+        peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.gemm].value
+        flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
+        rate = tokens / c.step_s / self.cluster.num_gpus
+        names = np.array([str(m) for m in t.recompute_modes], dtype=object)[t.recompute]
+        solved = t.recompute_layers >= 0
+        names[solved] = [f"full:{n}" for n in t.recompute_layers[solved]]
+        return pd.DataFrame(
+            {
+                **{name: getattr(t, name) for name in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")},
+                "cp_kind": np.where(t.cp_kind == 0, "ring", "allgather"),
+                "zero": t.zero,
+                "recompute": names,
+                "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "step_s": c.step_s,
+                "tokens_per_s_per_gpu": rate,
+                "mfu": rate * flops / peak,
+                "allocated_bytes": c.allocated_bytes,
+                "device_bytes": c.device_bytes,
+                "fits": self.reasons[c.rows] < 0,
+            }
+        )
+
+
+def find_plans(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    *,
+    framework: FrameworkSpec | None = None,
+    top: int = 10,
+    fix: Mapping[str, object] | None = None,
+    maximum: Mapping[str, int] | None = None,
+    with_: Sequence[str] = (),
+    without: Sequence[str] = (),
+    flops_convention: FlopsConvention = "causal",
+    progress: Progress | None = None,
+) -> Search:
+    """The best strategies of a workload on a cluster.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the machines, the framework; the workload's own or ``megatron`` where absent.
+    top
+        How many plans to return.
+    fix, maximum
+        Columns with one value; upper bounds of degrees.
+    with_, without
+        What may change numerics or is left out by default; what is not to be searched.
+    flops_convention
+        Whether TFLOP/s and MFU halve causal attention.
+    progress
+        Told rows done and rows in all.
+
+    Raises
+    ------
+    SpecError
+        If a constraint is unknown or leaves nothing to search.
+
+    Notes
+    -----
+    The objective is tokens per second and GPU at the fixed global batch; among equals the smaller memory wins.
+    """
+    started = time.perf_counter()
+    if framework is None:
+        from mofa.specs.load import load_framework
+
+        framework = load_framework(workload.framework or "megatron")
+    fix, maximum = dict(fix or {}), dict(maximum or {})
+    workload, framework = with_numerics(workload, cluster, framework, with_)
+    job = Job(workload, cluster, framework)
+    space = constrain(
+        default_space(workload, cluster, framework), fix=fix, maximum=maximum, with_=with_, without=without
+    )
+    if "dp" in fix:
+        space = _with_dp(space, cluster, fix["dp"])
+    search = _search(job, space, progress)
+    table, costed, reason, short = search
+    best = _rank(costed, reason, top)
+    loads = loads_of(workload, table)
+    plans = tuple(make_plan(workload, cluster, framework, costed.table.take(np.array([i])), loads, flops_convention)
+                  for i in best)  # fmt: skip
+    min_gpus, note = None, None
+    if not plans:
+        min_gpus, note = smallest_number_of_gpus(job, space)
+    names = [*(c.reason for c in CHECKS), "needless", "memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B"]
+    rejected, nearest = {}, {}
+    for i, name in enumerate(names):
+        rows = np.flatnonzero(reason == i)
+        if len(rows):
+            rejected[name] = len(rows)
+            closest = rows[np.argmin(short[rows])]
+            nearest[name] = NearestMiss(
+                strategy=_as_strategy(table, int(closest), framework), short_by=float(short[closest]), unit=units[i]
+            )
+    report = PlanReport(
+        workload=WorkloadSummary.of(workload),
+        cluster=ClusterSummary.of(cluster),
+        framework=FrameworkSummary.of(framework),
+        space=len(table),
+        searched=len(costed.rows),
+        rejected=rejected,
+        nearest_miss=nearest,
+        min_gpus=min_gpus,
+        min_gpus_note=note,
+        elapsed_s=time.perf_counter() - started,
+        plans=plans,
+        defaults=_defaults(workload, framework, fix, flops_convention),
+    )
+    return Search(report, costed, workload, cluster, framework, reason)
+
+
+def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec):  # type: ignore[no-untyped-def]
+    one = table.take(np.array([i]))
+    if int(one.dp[0]) < 1:
+        one = replace(one, dp=np.maximum(one.dp, 1))
+    if int(one.recompute_layers[0]) == SOLVED:
+        one = replace(one, recompute_layers=np.array([-1]))
+    return one.row(0, framework.name)
+
+
+def with_numerics(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
+) -> tuple[WorkloadSpec, FrameworkSpec]:
+    """The workload and framework with what ``--with`` names: number formats, the dispatcher.
+
+    Raises
+    ------
+    SpecError
+        If the GPU or the framework does not have it.
+    """
+    precision = workload.precision
+    if "fp8" in words:
+        precision = precision.model_copy(update={"gemm": "fp8"})
+    if "bf16_moments" in words:
+        precision = precision.model_copy(update={"moments": "bf16"})
+    if precision.gemm not in cluster.gpu.peak_flops_per_s:
+        raise SpecError(
+            f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16"
+        )
+    if precision.gemm == "fp8" and framework.name != "megatron":
+        raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
+    if "deepep" in words:
+        if workload.model.moe is None or framework.name == "megatron-local":
+            raise SpecError(f"--with deepep: needs experts and megatron or torchtitan, not {framework.name}")
+        framework = framework.model_copy(update={"dispatcher": "deepep"})
+    if "zbv" in words and framework.name != "torchtitan":
+        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}")
+    return workload.model_copy(update={"precision": precision}), framework
+
+
+def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
+    """The routing load of every expert-parallel degree of a table."""
+    if workload.model.moe is None:
+        return RoutingLoads({}, {})
+    degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
+    return routing_loads(workload.routing, workload.model, degrees, workload.batch.seq_len)
+
+
+def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
+    if not isinstance(dp, int) or cluster.num_gpus % dp:
+        raise SpecError(f"--fix: dp ({dp}) must divide gpus ({cluster.num_gpus}); change dp")
+    rest = cluster.num_gpus // dp
+    fits = tuple(p for p in space.pp if rest % p == 0)
+    tp = tuple(t for t in space.tp if rest % t == 0)
+    cp = tuple(c for c in space.cp if rest % c == 0)
+    if not (fits and tp and cp):
+        raise SpecError(f"--fix: dp ({dp}) leaves no tp x cp x pp = {rest}; change dp")
+    return replace(space, pp=fits, tp=tp, cp=cp)
+
+
+def _search(
+    job: Job, space: Space, progress: Progress | None
+) -> tuple[StrategyTable, Costed, NDArray[np.int64], NDArray[np.float64]]:
+    """Enumerate, mask, cost; the table, what was costed, each row's reason (-1: fits) and how far it missed."""
+    table = product(space, job.workload, job.cluster, job.framework)
+    if len(table) == 0:
+        raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
+    verdict = check(job, table)
+    reason, short = verdict.reason, verdict.short
+    needless, memory = len(CHECKS), len(CHECKS) + 1
+    limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
+    loads = loads_of(job.workload, table)
+    legal = np.flatnonzero((reason < 0) & (table.recompute_layers != SOLVED))
+    open_ = np.flatnonzero((reason < 0) & (table.recompute_layers == SOLVED))
+    total = len(legal) + len(open_)
+    parts = _cost(job, table, legal, loads, progress, 0, total)
+    device = np.full(len(table), np.nan)
+    for part in parts:
+        device[part.rows] = part.device_bytes
+        over = part.device_bytes - limit
+        bad = over > 0
+        reason[part.rows[bad]] = memory
+        short[part.rows[bad]] = over[bad]
+    solved, table = _solve_layers(job, space, table, open_, device, limit, reason, short, (needless, memory))
+    done = len(legal)
+    for part in _cost(job, table, solved, loads, progress, done, total):
+        parts.append(part)
+        over = part.device_bytes - limit
+        bad = over > 0
+        reason[part.rows[bad]] = memory
+        short[part.rows[bad]] = over[bad]
+    costed = _joined(parts, table)
+    return table, costed, reason, short
+
+
+def _solve_layers(
+    job: Job, space: Space, table: StrategyTable, rows: NDArray[np.intp], device: NDArray[np.float64], limit: float,
+    reason: NDArray[np.int64], short: NDArray[np.float64], codes: tuple[int, int],
+) -> tuple[NDArray[np.intp], StrategyTable]:  # fmt: skip
+    """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
+
+    Memory falls with every recomputed layer by about the same amount, so that the number follows from the two ends,
+    which were costed. Rows where none is needed, or all, say the same as those ends: needless.
+    """
+    needless, memory = codes
+    if len(rows) == 0:
+        return rows, table
+    kinds = [(spec.kind, n) for spec, n in space.recompute]
+    offset = kinds.index(("full", SOLVED))
+    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
+    whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    layers = table.recompute_layers.copy()
+    if plain is None or whole is None:
+        layers[rows] = 1
+        return rows, replace(table, recompute_layers=layers)
+    largest = np.zeros(len(rows), dtype=np.int64)
+    code = table.pp[rows] * 4096 + table.vpp[rows]
+    for value in np.unique(code):
+        same = code == value
+        i = rows[np.flatnonzero(same)[0]]
+        stages = split_layers(job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name)
+        largest[same] = stages.largest_chunk
+    excess, saved = device[plain] - limit, device[plain] - device[whole]
+    wanted = np.ceil(excess / np.maximum(saved, 1.0) * largest)
+    unneeded = excess <= 0
+    never = ~unneeded & (device[whole] > limit)
+    everything = ~unneeded & ~never & (wanted >= largest)
+    drop = unneeded | everything
+    reason[rows[drop]] = needless
+    short[rows[drop]] = np.where(unneeded, 1.0, 1.0)[drop]
+    reason[rows[never]] = memory
+    short[rows[never]] = (device[whole] - limit)[never]
+    keep = ~drop & ~never
+    layers[rows[keep]] = np.maximum(wanted[keep], 1).astype(np.int64)
+    return rows[keep], replace(table, recompute_layers=layers)
+
+
+def _cost(
+    job: Job, table: StrategyTable, rows: NDArray[np.intp], loads: RoutingLoads, progress: Progress | None, done: int,
+    total: int,
+) -> list[Costed]:  # fmt: skip
+    parts = []
+    for start in range(0, len(rows), COST_AT_ONCE):
+        some = rows[start : start + COST_AT_ONCE]
+        base = done + start
+
+        def tell(count: int, base: int = base) -> None:
+            if progress is not None:
+                progress(base + count, total)
+
+        costed = estimate_table(job.workload, job.cluster, job.framework, table.take(some), loads, progress=tell)
+        parts.append(Costed.of(some, costed))
+    return parts
+
+
+def _joined(parts: list[Costed], table: StrategyTable) -> Costed:
+    rows = np.concatenate([p.rows for p in parts]) if parts else np.zeros(0, dtype=np.intp)
+
+    def join(name: str) -> NDArray[np.float64]:
+        return np.concatenate([getattr(p, name) for p in parts]) if parts else np.zeros(0)
+
+    return Costed(rows, table.take(rows), join("step_s"), join("device_bytes"), join("allocated_bytes"))
+
+
+def _rank(costed: Costed, reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
+    """Positions in ``costed`` of the fastest rows that fit; among equal times the smaller memory, then the first."""
+    fits = np.flatnonzero(reason[costed.rows] < 0)
+    if len(fits) > 20 * top:
+        step = costed.step_s[fits]
+        fits = fits[step <= np.partition(step, 10 * top)[10 * top] * (1 + 1e-12)]
+    order = np.lexsort((costed.device_bytes[fits], np.round(costed.step_s[fits], 12)))
+    return fits[order[:top]]
+
+
+def _defaults(
+    workload: WorkloadSpec, framework: FrameworkSpec, fix: Mapping[str, object], convention: str
+) -> dict[str, str]:
+    return {
+        "framework": framework.name,
+        "objective": "tokens/s/GPU at the fixed global batch, ties by memory",
+        "gemm_format": workload.precision.gemm,
+        "routing": workload.routing.kind,
+        "flops_convention": convention,
+        **({"fixed": " ".join(f"{k}={v}" for k, v in fix.items())} if fix else {}),
+    }
+
+
+def estimate(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    strategy: object,
+    *,
+    framework: FrameworkSpec | None = None,
+    flops_convention: FlopsConvention = "causal",
+) -> Plan:
+    """Cost one strategy.
+
+    Parameters
+    ----------
+    strategy
+        A :class:`~mofa.specs.strategy.StrategySpec`, a mapping of its fields, or text such as ``"tp=4 pp=4"``; what
+        is missing takes the framework's default.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run it on these GPUs.
+    """
+    from mofa.search.single import one_row
+
+    if framework is None:
+        from mofa.specs.load import load_framework
+
+        framework = load_framework(workload.framework or "megatron")
+    workload, framework = with_numerics(workload, cluster, framework, ())
+    row = one_row(workload, cluster, framework, strategy)
+    return make_plan(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

@@ -1,0 +1,139 @@
+"""From costed rows to plans: the numbers of one strategy as the contract gives them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
+from mofa.cost.estimate import estimate_table
+from mofa.cost.flops import FlopsConvention, model_flops_per_token
+from mofa.cost.loads import RoutingLoads
+from mofa.cost.provenance import component_provenance
+from mofa.cost.topology import process_groups
+from mofa.search.result import Memory, Plan, StageMemory, Time
+from mofa.specs.base import Provenance
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+from mofa.units import SECONDS_PER_DAY
+
+MARGIN_FRACTION = 0.03
+"""Share of the capacity that a plan leaves free for what the model does not see; ``assumed`` until measured residuals
+replace it. [-]"""
+
+
+def margin_bytes(cluster: ClusterSpec) -> float:
+    """The margin of a cluster's GPUs. [B]"""
+    return MARGIN_FRACTION * cluster.gpu.usable_memory_bytes.value
+
+
+def make_plan(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    row: StrategyTable,
+    loads: RoutingLoads,
+    convention: FlopsConvention,
+) -> Plan:
+    """Cost one strategy (a table of one row) in detail."""
+    costed = estimate_table(workload, cluster, framework, row, loads, detail=True)
+    return _plan(workload, cluster, framework, row, costed, convention)
+
+
+def _plan(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
+    convention: FlopsConvention,
+) -> Plan:  # fmt: skip
+    exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
+    step_s = sum(exposed.values())
+    tokens = workload.batch.seq_len * workload.batch.global_batch
+    gpus = cluster.num_gpus
+    peak = cluster.gpu.peak_flops_per_s[workload.precision.gemm].value
+    per_token = model_flops_per_token(workload.model, workload.batch.seq_len, convention)
+    model_rate = per_token * tokens / step_s / gpus
+    extra = model_flops_per_token(workload.model, workload.batch.seq_len, "causal") * tokens
+    again = max(float(costed.hardware_flops[0]) - extra, 0.0) / step_s / gpus if _recomputes(row) else 0.0
+    return Plan(
+        strategy=row.row(0, framework.name),
+        step_s=step_s,
+        tokens_per_s_per_gpu=tokens / step_s / gpus,
+        tflops_per_gpu=model_rate / 1e12,
+        mfu=model_rate / peak,
+        hfu=(model_rate + again) / peak,
+        days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
+        memory=_memory(cluster, costed),
+        time=Time(
+            exposed=exposed,  # type: ignore[arg-type]
+            hidden={name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)},
+        ),
+        provenance=_provenance(workload, cluster, row, exposed),
+        costed_by="closed_form",
+        flops_convention=convention,
+        notes=_notes(workload, cluster, framework),
+    )
+
+
+def _recomputes(row: StrategyTable) -> bool:
+    return row.recompute_modes[int(row.recompute[0])].kind != "none"
+
+
+def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
+    capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
+    detail = costed.detail
+    assert detail is not None
+    stages = []
+    for r in range(detail.allocated_bytes.shape[1]):
+        parts = {name: float(detail.components_bytes[i, 0, r]) for i, name in enumerate(MEMORY_COMPONENTS)}
+        stages.append(
+            StageMemory(
+                stage=r,
+                num_layers=int(detail.layers[0, r]),
+                recomputed_layers=int(detail.recomputed_layers[0, r]),
+                in_flight_micro_batches=float(detail.in_flight[0, r]),
+                instant=costed.instants[int(detail.instant[0, r])],
+                allocated_bytes=float(detail.allocated_bytes[0, r]),
+                reserved_bytes=float(detail.reserved_bytes[0, r]),
+                device_bytes=float(detail.device_bytes[0, r]),
+                by_component=parts,
+            )
+        )
+    device = float(costed.device_bytes[0])
+    return Memory(
+        allocated_bytes=float(costed.allocated_bytes[0]),
+        reserved_bytes=float(costed.reserved_bytes[0]),
+        device_bytes=device,
+        margin_bytes=margin,
+        peak_bytes=device,
+        capacity_bytes=capacity,
+        fits=device + margin <= capacity,
+        by_component={name: float(costed.memory_bytes[i, 0]) for i, name in enumerate(MEMORY_COMPONENTS)},
+        by_stage=tuple(stages),
+    )
+
+
+def _provenance(
+    workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float]
+) -> dict[Provenance, float]:
+    groups = process_groups(row.tp, row.cp, row.pp, row.dp, row.ep, row.etp, cluster.node)
+    names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
+    crosses = {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
+    kinds = component_provenance(cluster, workload.precision.gemm, crosses)
+    total = sum(exposed.values())
+    out: dict[Provenance, float] = {}
+    for name, seconds in exposed.items():
+        if seconds > 0:
+            out[kinds[name]] = out.get(kinds[name], 0.0) + seconds / total
+    return out
+
+
+def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> tuple[str, ...]:
+    notes = [
+        f"memory margin of {MARGIN_FRACTION:.0%} of the capacity: assumed until measured residuals replace it",
+        f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
+        f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
+        "reserved memory: rounding of kept tensors and pools of other streams; fragmentation is not modelled",
+    ]
+    if workload.model.moe is not None:
+        notes.append(f"routing: {workload.routing.kind}")
+    return tuple(notes)
