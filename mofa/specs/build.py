@@ -90,9 +90,11 @@ def _sentence(cls: type[BaseModel], raw: object, problem: Mapping[str, Any], pre
                 return f"{place}.{text}"
             return f"{place}: {text}" if path else text
         return f"{place}: {text}"
-    shown = f" ({short(value)})" if not isinstance(value, (dict, list)) else ""
-    if kind in ("dict_type", "model_type") and value is None:
-        return f"{place} is empty; write its fields below it"
+    shown = f" ({short(repr(value))})" if not isinstance(value, (dict, list)) else ""
+    if value is None:
+        return f"{place} is empty; write its value, or leave the line out where it is optional"
+    if kind == "string_pattern_mismatch":
+        return f"{place}{shown} must match {context['pattern']}; use letters, digits, '.', '_' and '-'"
     what = _WHAT.get(kind) or problem["msg"].replace("Input should", "must").replace("'", "").lower()
     if kind == "literal_error":
         what = f"must be {str(context['expected']).replace(chr(39), '')}"
@@ -115,6 +117,8 @@ def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list
         if field is not None:
             last_owner = models
             owners = _flat(field.annotation)
+        elif len(owners) > 1 and _is_member(part, owners):
+            continue
         elif len(models) > 1 and any(_tag(m) == part for m in models):
             owners = [m for m in models if _tag(m) == part]
             last_owner = owners
@@ -122,7 +126,7 @@ def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list
         elif any(get_origin(t) is dict for t in owners):
             owners = [a for t in owners if get_origin(t) is dict for a in _flat(get_args(t)[1])]
         elif not models:
-            continue  # the name of a member of a union, or of a validator
+            continue  # the name of a validator
         else:
             last_owner = models
         path += f".{part}" if path else part
@@ -142,6 +146,11 @@ def _flat(*annotations: Any) -> list[Any]:
         else:
             out.append(annotation)
     return out
+
+
+def _is_member(part: str, owners: list[Any]) -> bool:
+    """Whether pydantic put this part into a path to name one member of a union."""
+    return "[" in part or part in {getattr(t, "__name__", "") for t in owners}
 
 
 def _tag(model: type[BaseModel]) -> object:

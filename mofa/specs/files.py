@@ -133,10 +133,10 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
         raise SpecError(f"{where}: {line}{short(error.problem or 'broken', 120)}; write valid YAML") from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError(f"{where}: {short(str(error), 120)}; write valid YAML") from None
+    except SpecError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        raise SpecError(f"{where}: holds a character, date or number that YAML cannot read; write valid YAML") from None
     return _unshared(value)
 
 

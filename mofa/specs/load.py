@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.build import build
+from mofa.specs.complete import complete_strategy
 from mofa.specs.files import (
     BundledKind,
     bundled,
@@ -22,7 +23,7 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
-from mofa.specs.overrides import check_strategy, override, parse_set, parse_strategy
+from mofa.specs.overrides import override, parse_set, parse_strategy
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
@@ -139,7 +140,9 @@ def _with_usable_memory_scaled(cluster: ClusterSpec, before: ClusterSpec) -> Clu
 
 
 def load_framework(
-    name_or_mapping: str | Mapping[str, object], overrides: Mapping[str, object] | None = None
+    name_or_mapping: str | Mapping[str, object],
+    overrides: Mapping[str, object] | None = None,
+    where: str = "framework",
 ) -> FrameworkSpec:
     """A framework's profile with the options of a run.
 
@@ -149,14 +152,16 @@ def load_framework(
         ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
     overrides
         Dotted paths below the framework, such as ``{"compile": True}``.
+    where
+        Begins error messages.
     """
     options = {"name": name_or_mapping} if isinstance(name_or_mapping, str) else dict(name_or_mapping)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise SpecError(f"framework: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
+        raise SpecError(f"{where}: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
     if name not in FRAMEWORK_NAMES:
-        raise SpecError(f"framework: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
-    where = f"framework {name}"
+        raise SpecError(f"{where}: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
+    where = f"{where} {name}"
     raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
     return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
 
@@ -200,7 +205,7 @@ def resolve_run(
         Folder that relative paths in the run start from, usually the run file's.
     """
     where = f"run {run.id}"
-    framework = load_framework(run.framework)
+    framework = load_framework(run.framework, where=f"{where}: framework")
     workload = WorkloadSpec(
         name=run.id,
         source=where,
@@ -252,66 +257,6 @@ def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
 def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
     # A run gives its own batch, so that a Hugging Face config needs none here.
     return load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1).model
-
-
-def complete_strategy(
-    raw: Mapping[str, object],
-    num_gpus: int,
-    framework: FrameworkSpec,
-    *,
-    moe: bool = False,
-    where: str = "strategy",
-) -> StrategySpec:
-    """A strategy with the framework's defaults for what it leaves out, and its dp.
-
-    Parameters
-    ----------
-    raw
-        Fields by name; ``recompute`` as text.
-    num_gpus
-        GPUs of the job; dp = num_gpus / (tp * cp * pp). [-]
-    framework
-        Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism (FSDP keeps
-        weights gathered under pp: 2, else 3); etp is tp in Megatron-Core, 1 in torchtitan; its recomputation.
-    moe
-        Whether the model has experts; a dense one has etp 1.
-    where
-        Begins error messages.
-
-    Examples
-    --------
-    >>> complete_strategy({"tp": 4, "pp": 4, "vpp": 5}, 64, load_framework("megatron")).dp
-    4
-    """
-    fields = {key: value for key, value in raw.items() if key != "framework"}
-    named = raw.get("framework")
-    if named is not None and named != framework.name:
-        raise SpecError(
-            f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
-        )
-    check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
-    given = StrategySpec(**cast("dict[str, Any]", fields))
-    replica = given.tp * given.cp * given.pp
-    if num_gpus % replica:
-        raise StrategyError(
-            f"{where}: gpus ({num_gpus}) must be a multiple of tp ({given.tp}) x cp ({given.cp}) x pp ({given.pp}) = "
-            f"{replica}; change one of them"
-        )
-    dp = num_gpus // replica
-    if "dp" in fields and given.dp != dp:
-        raise StrategyError(
-            f"{where}: dp ({given.dp}) must be gpus ({num_gpus}) / (tp x cp x pp = {replica}) = {dp}; leave it out"
-        )
-    fsdp_stage = 2 if given.pp > 1 else 3
-    stages = {"distributed-optimizer": 1, "ddp": 0, "fsdp": fsdp_stage, "hsdp": fsdp_stage}
-    defaults = {
-        "sp": given.tp > 1,
-        "etp": given.tp if moe and framework.name != "torchtitan" else 1,
-        "zero": stages[framework.data_parallel],
-        "recompute": framework.default_recompute,
-        "schedule": "interleaved" if given.vpp > 1 else "1f1b",
-    }
-    return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 
 
 def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:

@@ -29,9 +29,7 @@ class GqaSpec(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
-            )
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         return self
 
     @property
@@ -108,7 +106,9 @@ class MoeSpec(Spec):
         if self.num_experts % self.num_groups:
             raise ValueError(f"num_experts ({self.num_experts}) must be a multiple of num_groups ({self.num_groups})")
         if self.groups_per_token > self.num_groups:
-            raise ValueError(f"groups_per_token ({self.groups_per_token}) must be at most num_groups ({self.num_groups})")
+            raise ValueError(
+                f"groups_per_token ({self.groups_per_token}) must be at most num_groups ({self.num_groups})"
+            )
         return self
 
 
@@ -117,7 +117,7 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(min_length=3)
-    num_layers: Positive
+    num_layers: Positive = Field(le=10_000)
     hidden: Positive
     vocab: Positive
     tied_embeddings: bool = False
@@ -141,7 +141,9 @@ class ModelSpec(Spec):
         if self.mlp.ffn_hidden is None and self.num_dense_layers:
             raise ValueError(f"mlp.ffn_hidden is missing, and {self.num_dense_layers} layers are dense")
         if self.moe is not None and self.moe.first_k_dense > self.num_layers:
-            raise ValueError(f"moe.first_k_dense ({self.moe.first_k_dense}) must be at most num_layers ({self.num_layers})")
+            raise ValueError(
+                f"moe.first_k_dense ({self.moe.first_k_dense}) must be at most num_layers ({self.num_layers})"
+            )
         return self
 
     def is_moe_layer(self, layer: int) -> bool:
