@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -117,7 +117,7 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1, max_length=200)
     source: str = Field(min_length=3)
-    num_layers: Positive = Field(le=10_000)
+    num_layers: Annotated[int, Field(ge=1, le=10_000, strict=True)]
     hidden: Positive
     vocab: Positive
     tied_embeddings: bool = False
