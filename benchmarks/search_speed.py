@@ -1,0 +1,149 @@
+"""How fast mofa is on this machine, on one core: searches, one estimate, `mofa --help`. Numbers for people, no asserts.
+
+python benchmarks/search_speed.py           # what the project promises
+python benchmarks/search_speed.py --smoke   # that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "POLARS_MAX_THREADS"), "1"
+)
+os.environ.update(ONE_THREAD)  # before NumPy is imported
+ROOT = Path(__file__).resolve().parent.parent
+MOFA = (sys.executable, "-m", "mofa.cli.main")
+ESTIMATE = ("llama3-70b", "h100-hgx", 64, "tp=4 pp=4 vpp=5 micro_batch=1 recompute=selective")
+
+
+def machine() -> str:
+    """CPU, cores of this process, operating system, and the versions that matter."""
+    import numpy as np
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cpu}, {cores} cores; {platform.system()}; Python {platform.python_version()}, NumPy {np.__version__}"
+
+
+def one_core() -> None:
+    """Bind this process to one core, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def run(*command: str) -> tuple[float, int, str]:
+    """Run a command on one core: wall time [s], peak resident memory [B], standard output. Exit status 3 is fine."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    with tempfile.TemporaryFile() as out:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=env, preexec_fn=one_core)
+        _, status, usage = os.wait4(process.pid, 0)
+        took_s = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 3):
+            raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
+        out.seek(0)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return took_s, usage.ru_maxrss * unit, out.read().decode()
+
+
+def search(workload: str, cluster: str, gpus: int, repeat: int) -> None:
+    """One `mofa plan`: the fastest of a few runs, from process start to process end."""
+    runs = [run(*MOFA, "plan", workload, cluster, "--gpus", str(gpus), "--json") for _ in range(repeat)]
+    took_s, peak_bytes, text = min(runs)
+    report = json.loads(text)
+    print(
+        f"mofa plan {workload} {cluster} --gpus {gpus}: {took_s:.2f} s ({report['elapsed_s']:.2f} s of search), "
+        f"{report['space']:,} strategies, {report['searched']:,} fully costed, "
+        f"{report['searched'] / report['elapsed_s']:,.0f} costed/s, peak memory {peak_bytes / 2**20:,.0f} MiB"
+    )
+
+
+def costing(workload: str, cluster: str, gpus: int) -> None:
+    """Strategies per second of the cost model alone: legal rows of the default space, time and memory."""
+    import numpy as np
+
+    import mofa
+    from mofa.cost.estimate import estimate_table
+    from mofa.search.feasible import Job, check
+    from mofa.search.find import loads_of
+    from mofa.search.space import SOLVED, default_space, product
+
+    job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
+    framework = mofa.load_framework(job.framework or "megatron")
+    table = product(default_space(job, machines, framework), job, machines, framework)
+    legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
+    table = table.take(np.flatnonzero(legal))
+    loads = loads_of(job, table)
+    started = time.perf_counter()
+    estimate_table(job, machines, framework, table, loads)
+    took_s = time.perf_counter() - started
+    print(f"cost model alone: {len(table):,} strategies in {took_s:.2f} s, {len(table) / took_s:,.0f} strategies/s")
+
+
+def one_estimate(repeat: int) -> None:
+    """`mofa.estimate` once everything is loaded, and in a process that has costed nothing before."""
+    import mofa
+
+    workload, cluster, gpus, strategy = ESTIMATE
+    job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
+    framework = mofa.load_framework("megatron")
+    times = []
+    for _ in range(repeat + 1):
+        started = time.perf_counter()
+        mofa.estimate(job, machines, strategy, framework=framework)
+        times.append(time.perf_counter() - started)
+    first, *rest = times
+    print(
+        f"mofa.estimate {workload} {cluster} {gpus} GPUs, {strategy!r}: median {1e3 * statistics.median(rest):.1f} ms, "
+        f"slowest {1e3 * max(rest):.1f} ms of {len(rest)}; the first, with its imports, {1e3 * first:.0f} ms"
+    )
+
+
+def help_time(repeat: int) -> None:
+    """`mofa --help` from process start to process end."""
+    times = [run(*MOFA, "--help")[0] for _ in range(repeat)]
+    print(f"mofa --help: median {statistics.median(times):.2f} s of {repeat}")
+
+
+def main() -> None:
+    """Print one line per number."""
+    parser = argparse.ArgumentParser(description="Speed of mofa on one core of this machine.")
+    parser.add_argument("--smoke", action="store_true", help="small searches, once: only that it runs")
+    smoke = parser.parse_args().smoke
+    print(f"machine: {machine()}; one core, one BLAS thread", flush=True)
+    help_time(1 if smoke else 7)
+    if smoke:
+        search("llama3-8b", "h100-hgx", 8, repeat=1)
+        one_core()
+        costing("llama3-8b", "h100-hgx", 8)
+        one_estimate(3)
+    else:
+        for gpus in (2048, 16384):
+            search("deepseek-v3", "h800-hgx", gpus, repeat=2)
+        one_core()
+        costing("deepseek-v3", "h800-hgx", 2048)
+        one_estimate(50)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(f"peak memory of this process: {peak / 2**20:,.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
