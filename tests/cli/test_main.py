@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -211,7 +210,7 @@ def test_every_command_has_help(capsys: Captured) -> None:
         assert "Usage: mofa" in capsys.readouterr().out
 
 
-def test_help_is_quick_and_loads_nothing_heavy(cli: Cli) -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from mofa.cli.main import main; main(['--help']); "
         "bad = {'numpy', 'pandas', 'matplotlib', 'scipy', 'ortools', 'torch', 'pydantic', 'yaml'} & set(sys.modules); "
@@ -219,12 +218,6 @@ def test_help_is_quick_and_loads_nothing_heavy(cli: Cli) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() in ("[]", "['pydantic']")  # typer itself may load pydantic
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        assert cli("--help").returncode == 0
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.5
 
 
 def test_version(cli: Cli) -> None:
