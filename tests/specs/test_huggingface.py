@@ -82,7 +82,7 @@ def test_config_is_the_bundled_model(name: str, config: Config) -> None:
     ("config", "released"),
     [
         # Mistral-7B-v0.1, 7,241,732,096; Qwen2.5-7B, 7,615,616,512; Qwen3-8B, 8,190,735,360; Qwen1.5-MoE-A2.7B,
-        # 14,315,784,192 (https://huggingface.co/api/models/NAME, safetensors.total).
+        # 14,315,784,192 (huggingface.co/api/models/NAME, safetensors.total; from memory of those pages, not fetched).
         (
             _config(
                 "MistralForCausalLM", "mistral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8, sliding_window=4096

@@ -17,8 +17,9 @@ def _count(*shapes: Shape) -> int:
 
 
 RELEASED = {
-    # Tensors of the released safetensors, as huggingface.co shows them beside the model
-    # (https://huggingface.co/api/models/NAME, field safetensors.total), without multi-token prediction.
+    # Published tensor counts of the released checkpoints (huggingface.co/api/models/NAME, safetensors.total), without
+    # multi-token prediction; written down from memory of those pages, not fetched. Mixtral-8x22B: Instruct-v0.1,
+    # whose vocabulary is 32768. Lists of shapes by hand are below.
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
