@@ -1,1 +1,1 @@
-"""routing of mofa."""
+"""Uneven routing of tokens to experts: what load the ranks get."""
