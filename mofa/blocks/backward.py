@@ -156,9 +156,12 @@ class _Differentiator:
         if self.grads[name] == given:
             return
         total = self._gradient(f"{given}=sum", name)
+        # an absent op passes its input's gradient on, unless its output is a branch that has no bytes there
+        branch = sum((np.asarray(self.forward.tensors[w].bytes, dtype=float) for w in op.writes), np.zeros(1))
+        gives = np.logical_or(op.present, branch > 0) if op.present is not True else True
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * self.tensors[total].bytes),
-               reads=(self.grads[name], given), writes=(total,))
+               reads=(self.grads[name], given), writes=(total,), present=gives)
         )  # fmt: skip
         self.grads[name] = total
 
@@ -178,7 +181,7 @@ class _Differentiator:
         saved = tuple(self._saved(op, s) for s in op.saves)
         targets = self._differentiable(op)
         if not targets:
-            if op.back is not None and op.back.launches:
+            if op.back is not None and np.any(op.back.launches):
                 self._weight_only(op, dys, saved)
             return
         given = tuple(self._give(op, t) for t in targets)
@@ -212,7 +215,7 @@ class _Differentiator:
                 Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream)
             )  # fmt: skip
-        elif back is None or not back.launches:
+        elif back is None or not np.any(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:

@@ -133,7 +133,7 @@ class Back:
     """
 
     bytes: FloatK = 0.0
-    launches: int = 1
+    launches: FloatK = 1
     scratch: FloatK = 0.0
     work: Work | None = None
     """Backward work of another kind than the forward's, such as the all-reduce behind a column-parallel linear."""
@@ -160,7 +160,7 @@ class Op:
     writes: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     scratch: FloatK = 0.0
-    launches: int = 1
+    launches: FloatK = 1
     present: BoolK = True
     view: BoolK = False
     stream: str = "compute"
@@ -169,7 +169,7 @@ class Op:
     weight: str = ""
     weight_bytes: FloatK = 0.0
     weight_params: FloatK = 0.0
-    num_weights: int = 1
+    num_weights: FloatK = 1
     accumulate_bytes_per_param: float = 0.0
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()

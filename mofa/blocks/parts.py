@@ -10,7 +10,7 @@ from mofa.blocks.op import Attention, Back, Collective, Family, FloatK, Gemm, Op
 
 def stream(
     b: TapeBuilder, name: str, reads: tuple[str, ...], out: str, *, bytes_: FloatK, saves: tuple[str, ...] = (),
-    back_bytes: FloatK = 0.0, back_launches: int = 1, launches: int = 1, scratch: FloatK = 0.0,
+    back_bytes: FloatK = 0.0, back_launches: FloatK = 1, launches: FloatK = 1, scratch: FloatK = 0.0,
     back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0,
 ) -> str:  # fmt: skip
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""

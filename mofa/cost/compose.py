@@ -138,6 +138,7 @@ class Rows:
     base: NDArray[np.intp]
     full: int
     layers: LayerArrays
+    mtp: LayerArrays | None
     layout: Layout
     num_micro_batches: IntN
     groups: dict[str, Group]
@@ -147,6 +148,20 @@ class Rows:
     def gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
         """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
         return grid[self.base, self.k], grid[self.full, self.k]
+
+    def of_mtp(self, name: str) -> ArrayN | None:
+        """A quantity of one multi-token-prediction layer, None without: (n, ...).
+
+        Megatron recomputes it whole only under uniform full recomputation; the block method skips it
+        (multi_token_prediction.py).
+        """
+        if self.mtp is None:
+            return None
+        uniform = (self.table.recompute_layers < 0) & np.array(
+            [spec.kind == "full" for spec in self.table.recompute_modes]
+        )[self.table.recompute]
+        mode = np.where(uniform, self.full, self.base)
+        return np.asarray(getattr(self.mtp, name)[mode, self.k, 0])
 
     def over_stages(self, grid: ArrayN) -> ArrayN:
         """A per-layer quantity summed over the layers of each stage. (n, pp)"""
@@ -166,13 +181,13 @@ class Rows:
         depth = self.workload.model.num_mtp_layers
         tail = head[self.k] * (1 + depth)
         if mtp is not None:
-            tail = tail + depth * mtp[self.k]
+            tail = tail + depth * mtp
         return first[self.k][:, None] * self.is_first + tail[:, None] * self.is_head
 
 
 def make_rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: Costs,
-    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays,
+    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays, mtp: LayerArrays | None,
     modes: list[RecomputeSpec],
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need."""
@@ -191,7 +206,7 @@ def make_rows(
     static = static_bytes(workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None])
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        modes.index(FULL) if FULL in modes else 0, layers, lay, m, groups, shards, static,
+        modes.index(FULL) if FULL in modes else 0, layers, mtp, lay, m, groups, shards, static,
     )  # fmt: skip
 
 
@@ -252,14 +267,11 @@ def step_time(rows: Rows) -> StepTime:
     c, lay, table = rows.costs, rows.layout, rows.table
     n, pp = len(table), lay.stages.pp
     rowsel = np.arange(n)
-    mtp = None
-    if c.mtp is not None:
-        mtp = next(iter(c.mtp.values()))  # recomputation of the prediction layer is that of the base mode
     fwd = rows.over_stages(rows.layers.forward_s) + rows.ends(
-        c.embedding.forward.total, c.head.forward.total, mtp.forward.total if mtp else None
+        c.embedding.forward.total, c.head.forward.total, rows.of_mtp("forward_s")
     )
     bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
-        c.embedding.backward.total, c.head.backward.total, mtp.backward.total if mtp else None
+        c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
     )
     stage_s = fwd + bwd
     slowest = np.argmax(stage_s, axis=1)
@@ -277,10 +289,13 @@ def step_time(rows: Rows) -> StepTime:
     )
     at_first, at_head = rows.is_first[slowest], rows.is_head[slowest]
     depth = rows.workload.model.num_mtp_layers
-    for cost, weight in ((c.embedding, at_first), (c.head, at_head * (1 + depth)), (mtp, at_head * depth)):
-        if cost is not None:
-            per_batch += weight * (cost.forward.exposed + cost.backward.exposed)[:, rows.k]
-            per_batch_hidden += weight * (cost.forward.hidden + cost.backward.hidden)[:, rows.k]
+    for cost, weight in ((c.embedding, at_first), (c.head, at_head * (1 + depth))):
+        per_batch += weight * (cost.forward.exposed + cost.backward.exposed)[:, rows.k]
+        per_batch_hidden += weight * (cost.forward.hidden + cost.backward.hidden)[:, rows.k]
+    mtp_exposed, mtp_hidden = rows.of_mtp("exposed"), rows.of_mtp("hidden")
+    if mtp_exposed is not None and mtp_hidden is not None:
+        per_batch += at_head * depth * mtp_exposed.T
+        per_batch_hidden += at_head * depth * mtp_hidden.T
     for i, name in enumerate(EXPOSED):
         exposed[_T[name]] += m * per_batch[i]
     hidden += m * per_batch_hidden

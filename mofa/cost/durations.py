@@ -66,7 +66,7 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
 
         if key == "stream":
             moved = column("bytes")
-            launches = np.array([max(ops[i].launches, 1) for i in rows], dtype=float)[:, None]
+            launches = np.maximum(_stack([ops[i].launches for i in rows], num_k), 1.0)
             busy = (moved > 0) | (launches > 1)
             floor = gpu.curves.stream.floor_s.value
             out[rows] = np.where(busy, moved / stream_rate(gpu) + launches * floor, 0.0)
@@ -91,7 +91,7 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     host = machine.cluster.gpu.curves.host
     out = np.zeros((len(ops), machine.num_k))
     for i, op in enumerate(ops):
-        if isinstance(op.work, HostSync) or not op.launches:
+        if isinstance(op.work, HostSync) or not np.any(op.launches):
             continue
         each: ArrayK | float = host.eager_op_s.value
         if op.compiled:

@@ -36,13 +36,14 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
         shard = np.ones_like(shard)
     mixed = shard * table.cp > 1
     uniform = ~mixed & ((table.tp > 1) | (table.pp > 1))
-    piped = table.pp > 1
+    precision = np.where(mixed, 0, np.where(uniform, 1, 2))
+    # op-level recomputation keeps the outputs of collectives: whether there are any is not an array either
+    code = ((precision * 2 + (table.pp > 1)) * 2 + (table.tp > 1)) * 2 + (table.ep > 1)
     out = []
-    for precision, mask in (("mixed", mixed), ("uniform", uniform), ("autocast", ~mixed & ~uniform)):
-        for pipelined in (False, True):
-            chosen = np.flatnonzero(mask & (piped == pipelined))
-            if len(chosen):
-                out.append((chosen, Mode(precision, pipelined)))
+    for value in np.unique(code):
+        chosen = np.flatnonzero(code == value)
+        name = ("mixed", "uniform", "autocast")[int(precision[chosen[0]])]
+        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1))))
     return out
 
 
@@ -85,11 +86,12 @@ def estimate_table(
         costs = block_costs(workload, cluster, framework, part, loads, mode, drop)
         modes = list(costs.blocks)
         layers = LayerArrays.stack([costs.blocks[spec] for spec in modes])
+        mtp = LayerArrays.stack([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None
         for local, schedule in _groups(part):
             sub = part.take(local)
             stages = split_layers(workload.model, int(sub.pp[0]), int(sub.vpp[0]), framework.name, schedule)
             rows = make_rows(
-                workload, cluster, framework, sub, costs, costs.index[local], stages, schedule, mode, layers, modes
+                workload, cluster, framework, sub, costs, costs.index[local], stages, schedule, mode, layers, mtp, modes
             )
             out.put(chosen[local], rows, costs)
             done += len(local)
@@ -181,6 +183,6 @@ def hardware_flops(rows: Rows) -> NDArray[np.float64]:
     c, table = rows.costs, rows.table
     per_rank = rows.over_stages(rows.layers.flops) + rows.ends(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        None if c.mtp is None else next(iter(c.mtp.values())).forward_flops + next(iter(c.mtp.values())).backward_flops,
+        rows.of_mtp("flops"),
     )  # fmt: skip
     return np.asarray(per_rank.sum(axis=1) * rows.num_micro_batches * table.tp * table.cp * table.dp)

@@ -68,8 +68,8 @@ class _Lifetimes:
     def array(self, value: object) -> ArrayK:
         return np.broadcast_to(np.asarray(value, dtype=float), (self.num_k,))
 
-    def intervals(self, inputs: tuple[str, ...], end_of: dict[str, int]) -> list[_Interval]:
-        """Every allocation; ``inputs`` are alive from the start, ``end_of`` overrides deaths."""
+    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
+        """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
         shares: dict[str, tuple[str, NDArray[np.bool_]]] = {}
         for op in self.ops:
             flag = op.shares()
@@ -82,18 +82,6 @@ class _Lifetimes:
                     shares[w] = (op.reads[0], mask)
         death = {**self.death, **end_of}
         extension: dict[str, list[tuple[int, NDArray[np.bool_], str]]] = {}
-        storage: dict[str, ArrayK] = {}
-
-        def bytes_of(name: str) -> ArrayK:
-            """Bytes of the memory behind a name, its own or its source's."""
-            if name not in storage:
-                own = self.array(self.tensors[name].bytes)
-                if name in shares:
-                    source, mask = shares[name]
-                    own = np.where(mask, bytes_of(source), own)
-                storage[name] = own
-            return storage[name]
-
         # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
         for name in sorted(shares, key=lambda n: -self.birth[n]):
             source, mask = shares[name]
@@ -107,21 +95,22 @@ class _Lifetimes:
                 for later, other, leaf in extension.get(name, []):
                     extension[source].append((later, other & mask, leaf))
         result = []
-        starts = dict.fromkeys(inputs, 0)
-        for name in {**dict.fromkeys(inputs), **self.birth}:
+        for name in {**starts, **self.birth}:
             always_view = name in shares and bool(np.all(shares[name][1]))
             if always_view or (name not in death and name not in starts):
                 continue
-            start = starts.get(name, self.birth.get(name, 0))
+            start = self.birth[name] if name in self.birth else starts[name]
             own = self.array(self.tensors[name].bytes)
             if name in shares:
                 own = np.where(shares[name][1], 0.0, own)
             kind = KINDS.index(self.tensors[name].kind)
             end = death.get(name, start)
             result.append(_Interval(name, kind, start, end, own))
-            for later, mask, leaf in sorted(extension.get(name, []), key=lambda item: item[0]):
-                if later > end:
-                    result.append(_Interval(leaf, kind, end + 1, later, np.where(mask, own, 0.0)))
+            leaves = sorted((item for item in extension.get(name, []) if item[0] > end), key=lambda item: item[0])
+            for i, (later, _, leaf) in enumerate(leaves):
+                if later > end:  # up to here the memory lives on where any leaf does that ends here or later
+                    needed = np.any([mask for _, mask, _ in leaves[i:]], axis=0)
+                    result.append(_Interval(leaf, kind, end + 1, later, np.where(needed, own, 0.0)))
                     end = later
         return result
 
@@ -139,8 +128,8 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
     last = len(ops) - 1
     for name in backward.outputs:
         end_of[name] = last
-    found = lives.intervals(tuple(n for n in forward.inputs if n in tensors), end_of)
-    found += _gradients_in(backward, lives, boundary)
+    starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
+    found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
     num_ops = len(ops)
     matrix = np.zeros((num_ops + 1, len(found)))
     kinds = np.array([f.kind for f in found])
@@ -215,20 +204,3 @@ def _pool_slack(
             alive = matrix[:, columns] @ sizes[columns]
             total += alive.max(axis=0) - alive[np.minimum(at, len(alive) - 1), np.arange(num_k)]
     return total
-
-
-def _gradients_in(backward: Tape, lives: _Lifetimes, boundary: int) -> list[_Interval]:
-    """The gradients of the outputs, alive from the start of the backward to their last reader, views included."""
-    found = []
-    for name in backward.inputs:
-        if name in lives.birth:
-            continue
-        end = lives.death.get(name, boundary)
-        reach = {name}
-        for op in backward.ops:
-            if op.reads and op.reads[0] in reach and np.all(np.asarray(op.shares())):
-                reach.update(op.writes)
-        end = max([end, *(lives.death.get(r, 0) for r in reach)])
-        tensor = lives.tensors[name]
-        found.append(_Interval(name, KINDS.index(tensor.kind), boundary, end, lives.array(tensor.bytes)))
-    return found

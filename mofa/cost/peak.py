@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.blockcost import BlockCost
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.compose import Rows
 from mofa.cost.topology import Group
@@ -90,17 +89,13 @@ class _Instants:
 
     def _ends_saved(self) -> ArrayN:
         """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
-        rows, c = self.rows, self.rows.costs
-        depth = rows.workload.model.num_mtp_layers
+        rows = self.rows
         out = np.zeros((self.n, self.pp))
-        if c.mtp is not None:
-            out += depth * self._mtp().memory.saved[rows.k][:, None] * rows.is_head * rows.layout.last_in_flight
+        saved = rows.of_mtp("saved")
+        if saved is not None:
+            depth = rows.workload.model.num_mtp_layers
+            out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
         return out
-
-    def _mtp(self) -> BlockCost:
-        mtp = self.rows.costs.mtp
-        assert mtp is not None
-        return next(iter(mtp.values()))
 
     def add(
         self, name: str, where: ArrayN, transient_kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
@@ -183,9 +178,10 @@ class _Instants:
         kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], sk_plain) + np.einsum(
             "nk,nkf->fn", lay.full_in_flight[at, :, stage], sk_full
         )
-        if rows.costs.mtp is not None:
+        mtp_kinds = rows.of_mtp("saved_kinds")
+        if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
-            kept = kept + weight * self._mtp().memory.saved_kinds[:, rows.k]
+            kept = kept + weight * mtp_kinds.T
         acts = self.acts[at, stage]
         gone = np.stack(self.minus)[instant, at, stage]
         share = np.where(acts > 0, np.clip((acts - gone) / np.where(acts > 0, acts, 1.0), 0.0, 1.0), 0.0)

@@ -96,7 +96,8 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
         if isinstance(op.work, HostSync):
             steps.append(_Step(i, "sync", (), True))
         elif op.stream != "compute":
-            steps.append(_Step(i, "async", foreign, True))
+            # same-stream inputs too: where their producer is absent they are ready when its input is
+            steps.append(_Step(i, "async", tuple(r for r in op.reads if r in stream_of), True))
         else:
             waits = tuple(r for r in foreign if stream_of[r] != "compute")
             steps.append(_Step(i, "compute", waits, bool(waits), tuple(w for w in op.writes if w in watched)))
@@ -159,8 +160,14 @@ def _pass(
                 if name in state.ready:
                     inputs = np.maximum(inputs, state.ready[name][0])
             end = np.maximum(start, inputs) + seconds[step.index]
-            end = np.where(op.present, end, 0.0)
-            state.streams[op.stream] = np.maximum(end, state.streams.get(op.stream, np.zeros(num_k)))
+            busy_until = np.where(op.present, end, 0.0)
+            state.streams[op.stream] = np.maximum(busy_until, state.streams.get(op.stream, np.zeros(num_k)))
+            if op.present is not True:  # where it does not run, its output is ready when its input is
+                through = np.zeros(num_k)
+                for name in op.reads:
+                    if name in state.ready:
+                        through = np.maximum(through, state.ready[name][0])
+                end = np.where(op.present, end, through)
             for name in op.writes:
                 state.ready[name] = (end, op.family)
     flush()

@@ -164,8 +164,8 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
 def _zero(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.name == "torchtitan":
         ok = (t.zero == 0) if job.framework.data_parallel == "ddp" else t.zero >= 2
-        only = job.framework.data_parallel == "ddp"
-        ok &= ~only | ((t.tp == 1) & (t.pp == 1) & (t.cp == 1))
+        if job.framework.data_parallel == "ddp":
+            ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
         return np.asarray(~ok, dtype=float)
     return np.asarray(t.zero > 1, dtype=float)
 

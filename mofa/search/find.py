@@ -224,7 +224,7 @@ def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
     if workload.model.moe is None:
         return RoutingLoads({}, {})
     degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
-    return routing_loads(workload.routing, workload.model, degrees, workload.batch.seq_len)
+    return routing_loads(workload.routing, workload.model, degrees)
 
 
 def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:

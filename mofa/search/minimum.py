@@ -75,7 +75,7 @@ def fits_on(job: Job, space: Space, num_gpus: int) -> bool:
     loads: RoutingLoads = BALANCED
     if job.workload.model.moe is not None:
         degrees = sorted({int(e) for e in np.unique(table.ep)})
-        loads = routing_loads(job.workload.routing, job.workload.model, degrees, job.workload.batch.seq_len)
+        loads = routing_loads(job.workload.routing, job.workload.model, degrees)
     costed = estimate_table(job.workload, cluster, job.framework, table, loads)
     limit = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
     return bool(np.any(costed.device_bytes <= limit))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -173,7 +173,7 @@ class ClusterSpec(Spec):
     name: str
     gpu: GpuSpec
     node: NodeSpec
-    num_gpus: Positive = Field(le=1_048_576)
+    num_gpus: Annotated[int, Field(ge=1, le=1_048_576, strict=True)]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -354,7 +354,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
     gated = ctx.model.mlp.activation == "swiglu"
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
-    launches = 1 if not sequential else int(np.max(local))
+    launches = local if sequential else np.ones_like(local)
     if ctx.gemm_format == "fp8":
         elements = kept * hidden
         x8 = b.tensor("experts.fp8", 2 * elements)
@@ -366,7 +366,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
         Op("experts.fc1", "grouped_gemm", Grouped(rows, local, n, hidden, ctx.gemm_format, sequential=sequential),
            (x,), (fc1,), (x,), launches=launches, weight="experts.fc1", weight_params=local * n * hidden,
            weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
-           accumulate_bytes_per_param=moved, num_weights=int(np.max(local)))
+           accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
     out = b.tensor("experts.out", kept * hidden * e)
@@ -375,7 +375,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
            sequential=sequential), (act,), (out,), (act,), launches=launches, weight="experts.fc2",
            weight_params=local * f * hidden,
            weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
-           accumulate_bytes_per_param=moved, num_weights=int(np.max(local)))
+           accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     return out
 

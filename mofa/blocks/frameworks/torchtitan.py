@@ -183,7 +183,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
         count = np.asarray(ctx.tokens * ctx.heads * ctx.model.attention.d_v, dtype=float)
         merged = b.tensor("attn.merged", 0.0 * count)
         kv = np.asarray(ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0, dtype=float)
-        launches = 8 * max(int(np.max(ctx.cp)) - 1, 1)
+        launches = 8.0 * np.maximum(ctx.cp - 1.0, 1.0)
         b.add(Op("attn.merge", "memory_bound", Stream(48.0 * steps * count), (out,), (merged,), view=True,
                  scratch=12.0 * count, launches=launches, present=ctx.cp > 1,
                  back=Back(work=Stream(steps * (24.0 * kv + 8.0 * count)), family="memory_bound",
@@ -276,7 +276,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     looked = b.tensor("embedding.rows", rows * r)
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
     width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
-    many = 4 if np.any(ctx.has_tp) else 1
+    many = np.where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r), weights, (looked,), launches=many,
              back=Back(width * params + 2 * rows * r, 5), weight_params=params,
              weight_bytes=grad * params))  # fmt: skip

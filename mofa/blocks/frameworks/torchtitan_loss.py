@@ -33,7 +33,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     b.add(
         Op("loss.cross_entropy", "memory_bound", Stream(np.where(split, 32.0, 12.0) * elements), (wide, held),
            (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
-           scratch=np.where(split, 4.0, 0.0) * elements, launches=8 if np.any(split) else 3, back=back)
+           scratch=np.where(split, 4.0, 0.0) * elements, launches=np.where(split, 8.0, 3.0), back=back)
     )  # fmt: skip
     return _reduced(b, ctx, loss)
 

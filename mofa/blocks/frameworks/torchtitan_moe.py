@@ -141,7 +141,7 @@ def experts(
     hidden, local = float(ctx.model.hidden), ctx.local_experts
     f = np.asarray(spec.expert_hidden / ctx.etp)
     sequential = ctx.framework.experts == "sequential"
-    launches = int(np.max(local)) if sequential else 1
+    launches = local if sequential else np.ones_like(local)
     weights = expert_weights(b, ctx)
     casts = element == 4
     if sequential:
