@@ -232,7 +232,7 @@ def test_capping_agrees_with_its_slow_twin(shares: np.ndarray, top_k: int) -> No
             free &= slow <= cap * (1 + 1e-12)
             slow[~free] = cap
             left, rest = 1 - cap * (~free).sum(), before[free].sum()
-            slow[free] = left * before[free] / rest if rest > 0 else left / max(free.sum(), 1)
+            slow[free] = left * (before[free] / rest) if rest > 0 else left / max(free.sum(), 1)
         assert after == pytest.approx(slow, abs=1e-9)
 
 
