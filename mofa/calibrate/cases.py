@@ -43,6 +43,7 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
+        """What tells one case from another, whichever split it belongs to."""
         return self.family, self.op, self.variant, self.dtype, self.shape_text
 
 
@@ -68,9 +69,13 @@ class Bench(Protocol):
     gpu: str
     """Name of the device, as the rows carry it."""
 
-    def measure(self, case: Case) -> Sample: ...
+    def measure(self, case: Case) -> Sample:
+        """Time one case, or raise `Unsupported`."""
+        ...
 
-    def environment(self) -> dict[str, object]: ...
+    def environment(self) -> dict[str, object]:
+        """What is to be recorded of the machine."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -126,5 +131,5 @@ def split_cases(
 
 def log_uniform(rng: random.Random, low: int, high: int, multiple: int) -> int:
     """A whole multiple, drawn with equal weight per octave."""
-    value = low * (high / low) ** rng.random()
+    value: float = low * (high / low) ** rng.random()
     return max(multiple, round(value / multiple) * multiple)

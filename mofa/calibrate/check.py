@@ -43,7 +43,9 @@ def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
         rows, curves = fit_folder(folder)
         gpus[curves.gpu] = folder
         if len(gpus) > 1:
-            raise SpecError(f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one")
+            raise SpecError(
+                f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
+            )
         held = [r for r in rows if r.case.split == "heldout" and judged(r)]
         predicted, outside = predict(curves, held)
         for row, time_s, far in zip(held, predicted, outside, strict=True):
@@ -52,7 +54,9 @@ def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
                 name = f"{family} {row.case.variant} {row.case.op}"
                 errors.setdefault(family, []).append((name, float(time_s / row.sample.median_s - 1), bool(far)))
     if not errors:
-        raise SpecError(f"{folders[0]}: no held-out rows of a fitted family; run `mofa calibrate run` without --families")
+        raise SpecError(
+            f"{folders[0]}: no held-out rows of a fitted family; run `mofa calibrate run` without --families"
+        )
     found: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
     if by_op:
         ops: dict[str, list[tuple[str, float, bool]]] = {}

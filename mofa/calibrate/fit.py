@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,34 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from mofa.calibrate.forms import (
-    AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm, attention_s, bus_share, collective_s, gemm_s,
-    grouped_gemm_s, stream_s,
+    AttentionForm,
+    CollectiveForm,
+    GemmForm,
+    GroupedForm,
+    StreamForm,
+    attention_s,
+    bus_share,
+    collective_s,
+    gemm_s,
+    grouped_gemm_s,
+    stream_s,
 )  # fmt: skip
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.traffic import bytes_per_element
 
 FloatN = NDArray[np.float64]
-TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (192, 128), (128, 192), (256, 128), (128, 256))
+TILES = (
+    (64, 64),
+    (64, 128),
+    (128, 64),
+    (128, 128),
+    (64, 256),
+    (256, 64),
+    (192, 128),
+    (128, 192),
+    (256, 128),
+    (128, 256),
+)
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
@@ -36,6 +56,7 @@ class Fitted:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
+        """As nested dictionaries."""
         return asdict(self)
 
 
@@ -58,6 +79,7 @@ class Curves:
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
 
     def as_dict(self) -> dict[str, Any]:
+        """As nested dictionaries."""
         return asdict(self)
 
 
@@ -87,10 +109,12 @@ def attention_key(row: Row) -> str:
 
 
 def memory_key(row: Row) -> str:
+    """Eager or compiled, and the op."""
     return f"{row.case.variant} {row.case.op}"
 
 
 def collective_key(row: Row) -> str:
+    """The collective and its group size."""
     return f"{row.case.op} {row.case.size('group')}"
 
 
@@ -156,7 +180,9 @@ def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rou
         return np.concatenate([residual(np.exp(x)), 0.01 * (x - origin)])
 
     bounds = (origin - 4.0, origin + 4.0)
-    found = least_squares(with_prior, origin, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=rounds, bounds=bounds)
+    found = least_squares(
+        with_prior, origin, loss="soft_l1", f_scale=0.05, diff_step=[1e-3] * len(origin), max_nfev=rounds, bounds=bounds
+    )
     return np.exp(found.x), float(found.cost)
 
 
@@ -173,7 +199,8 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int) -> Fitted:
 
     def form(x: FloatN) -> GemmForm:
         tiles = tuple((a, b, float(rate)) for (a, b), rate in zip(TILES, x[6:], strict=True))
-        return GemmForm(tiles, *(float(v) for v in x[:4]), split_bytes=float(x[4]), split_s=float(x[5]))
+        overhead, floor_s, rate, sharpness, split_bytes, split_s = (float(v) for v in x[:6])
+        return GemmForm(tiles, overhead, floor_s, rate, sharpness, split_s, split_bytes)
 
     start = [200.0, 0.8 * float(measured.min()), moved, 3.0, 4.0, 1.5e-6, *(best * 1.1 * s for s in TILE_SHARES)]
     x, _ = _robust(lambda p: np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
@@ -195,7 +222,9 @@ def _groups(rows: Sequence[Row]) -> FloatN:
 def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
     layout = np.array([LAYOUT[r.case.op] for r in rows])
     loads = _loads(rows) if loads is None else loads
-    return grouped_gemm_s(loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows))
+    return grouped_gemm_s(
+        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows)
+    )
 
 
 def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
@@ -205,7 +234,7 @@ def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
     start = [0.75 * best, 1.1 * best, 200.0, 200.0, 8e-6, 1e-7, 4e12, 2.7]
 
     def form(x: FloatN) -> GroupedForm:
-        return GroupedForm(**dict(zip(names, map(float, x), strict=True)))
+        return replace(GroupedForm(), **dict(zip(names, map(float, x), strict=True)))  # type: ignore[arg-type]
 
     x, _ = _robust(lambda p: np.log(_grouped_times(rows, form(p), num_sms, loads) / measured), start)
     return _fitted(rows, form(x), _grouped_times(rows, form(x), num_sms, loads), ("tokens", "groups", "n", "k"))
@@ -216,7 +245,8 @@ ATTENTION_SIZES = ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
 
 def _attention_times(rows: Sequence[Row], form: AttentionForm, num_sms: int, sizes: Any = None) -> FloatN:
     sizes = [_column(rows, x) for x in ATTENTION_SIZES] if sizes is None else sizes
-    return attention_s(*sizes, form, backward=rows[0].case.op == "bwd")
+    b, hq, hkv, q, kv, d_qk, d_v, causal = sizes
+    return attention_s(b, hq, hkv, q, kv, d_qk, d_v, causal, form, backward=rows[0].case.op == "bwd")
 
 
 def _fit_attention(rows: Sequence[Row], num_sms: int) -> Fitted:
@@ -251,7 +281,8 @@ def _stream_columns(rows: Sequence[Row]) -> FloatN:
 
 
 def _stream_times(rows: Sequence[Row], form: StreamForm, num_sms: int) -> FloatN:
-    return stream_s(*_stream_columns(rows), form)
+    elements, counted_rows, columns = _stream_columns(rows)
+    return stream_s(elements, counted_rows, columns, form)
 
 
 def _fit_stream(rows: Sequence[Row]) -> Fitted:

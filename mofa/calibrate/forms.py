@@ -46,7 +46,7 @@ def gemm_s(m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_
     --------
     132 tiles fill 132 multiprocessors; the 133rd needs a second wave:
 
-    >>> form = GemmForm(((128, 128, 132e12),), 0.0, 0.0, 1e30, 8.0)
+    >>> form = GemmForm(((128, 128, 132e12),), 0.0, 0.0, 1e30, 8.0, splits=(1,))
     >>> gemm_s([128 * 132, 128 * 133], 128, 6400, form, element_bytes=2, num_sms=132) * 1e6
     array([209.7152, 419.4304])
     """
@@ -97,7 +97,14 @@ class GroupedForm:
 
 
 def grouped_gemm_s(
-    loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike, form: GroupedForm, *, num_sms: int, groups: ArrayLike
+    loads: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    layout: ArrayLike,
+    form: GroupedForm,
+    *,
+    num_sms: int,
+    groups: ArrayLike,
 ) -> FloatN:
     """Time of the products of all experts in one kernel.
 
@@ -230,8 +237,8 @@ def stream_s(elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: Str
 
     Examples
     --------
-    >>> stream_s(1e9, 1e5, 1e4, StreamForm(2e-6, 4.0, 4e12)) * 1e6
-    array(1002.)
+    >>> round(float(stream_s(1e9, 1e5, 1e4, StreamForm(2e-6, 4.0, 4e12))) * 1e6, 3)
+    1002.0
     """
     elements, rows, columns = (np.asarray(x, dtype=np.float64) for x in (elements, rows, columns))
     moved_s = elements * form.bytes_per_element / form.bytes_per_s

@@ -78,9 +78,10 @@ def read_file(path: Path) -> list[Row]:
     if not lines or tuple(next(csv.reader(lines[:1]))) != COLUMNS:
         raise SpecError(f"{path}: line 1: not the header of a calibration CSV; expected {','.join(COLUMNS)}")
     if not text.endswith("\n"):
-        raise SpecError(f"{path}: line {len(lines)}: truncated (no line end); delete that line, then run again to resume")
-    rows = [_parse(path, number, cells) for number, cells in enumerate(csv.reader(lines[1:]), start=2)]
-    return rows
+        raise SpecError(
+            f"{path}: line {len(lines)}: truncated (no line end); delete that line, then run again to resume"
+        )
+    return [_parse(path, number, cells) for number, cells in enumerate(csv.reader(lines[1:]), start=2)]
 
 
 def _parse(path: Path, number: int, cells: list[str]) -> Row:

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from mofa.calibrate.cases import MODELS, SEED, Case, Dims, Shape, log_uniform, split_cases
 
 Item = tuple[str, str, str, Shape]
+FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
+             (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
+"""Tokens, out and in features of LM heads, of weight gradients over many tokens, of one expert's few rows."""
+SEQUENCES = ((512, 4), (1024, 1), (1024, 8), (2048, 1), (2048, 4), (4096, 1), (4096, 2), (6144, 1), (8192, 1),
+             (12288, 1), (16384, 1), (32768, 1), (65536, 1))  # fmt: skip
 LAYOUTS = ("fwd", "dgrad", "wgrad")
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "sustained")
 FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 
 
-def cases(family: str, *, quick: bool = False, gpus: int = 1) -> list[Case]:
-    """All cases of a family, in the order in which they are measured; ``quick`` keeps about a fifth."""
+def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1) -> list[Case]:
+    """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid."""
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
@@ -26,11 +31,11 @@ def cases(family: str, *, quick: bool = False, gpus: int = 1) -> list[Case]:
         found = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
     else:
         found = made[family]()
-    if not quick or family in ("host", "copy", "sustained", "overlap"):
+    if family in ("host", "copy", "sustained", "overlap") or (full and not quick):
         return found
     grid = [c for c in found if c.split == "grid"]
     held = [c for c in found if c.split == "heldout"]
-    return grid[::4] + held[::4]
+    return grid[::4] + held[::4] if quick else grid[::2] + held
 
 
 def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
@@ -49,14 +54,16 @@ def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
 
 def gemm_shape(layout: str, tokens: int, out: int, inner: int) -> Shape:
     """The product's own (m, n, k) in each of a linear layer's three products."""
-    return {
+    shapes: dict[str, Shape] = {
         "fwd": {"m": tokens, "n": out, "k": inner},
         "dgrad": {"m": tokens, "n": inner, "k": out},
         "wgrad": {"m": out, "n": inner, "k": tokens},
-    }[layout]  # fmt: skip
+    }
+    return shapes[layout]
 
 
 def gemm_cases() -> list[Case]:
+    """Dense products: a lattice, random shapes, the far ends."""
     rng = random.Random(SEED)
     grid: list[Item] = []
     for layout in LAYOUTS:
@@ -74,6 +81,11 @@ def gemm_cases() -> list[Case]:
             while tokens * out * inner > 3e12 / (40 if dtype == "fp32" else 1):
                 tokens = max(64, tokens // 128 * 64)
             grid.append((layout, "cublas", dtype, gemm_shape(layout, tokens, out, inner)))
+    for layout in LAYOUTS:
+        for tokens, out, inner in FAR_GEMMS:
+            grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
+    for tokens, out, inner in ((4096, 102400, 7168), (8192, 53248, 16384), (64, 4096, 7168), (16384, 576, 7168)):
+        grid.append(("fwd", "cublas", "fp8", gemm_shape("fwd", tokens, out, inner)))
     held: list[Item] = []
     for i in range(3000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
@@ -99,6 +111,7 @@ def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, mul
 
 
 def grouped_cases() -> list[Case]:
+    """Products of one expert each, balanced and skewed."""
     rng = random.Random(SEED + 1)
     grid: list[Item] = []
     for i in range(240):
@@ -109,6 +122,15 @@ def grouped_cases() -> list[Case]:
         if experts * n * k < 8e9 and tokens * n * k < 2e12:
             loads = expert_loads(rng, tokens, experts, skew)
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
+    far = random.Random(SEED + 21)
+    for i in range(90):  # many experts, and expert widths that tensor parallelism makes narrow
+        experts = far.choice((1, 4, 16, 64, 192, 256, 384))
+        tokens = log_uniform(far, 32 * experts, min(163840, 16384 * experts), 16)
+        n, k = log_uniform(far, 128, 32768, 16), log_uniform(far, 176, 8192, 16)
+        n, k = (k, n) if far.random() < 0.4 else (n, k)
+        if experts * n * k < 9e9 and tokens * n * k < 3e12:
+            loads = expert_loads(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
+            grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
     held: list[Item] = []
     moes = [m for m in MODELS if m.experts]
     for i in range(1000):
@@ -127,14 +149,21 @@ def grouped_cases() -> list[Case]:
 
 
 def attention_cases() -> list[Case]:
+    """Fused attention by backend, way, head sizes, grouped queries, lengths."""
     rng = random.Random(SEED + 2)
     grid: list[Item] = []
-    sizes = ((64, 64, 64, 8), (128, 128, 32, 8), (128, 128, 32, 32), (128, 128, 8, 8), (128, 128, 4, 1), (192, 128, 16, 16))
+    sizes = (
+        (64, 64, 64, 8),
+        (128, 128, 32, 8),
+        (128, 128, 32, 32),
+        (128, 128, 8, 8),
+        (128, 128, 4, 1),
+        (192, 128, 16, 16),
+    )
     for op in ("fwd", "bwd"):
         for variant in ("flash", "cudnn"):
             for d_qk, d_v, heads, kv_heads in sizes:
-                for q_len, batch in ((512, 4), (1024, 1), (1024, 8), (2048, 1), (2048, 4), (4096, 1), (4096, 2), (6144, 1),
-                                     (8192, 1), (12288, 1), (16384, 1), (32768, 1), (65536, 1)):  # fmt: skip
+                for q_len, batch in SEQUENCES:
                     if heads * batch * q_len * q_len * (d_qk + d_v) > 5e13:
                         continue
                     for causal in (1, 0):
@@ -160,6 +189,7 @@ def attention_cases() -> list[Case]:
 
 
 def attention_shape(b: int, heads: int, kv_heads: int, q: int, kv: int, d_qk: int, d_v: int, causal: int) -> Shape:
+    """Attention's sizes by their names in the CSV."""
     return {"b": b, "hq": heads, "hkv": kv_heads, "q": q, "kv": kv, "dqk": d_qk, "dv": d_v, "causal": causal}
 
 
@@ -169,24 +199,35 @@ ROW_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "swig
 LOSS_OPS = ("cross_entropy_fwd", "cross_entropy_bwd")
 OPTIMIZER_OPS = ("adam_fused", "adam_foreach", "grad_norm", "grad_clip", "zero")
 ROUTER_OPS = ("router_softmax", "router_topk")
-COMPILED_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "swiglu_fwd", "swiglu_bwd", "rope_half", "residual_add", "add_rmsnorm_fwd",
-                "cross_entropy_fwd", "cross_entropy_bwd", "cast_up")  # fmt: skip
+COMPILED_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "swiglu_fwd", "swiglu_bwd", "rope_half", "residual_add",
+                "add_rmsnorm_fwd", "cross_entropy_fwd", "cross_entropy_bwd", "cast_up")  # fmt: skip
 
 
 def memory_cases() -> list[Case]:
+    """Memory-bound ops, eager."""
     rng = random.Random(SEED + 3)
     grid: list[Item] = []
     for op in ROW_OPS:
         for tokens, width in ((1024, 1024), (2048, 2048), (4096, 2048), (4096, 4096), (8192, 4096), (8192, 8192),
                               (4096, 14336), (16384, 4096), (16384, 8192), (3072, 5120), (32768, 7168), (1024, 16384),
-                              (16384, 1536), (512, 28672)):  # fmt: skip
+                              (16384, 1536), (512, 28672), (65536, 512), (4096, 53248), (4096, 3072), (12288, 6144),
+                              (2048, 12288)):  # fmt: skip
             grid.append((op, "eager", "bf16", {"tokens": tokens, "width": width}))
     for op in LOSS_OPS:
-        for tokens, vocab in ((1024, 32000), (2048, 128256), (4096, 128256), (8192, 128256), (4096, 16032), (8192, 64128),
-                              (2048, 151936), (4096, 50304)):  # fmt: skip
+        for tokens, vocab in ((1024, 32000), (2048, 128256), (4096, 128256), (8192, 128256), (4096, 16032),
+                              (8192, 64128), (2048, 151936), (4096, 50304), (3072, 6144), (6144, 10240), (4096, 20480),
+                              (2048, 202048)):  # fmt: skip
             grid.append((op, "eager", "bf16", {"tokens": tokens, "width": vocab}))
     for op in OPTIMIZER_OPS:
-        for params, tensors in ((2_000_000, 4), (10_000_000, 9), (60_000_000, 9), (250_000_000, 30), (800_000_000, 90)):
+        for params, tensors in (
+            (2_000_000, 4),
+            (10_000_000, 9),
+            (60_000_000, 9),
+            (250_000_000, 30),
+            (800_000_000, 90),
+            (130_000_000, 30),
+            (1_100_000_000, 40),
+        ):
             grid.append((op, "eager", "fp32", {"params": params, "tensors": tensors}))
     for op in ROUTER_OPS:
         for tokens in (2048, 4096, 8192, 16384, 65536):
@@ -214,6 +255,7 @@ def compiled_cases() -> list[Case]:
 
 
 def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
+    """Held-out shapes of memory-bound ops."""
     held: list[Item] = []
     for _ in range(1500):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
@@ -238,6 +280,7 @@ def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optim
 
 
 def copy_cases() -> list[Case]:
+    """Copies within the device, to and from the host, and to a file."""
     grid: list[Item] = []
     for size in (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30):
         for op in ("device_copy", "h2d", "d2h", "h2d_d2h"):
@@ -246,17 +289,22 @@ def copy_cases() -> list[Case]:
     return split_cases("copy", grid, [], 0)
 
 
+HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm", "eager_linear_grad", "eager_rmsnorm",
+            "eager_silu", "eager_backward_per_op", "dtensor_add", "dtensor_mm", "compiled_call", "compiled_kernel",
+            "sync", "item", "nonzero")  # fmt: skip
+
+
 def host_cases() -> list[Case]:
-    ops = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm", "eager_linear_grad", "eager_rmsnorm", "eager_silu",
-           "eager_backward_per_op", "dtensor_add", "dtensor_mm", "compiled_call", "compiled_kernel", "sync", "item", "nonzero")  # fmt: skip
-    return split_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
+    """The host's issue of ops and its synchronisations."""
+    return split_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in HOST_OPS], [], 0)
 
 
 def sustained_cases() -> list[Case]:
     """Each shape in a burst at full clock, after seconds of nothing else, and between memory-bound ops."""
     grid: list[Item] = []
     for op, dtype, shape in (
-        ("gemm", "bf16", (8192, 8192, 8192)), ("gemm", "bf16", (8192, 14336, 4096)), ("gemm", "bf16", (8192, 4096, 4096)),
+        ("gemm", "bf16", (8192, 8192, 8192)), ("gemm", "bf16", (8192, 14336, 4096)),
+        ("gemm", "bf16", (8192, 4096, 4096)),
         ("gemm", "bf16", (4096, 4096, 4096)), ("gemm", "bf16", (2048, 2048, 8192)), ("gemm", "fp8", (8192, 8192, 8192)),
         ("gemm", "fp8", (8192, 14336, 4096)), ("attention_flash", "bf16", (8192, 4096, 4096)),
         ("attention_cudnn", "bf16", (8192, 4096, 4096)), ("attention_cudnn_bwd", "bf16", (8192, 4096, 4096)),

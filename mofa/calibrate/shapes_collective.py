@@ -45,6 +45,7 @@ def collective_shape(op: str, size: int, group: int) -> Shape:
 
 
 def overlap_cases(gpus: int) -> list[Case]:
+    """Products and streams beside collectives."""
     grid: list[tuple[str, str, str, Shape]] = []
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") if gpus > 1 else ():
         for size in (2**25, 2**28):

@@ -201,7 +201,7 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     allocated = totals.max(axis=0)
     slack = _slack(rows)
     reserved = allocated + slack
-    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name)
+    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
     fullest = device.argmax(axis=1)
     at = np.arange(len(rows.table))
@@ -231,7 +231,7 @@ COMMUNICATORS = {
 parallel_dims.py); one of a single rank holds nothing."""
 
 
-def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework: str) -> ArrayN:
+def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework: str, experts: bool) -> ArrayN:
     """Device memory of all communicators of a rank. (n,) [B]
 
     A communicator holds a fixed part and buffers for each peer it connects to: two neighbours for rings, all of the
@@ -239,9 +239,8 @@ def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework
     """
     spec = cluster.node.communicators
     total = np.zeros(len(np.atleast_1d(groups["world"].size)))
-    expert = "etp_ep" in groups and np.any(groups["ep"].size > 1)
     for name in COMMUNICATORS[framework]:
-        if name in ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp") and not expert:
+        if name in ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp") and not experts:
             continue
         size = groups[name].size
         peers = size - 1 if name == "ep" else np.minimum(size - 1, 2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.op import HostSync, Tape
+from mofa.blocks.op import HostSync, Op, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 
 ArrayK = NDArray[np.float64]
@@ -90,6 +90,9 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
     """Which ops wait for another stream, and where a run of compute ops must be evaluated."""
     stream_of = {w: op.stream for op in tape.ops for w in op.writes}
     watched = {r for op in tape.ops if op.stream != "compute" for r in op.reads if stream_of.get(r) == "compute"}
+    for op in reversed(tape.ops):  # what passes through a view or an absent op is ready when its source is
+        if op.stream == "compute" and watched.intersection(op.writes) and _may_pass(op):
+            watched.add(op.reads[0])
     steps = []
     for i, op in enumerate(tape.ops):
         foreign = tuple(r for r in op.reads if r in stream_of and stream_of[r] != op.stream)
@@ -102,6 +105,11 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
             waits = tuple(r for r in foreign if stream_of[r] != "compute")
             steps.append(_Step(i, "compute", waits, bool(waits), tuple(w for w in op.writes if w in watched)))
     return tuple(steps)
+
+
+def _may_pass(op: Op) -> bool:
+    """Whether the op's output may be its input as it is: a view, or an op that some candidates don't have."""
+    return bool(op.reads) and (op.work is None or op.present is not True)
 
 
 def _pass(
@@ -124,8 +132,13 @@ def _pass(
         if any(step.record for step in run):
             ends = np.maximum(state.compute, np.maximum.accumulate(lag, axis=0)) + busy
             for row, step in enumerate(run):
+                op = tape.ops[step.index]
+                at = ends[row]
+                if step.record and _may_pass(op) and op.reads[0] in state.ready:
+                    here = op.present if op.work is not None else False
+                    at = np.where(here, at, state.ready[op.reads[0]][0])
                 for name in step.record:
-                    state.ready[name] = (ends[row], "")
+                    state.ready[name] = (at, "")
             end = ends[-1]
         else:
             end = np.maximum(state.compute, lag.max(axis=0)) + busy[-1]

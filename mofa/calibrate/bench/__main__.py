@@ -1,4 +1,4 @@
-"""``python -m mofa.calibrate.bench OUT [FAMILY ...] [--quick] [--limit SECONDS]``: the run where only torch is there."""
+"""``python -m mofa.calibrate.bench OUT [FAMILY ...] [--quick]``: the run where nothing but torch is installed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("families", nargs="*")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--full", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    print(run(given.out, quick=given.quick, families=given.families or None, device=given.device, progress=_show,
-              limit_s=given.limit))  # fmt: skip
+    options = {"quick": given.quick, "full": given.full, "device": given.device, "limit_s": given.limit}
+    print(run(given.out, families=given.families or None, progress=_show, **options))

@@ -73,9 +73,13 @@ def collective_call(case: Case, source: torch.Tensor, target: torch.Tensor, grou
     if case.op == "all_to_all_uneven":
         return _uneven(case, source, target, group, p, size)
     if case.op == "send_recv":
+
         def ring() -> None:
             peer = 1 - rank
-            ops = [dist.P2POp(dist.isend, source[:size], peer, group), dist.P2POp(dist.irecv, target[:size], peer, group)]
+            ops = [
+                dist.P2POp(dist.isend, source[:size], peer, group),
+                dist.P2POp(dist.irecv, target[:size], peer, group),
+            ]
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
 

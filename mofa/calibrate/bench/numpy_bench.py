@@ -23,6 +23,7 @@ class NumpyBench:
         self._random = np.random.default_rng(0)
 
     def measure(self, case: Case) -> Sample:
+        """Median of a few calls. [s]"""
         call = self._call(case)
         times = []
         for _ in range(self.samples):
@@ -33,6 +34,7 @@ class NumpyBench:
         return Sample(times[len(times) // 2], times[0], times[-1], len(times))
 
     def environment(self) -> dict[str, object]:
+        """The device and the version of NumPy."""
         return {"gpu": self.gpu, "device": "cpu", "numpy": np.__version__}
 
     def _call(self, case: Case) -> Callable[[], Any]:

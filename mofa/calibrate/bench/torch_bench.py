@@ -16,6 +16,8 @@ from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
+SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max"
+
 
 class TorchBench:
     """Times every one-GPU family."""
@@ -52,6 +54,7 @@ class TorchBench:
         return time_calls(calls, self.device, self.clock)
 
     def environment(self) -> dict[str, object]:
+        """What is recorded of the machine; see `environment`."""
         return environment(self.device)
 
 
@@ -70,7 +73,7 @@ def environment(device: str) -> dict[str, object]:
         "gpu": torch.cuda.get_device_name() if device == "cuda" else cpu_name(), "cpu": cpu_name(),
         "num_cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "device": device,
-        "nccl_settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "TORCH_NCCL"))},
+        "nccl_settings": nccl_settings(), "nccl_algorithm": nccl_algorithm(),
     }  # fmt: skip
     if device != "cuda":
         return found
@@ -80,11 +83,24 @@ def environment(device: str) -> dict[str, object]:
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
-        "driver_and_clocks": _smi("--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,"
-                                  "pcie.link.width.max", "--format=csv"),
+        "driver_and_clocks": _smi(f"--query-gpu={SMI_FIELDS}", "--format=csv"),
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
     }  # fmt: skip
     return found
+
+
+def nccl_settings() -> dict[str, str]:
+    """The environment variables that steer NCCL, without those of its log."""
+    chosen = {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "TORCH_NCCL")) and "DEBUG" not in k}
+    return dict(sorted(chosen.items()))
+
+
+def nccl_algorithm() -> str:
+    """Which algorithms NCCL may choose from; a cluster with others does not inherit these curves."""
+    forced = os.environ.get("NCCL_ALGO")
+    nvls = os.environ.get("NCCL_NVLS_ENABLE", "default")
+    chosen = f"forced: {forced}" if forced else "ring or tree, as NCCL chooses"
+    return f"{chosen}; NVLS {'off' if nvls == '0' else nvls}; SHARP {os.environ.get('NCCL_COLLNET_ENABLE', 'off')}"
 
 
 def _smi(*arguments: str) -> list[str]:

@@ -183,7 +183,7 @@ def _disk_write(size: int) -> Sample:
 
 
 def sustained_sample(case: Case, pool: Pool, clock: Clock, *, seconds: float = 2.0) -> Sample:
-    """Time of one product after seconds of load, alone or between memory-bound ops; clock and power of the last half."""
+    """Time of one call after seconds of load, alone or between memory-bound ops; clock and power of the last half."""
     shape = dict(case.shape)
     m, n = case.size("m"), case.size("n")
     if case.op.startswith("attention"):

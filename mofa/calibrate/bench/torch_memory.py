@@ -9,15 +9,16 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 import torch.nn.functional as F
+from torch import Tensor
 
 from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
 from mofa.calibrate.cases import Case, Unsupported
 
-Tensor = torch.Tensor
 EMBEDDING_ROWS = 32000
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
+    """SiLU of the gate times the up projection."""
     return F.silu(a) * b
 
 
@@ -34,19 +35,23 @@ def rope_complex(x: Tensor, freqs: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Loss in fp32 over bf16 logits."""
     return F.cross_entropy(logits.float(), labels)
 
 
 def add_rmsnorm(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Residual add and the norm that follows it."""
     total = x + y
     return total, F.rms_norm(total, (x.shape[-1],), weight)
 
 
 def rmsnorm(x: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm over the last dimension."""
     return F.rms_norm(x, (x.shape[-1],), weight)
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """LayerNorm over the last dimension."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
@@ -61,6 +66,7 @@ class MemoryOps:
         torch._functorch.config.donated_buffer = False  # a backward is timed several times over one forward
 
     def calls(self, case: Case) -> list[Call]:
+        """The calls of a case, over rotating inputs."""
         if "params" in case.shape:
             return [self._optimizer(case.op, case.size("params"), case.size("tensors"))]
         tokens, width = case.size("tokens"), case.size("width")
@@ -83,7 +89,16 @@ class MemoryOps:
         backward = op.endswith("_bwd")
         base = op.removesuffix("_fwd").removesuffix("_bwd")
         x = view(tokens, width)
-        if base in ("rmsnorm", "layernorm", "swiglu", "gelu", "add_rmsnorm", "cross_entropy", "residual_add", "rope_half"):
+        if base in (
+            "rmsnorm",
+            "layernorm",
+            "swiglu",
+            "gelu",
+            "add_rmsnorm",
+            "cross_entropy",
+            "residual_add",
+            "rope_half",
+        ):
             inputs, function = self._differentiable(base, x, tokens, width)
             function = self._function(function, compiled=compiled)
             if not backward:
@@ -178,10 +193,12 @@ class MemoryOps:
 
 
 def cast_up(x: Tensor) -> Tensor:
+    """bf16 to fp32."""
     return x.float()
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
+    """Sum of two activations."""
     return x + y
 
 

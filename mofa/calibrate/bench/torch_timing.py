@@ -86,7 +86,9 @@ def num_sets(bytes_per_call: float) -> int:
     return int(min(48, max(2, -(-L2_ROTATION_BYTES // max(bytes_per_call, 1)))))
 
 
-def time_calls(calls: Sequence[Call], device: str, clock: Clock, *, samples: int = 7, budget_s: float = 0.012) -> Sample:
+def time_calls(
+    calls: Sequence[Call], device: str, clock: Clock, *, samples: int = 7, budget_s: float = 0.012
+) -> Sample:
     """Device time of one call, cycling through ``calls``: the median over samples of several calls each.
 
     Before each sample the device is kept busy while the host fills the queue, so that the host's issue time does
