@@ -67,6 +67,37 @@ def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
     return found
 
 
+def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Every row that a curve can predict, grid and held-out: for plots and tables of residuals.
+
+    Returns
+    -------
+    list[dict]
+        ``family, op, variant, dtype, split, shape, measured_s, predicted_s, error, extrapolated`` of each row.
+    """
+    found = []
+    for folder in folders:
+        rows, curves = fit_folder(folder)
+        for row, time_s, far in zip(rows, *predict(curves, rows), strict=True):
+            if np.isfinite(time_s):
+                case = row.case
+                found.append(
+                    {
+                        "family": FAMILY.get(case.family, case.family),
+                        "op": case.op,
+                        "variant": case.variant,
+                        "dtype": case.dtype,
+                        "split": case.split,
+                        "shape": case.shape_text,
+                        "measured_s": row.sample.median_s,
+                        "predicted_s": float(time_s),
+                        "error": float(time_s / row.sample.median_s - 1),
+                        "extrapolated": bool(far),
+                    }  # fmt: skip
+                )
+    return found
+
+
 def judged(row: Row) -> bool:
     """Whether a held-out row counts: not shorter or smaller than its family's floor."""
     family = FAMILY.get(row.case.family, row.case.family)

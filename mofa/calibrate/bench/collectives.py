@@ -127,7 +127,7 @@ def _burst(call: Call, num: int, group: Any, where: torch.device) -> float:
         call()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / num
+    return float(start.elapsed_time(end)) / 1e3 / num
 
 
 def _overlap(

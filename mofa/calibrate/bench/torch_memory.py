@@ -181,7 +181,7 @@ class MemoryOps:
                 leaf.grad = gradient
             mode = {"fused": True} if op == "adam_fused" else {"foreach": True}
             optimizer = torch.optim.AdamW(leaves, lr=1e-6, **mode)
-            return optimizer.step
+            return lambda: optimizer.step()
         gradients = parts()
         if op == "grad_norm":
             return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -1,0 +1,125 @@
+"""Physics of the forms: more work never takes less time, vectors agree with scalars, fits find what made the data."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.fit import fit_curves, predict
+from mofa.calibrate.forms import (
+    AttentionForm,
+    CollectiveForm,
+    GemmForm,
+    GroupedForm,
+    StreamForm,
+    attention_s,
+    collective_s,
+    gemm_s,
+    grouped_gemm_s,
+    stream_s,
+)  # fmt: skip
+from mofa.calibrate.measurements import Row
+
+GEMM = GemmForm(((128, 256, 8.5e14), (128, 128, 8.2e14), (64, 64, 5e14)), 130.0, 3e-6, 4e12, 3.2)
+SIZE = st.integers(1, 40000)
+
+
+@given(SIZE, SIZE, SIZE, st.integers(1, 5000))
+@settings(max_examples=60, deadline=None)
+def test_gemm_grows_with_its_rows_and_never_beats_its_rate(m: int, n: int, k: int, more: int) -> None:
+    t = gemm_s([m, m + more], n, k, GEMM, element_bytes=2, num_sms=132)
+    assert t[1] >= t[0] * (1 - 1e-12)
+    assert 2 * m * n * k / t[0] <= 8.5e14
+    assert t[0] >= ((m + n) * k + m * n) * 2 / 4e12
+
+
+@given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_gemm_vector_is_scalar(shapes: list[tuple[int, int, int]]) -> None:
+    m, n, k = np.array(shapes).T
+    one_by_one = [float(gemm_s(*s, GEMM, element_bytes=2, num_sms=132)) for s in shapes]
+    np.testing.assert_allclose(gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132), one_by_one)
+
+
+@pytest.mark.parametrize("layout", [0, 1, 2])
+def test_grouped_padding_of_experts_is_free_and_skew_never_helps(layout: int) -> None:
+    form = GroupedForm()
+    even = grouped_gemm_s([[1024] * 8], 2048, 4096, layout, form, num_sms=132, groups=8)
+    padded = grouped_gemm_s([[1024] * 8 + [0] * 5], 2048, 4096, layout, form, num_sms=132, groups=8)
+    skewed = grouped_gemm_s([[1024 * 8 - 7, *[1] * 7]], 2048, 4096, layout, form, num_sms=132, groups=8)
+    assert even == padded
+    assert skewed >= even * 0.999
+
+
+def test_attention_causal_is_between_half_and_full() -> None:
+    form = AttentionForm(128, 132, 1e-6, 0.0, 1.0, 1.0, 1.0, 1e30)
+    q = np.array([1024.0, 4096, 32768])
+    full, causal = (attention_s(1, 32, 8, q, q, 128, 128, c, form, backward=False) for c in (0, 1))
+    assert np.all(causal >= full / 2) and np.all(causal <= full)
+    assert causal[-1] / full[-1] == pytest.approx(0.5, abs=0.02)
+
+
+def test_stream_by_hand() -> None:
+    # 16384 x 4096 bf16, read and written at 4 TB/s: 268 MB / 4e12 = 67.1 us, and 2 us of launch.
+    form = StreamForm(2e-6, 4.0, 4e12)
+    assert float(stream_s(16384 * 4096, 16384, 4096, form)) == pytest.approx(69.1e-6, rel=1e-3)
+
+
+def test_collective_start_grows_with_the_group() -> None:
+    form = CollectiveForm(((8e-6, 1e11), (20e-6, 3e11)), 4)
+    assert collective_s(4096.0, "all_gather", form, group=8) > 2 * collective_s(4096.0, "all_gather", form) * 0.99
+    assert np.all(np.diff(collective_s(np.geomspace(4096, 2**30, 50), "all_reduce", form)) > 0)
+
+
+def rows(cases: list[Case], times: np.ndarray) -> list[Row]:
+    return [Row(c, Sample(float(t), float(t), float(t), 7), "G", "h") for c, t in zip(cases, times, strict=True)]
+
+
+def test_fit_finds_the_gemm_that_made_the_data() -> None:
+    random = np.random.default_rng(0)
+    m, n, k = (np.exp(random.uniform(np.log(64), np.log(20000), 250)).astype(int) // 64 * 64 + 64 for _ in range(3))
+    cases = [
+        Case("gemm", "fwd", "x", "bf16", "grid", {"m": int(a), "n": int(b), "k": int(c)})
+        for a, b, c in zip(m, n, k, strict=True)
+    ]
+    measured = rows(cases, gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132))
+    curves = fit_curves(measured[:200], num_sms=132, gpu="G")
+    predicted, outside = predict(curves, measured[200:])
+    error = predicted / [r.sample.median_s for r in measured[200:]] - 1
+    assert np.median(np.abs(error)) < 0.02
+    assert outside.mean() < 0.1
+
+
+def test_prediction_outside_the_range_is_marked_and_an_unknown_kernel_is_nan() -> None:
+    form = StreamForm(2e-6, 6.0, 4e12)
+    cases = [
+        Case("memory_bound", "mul", "eager", "bf16", "grid", {"tokens": t, "width": 4096})
+        for t in range(1024, 9000, 1024)
+    ]
+    times = stream_s([c.size("tokens") * 4096 for c in cases], 0, 0, form)
+    curves = fit_curves(rows(cases, times), num_sms=132, gpu="G")
+    near, far, other = (
+        dataclasses.replace(cases[0], shape={"tokens": t, "width": 4096}, op=o)
+        for t, o in ((2000, "mul"), (10**6, "mul"), (2000, "exp"))
+    )
+    predicted, outside = predict(curves, rows([near, far, other], np.ones(3)))
+    assert predicted[0] == pytest.approx(2e-6 + 2000 * 4096 * 6 / 4e12, rel=1e-3)
+    assert list(outside) == [False, True, False]
+    assert np.isnan(predicted[2])
+
+
+def test_held_out_rows_never_reach_the_fit() -> None:
+    cases = [
+        Case("memory_bound", "mul", "eager", "bf16", "grid", {"tokens": t, "width": 4096})
+        for t in range(1024, 9000, 1024)
+    ]
+    grid = rows(cases, np.linspace(1e-5, 8e-5, len(cases)))
+    held = rows(
+        [dataclasses.replace(c, split="heldout", shape={**c.shape, "width": 5120}) for c in cases],
+        np.full(len(cases), 1.0),
+    )
+    one, two = fit_curves(grid, num_sms=1, gpu="G"), fit_curves(grid + held, num_sms=1, gpu="G")
+    assert one.as_dict() == two.as_dict()

@@ -1,0 +1,104 @@
+"""The CSV of a run: what is written is read back, what is wrong is said and left alone."""
+
+from pathlib import Path
+
+import pytest
+
+from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.measurements import COLUMNS, append_row, read_environment, read_rows
+from mofa.errors import SpecError
+
+CASE = Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": 4096, "n": 512, "k": 64})
+
+
+def write(folder: Path, num: int = 3) -> Path:
+    for i in range(num):
+        case = Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": 64 * (i + 1), "n": 512, "k": 64})
+        append_row(folder, case, Sample(1.5e-5, 1.4e-5, 1.7e-5, 7, 1980.0, 512.5), "Some GPU", "host-1")
+    return folder / "gemm.csv"
+
+
+def test_row_comes_back_as_written(tmp_path: Path) -> None:
+    append_row(tmp_path, CASE, Sample(1.2345678e-4, 1.1e-4, 1.3e-4, 7, 1980.0, None), "Some GPU", "host-1")
+    (row,) = read_rows(tmp_path)
+    assert row.case == CASE
+    assert row.case.shape == CASE.shape
+    assert row.sample.median_s == pytest.approx(1.2345678e-4, rel=1e-5)
+    assert (row.sample.sm_mhz, row.sample.power_w, row.gpu, row.host) == (1980.0, None, "Some GPU", "host-1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("15,14,17,us", "nan,14,17,us", "no positive, finite time"),
+        ("15,14,17,us", "inf,14,17,us", "no positive, finite time"),
+        ("15,14,17,us", "-3,14,17,us", "no positive, finite time"),
+        ("15,14,17,us", "fast,14,17,us", "is no number"),
+        ("15,14,17,us", "0.015,14,17,ms", "units are not to be mixed"),
+        ("m=128 n=512", "m=128 n", "not 'name=value"),
+        ("gemm,fwd", "attention,fwd", "in the file of 'gemm'"),
+        ("bf16,grid", "bf16,both", "instead of grid or heldout"),
+        (",Some GPU", "", "14 columns instead of 15"),
+    ],
+)
+def test_corrupt_row_is_named_by_line_and_kept(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = write(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace(old, new)
+    text = "".join(lines)
+    path.write_text(text)
+    with pytest.raises(SpecError, match="line 3") as error:
+        read_rows(tmp_path)
+    assert words in str(error.value)
+    assert path.read_text() == text
+
+
+def test_truncated_file(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text()[:-25])
+    with pytest.raises(SpecError, match="line 4: truncated"):
+        read_rows(tmp_path)
+
+
+def test_file_without_header_and_binary_file(tmp_path: Path) -> None:
+    (tmp_path / "gemm.csv").write_text("1,2,3\n")
+    with pytest.raises(SpecError, match="not the header"):
+        read_rows(tmp_path)
+    (tmp_path / "gemm.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="cannot be read as text"):
+        read_rows(tmp_path)
+
+
+def test_rows_of_two_gpus(tmp_path: Path) -> None:
+    write(tmp_path)
+    append_row(tmp_path, CASE, Sample(1e-5, 1e-5, 1e-5, 7), "Another GPU", "host-1")
+    with pytest.raises(SpecError, match="Another GPU, Some GPU"):
+        read_rows(tmp_path)
+
+
+def test_missing_folder_and_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such folder"):
+        read_rows(tmp_path / "absent")
+    with pytest.raises(SpecError, match="no measurements"):
+        read_rows(tmp_path)
+
+
+def test_environment_errors(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="missing"):
+        read_environment(tmp_path)
+    (tmp_path / "environment.json").write_text("{")
+    with pytest.raises(SpecError, match="no valid JSON"):
+        read_environment(tmp_path)
+    (tmp_path / "environment.json").write_text("[]")
+    with pytest.raises(SpecError, match="name of the device"):
+        read_environment(tmp_path)
+
+
+def test_committed_rows_are_whole() -> None:
+    root = Path(__file__).parents[2] / "measurements"
+    for folder in ("h200-1gpu", "h200-4gpu"):
+        rows = read_rows(root / folder)
+        assert len({row.case.key for row in rows if row.case.family != "overlap"}) >= 300
+        assert {row.gpu for row in rows} == {"NVIDIA H200"}
+        assert all(row.sample.low_s <= row.sample.median_s <= row.sample.high_s for row in rows)
+    assert COLUMNS[9] == "unit"
