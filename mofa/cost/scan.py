@@ -84,6 +84,8 @@ class _Step:
     wait: tuple[str, ...]
     flush: bool
     record: tuple[str, ...] = ()
+    passes: bool = False
+    """Whether the op passes its first input on as it is, for some candidates at least."""
 
 
 def _plan(tape: Tape) -> tuple[_Step, ...]:
@@ -93,6 +95,8 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
     for op in reversed(tape.ops):  # what passes through a view or an absent op is ready when its source is
         if op.stream == "compute" and watched.intersection(op.writes) and _may_pass(op):
             watched.add(op.reads[0])
+    # what such an op passes on from another stream is awaited by whoever reads it, not by the op
+    passed: set[str] = set()
     steps = []
     for i, op in enumerate(tape.ops):
         foreign = tuple(r for r in op.reads if r in stream_of and stream_of[r] != op.stream)
@@ -102,8 +106,12 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
             # same-stream inputs too: where their producer is absent they are ready when its input is
             steps.append(_Step(i, "async", tuple(r for r in op.reads if r in stream_of), True))
         else:
-            waits = tuple(r for r in foreign if stream_of[r] != "compute")
-            steps.append(_Step(i, "compute", waits, bool(waits), tuple(w for w in op.writes if w in watched)))
+            waits = tuple(r for r in op.reads if r in passed or (r in stream_of and stream_of[r] != "compute"))
+            passes = bool(waits) and _may_pass(op)
+            if passes:
+                passed.update(op.writes)
+            record = tuple(w for w in op.writes if w in watched and not passes)
+            steps.append(_Step(i, "compute", waits, bool(waits), record, passes))
     return tuple(steps)
 
 
@@ -147,12 +155,16 @@ def _pass(
         state.host = issued[-1]
         run.clear()
 
-    def wait(names: tuple[str, ...]) -> None:
-        for name in names:
+    def wait(step: _Step, op: Op) -> None:
+        for name in step.wait:
             if name not in state.ready:
                 continue  # of a repetition before the first
             at, family = state.ready[name]
+            if not family:
+                continue  # computed on the stream itself
             late = np.maximum(at - state.compute, 0.0)
+            if step.passes:
+                late = np.where(op.present, late, 0.0) if op.work is not None else np.zeros(num_k)
             exposed[_E[family]] += late
             state.compute = state.compute + late
 
@@ -161,8 +173,13 @@ def _pass(
         if step.flush:
             flush()
         if step.kind == "compute":
-            wait(step.wait)
+            wait(step, op)
             run.append(step)
+            if step.passes:
+                at, family = state.ready.get(op.reads[0], (np.zeros(num_k), ""))
+                through = np.where(op.present, 0.0, at) if op.work is not None else at
+                for name in op.writes:
+                    state.ready[name] = (through, family)
         elif step.kind == "sync":
             state.host = np.where(op.present, np.maximum(state.host, state.compute) + sync_s, state.host)
         else:
