@@ -1,18 +1,35 @@
-"""Draw the README's figure, docs/figures/plan.png, from a real run of `mofa plan`.
+"""Draw the README's figure and write its excerpt of the output, both from a real run of `mofa plan`.
 
-    python scripts/readme_figure.py [FILE]
+    python scripts/readme_figure.py
 
-Left: every plan that fits, its memory against its throughput, the front and the best plan marked. Right: where the
-step of the best plans goes.
+docs/figures/plan.png, left: every plan that fits, its memory against its throughput, the front and the best plan
+marked; right: where the step of the best plans goes. README.md, between its output markers: the plans and the time.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-WORKLOAD, CLUSTER, GPUS = "deepseek-v3", "h800-hgx", 2048
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+WORKLOAD, CLUSTER, GPUS = "deepseek-v3", "h800-hgx", 2048
+if TYPE_CHECKING:
+    from mofa import Plan
+
+FIGURE = ROOT / "docs" / "figures" / "plan.png"
+
+
+def short_label(plan: Plan) -> str:
+    """A plan in two lines: its degrees, and how many modules it recomputes."""
+    names = ("tp", "pp", "vpp", "cp", "ep", "dp")
+    degrees = [f"{name}{value}" for name in names if (value := getattr(plan.strategy, name)) > 1]
+    recompute = plan.strategy.recompute
+    text = f"{recompute.count('+') + 1} modules" if "+" in recompute else recompute
+    return f"{' '.join(degrees)} mb{plan.strategy.micro_batch}\nrecompute {text}"
 
 
 def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int = GPUS) -> None:
@@ -28,9 +45,9 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     search = mofa.find_plans(job, machines, top=5)
     plans, table = search.report.plans, search.table()
     best = plans[0]
-    figure = Figure(figsize=(15.0, 5.2), layout="constrained")
+    figure = Figure(figsize=(13.0, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.0))
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
     plot_pareto(
         table[table["fits"]],
         capacity_bytes=best.memory.capacity_bytes,
@@ -38,11 +55,26 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
         chosen=best,
         ax=left,
     )
-    plot_time_breakdown(plans, ax=right)
+    left.legend(loc="upper left", frameon=False, fontsize=8)
+    plot_time_breakdown(plans, labels=[short_label(plan) for plan in plans], ax=right)
+    right.set_xlim(right=1.12 * max(plan.step_s for plan in plans))
+    right.set_xlabel("time per step [s]; hatched: hidden behind computing")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
+def excerpt(readme: Path) -> None:
+    """Put the plans and the time of the best one between the output markers of the README."""
+    command = [sys.executable, "-m", "mofa.cli.main", "plan", WORKLOAD, CLUSTER, "--gpus", str(GPUS), "--top", "3"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    text = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    shown = text[text.index("The 3 best plans") : text.index("What fills the memory")].rstrip()
+    old = readme.read_text(encoding="utf-8")
+    before, after = old.split("<!-- output -->")[0], old.split("<!-- /output -->")[1]
+    lines = "\n".join(line.rstrip() for line in shown.splitlines())
+    readme.write_text(f"{before}<!-- output -->\n```\n{lines}\n```\n<!-- /output -->{after}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "figures" / "plan.png")
+    draw(FIGURE)
+    excerpt(ROOT / "README.md")
