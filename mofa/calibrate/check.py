@@ -93,7 +93,7 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
                         "predicted_s": float(time_s),
                         "error": float(time_s / row.sample.median_s - 1),
                         "extrapolated": bool(far),
-                    }  # fmt: skip
+                    }
                 )
     return found
 

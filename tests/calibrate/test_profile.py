@@ -16,7 +16,7 @@ from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT / "measurements" / "h200-1gpu", ROOT / "measurements" / "h200-4gpu"]
+FOLDERS = [ROOT / "measurements" / name for name in ("h200-1gpu", "h200-2gpu", "h200-4gpu")]
 RANKS = "\n".join(
     f"#  Rank  {i} Group  0 Pid  {i} on  node{i // 8} device  {i % 8} [0000:0f:00] NVIDIA H200" for i in range(8)
 )

@@ -1,0 +1,98 @@
+"""A run with its model and strategy spelled out, ready to be told to a framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mofa.errors import SpecError
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.load import resolve_run
+from mofa.specs.model import ModelSpec
+from mofa.specs.routing import RoutingSpec
+from mofa.specs.run import RunSpec
+from mofa.specs.strategy import RecomputeSpec, StrategySpec
+
+_WRITTEN_OUT = (
+    "compile", "allocator", "attention", "data_parallel", "optimizer", "overlap_grad_reduce", "overlap_param_gather",
+)  # fmt: skip
+"""Options of a framework that a record always says, so that a later default changes no record."""
+
+
+@dataclass(frozen=True)
+class ExpandedRun:
+    """A run with its model, framework and complete strategy, and the micro-batches of a rank per step."""
+
+    run: RunSpec
+    model: ModelSpec
+    framework: FrameworkSpec
+    strategy: StrategySpec
+    num_micro_batches: int
+
+    @property
+    def recompute(self) -> RecomputeSpec:
+        return RecomputeSpec.parse(self.strategy.recompute)
+
+    def refuse(self, what: str, instead: str) -> SpecError:
+        """The one line that says why this run cannot be measured."""
+        return SpecError(f"{self.run.id}: {self.framework.name} cannot run {what}; {instead}")
+
+    def spelled_out(self) -> RunSpec:
+        """The run with its model, strategy and options in full: a later change to a workload changes no record."""
+        model = self.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        model["attention"]["kind"] = self.model.attention.kind
+        strategy = self.strategy.model_dump(mode="json", exclude={"micro_batch", "dp", "framework"})
+        options = {key: getattr(self.framework, key) for key in _WRITTEN_OUT}
+        framework = {**options, **self.run.framework, "name": self.framework.name}
+        framework = {"name": framework.pop("name"), **framework}
+        return self.run.model_copy(update={"model": model, "strategy": strategy, "framework": framework})
+
+
+def expand(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
+    """Load all that a run names.
+
+    Raises
+    ------
+    SpecError
+        If something is missing or its degrees do not fit its GPUs and its batch.
+    """
+    workload, _, framework, strategy = resolve_run(run, base_dir)
+    micro_batches = run.batch.global_ // (strategy.dp * run.batch.micro)
+    return ExpandedRun(run, workload.model, framework, strategy, micro_batches)
+
+
+def routed_per_step(run: ExpandedRun) -> int:
+    """Token copies that one rank's router sends to experts in one step and layer. [tokens]"""
+    if run.model.moe is None:
+        return 0
+    batch, s = run.run.batch, run.strategy
+    tokens = batch.micro * run.num_micro_batches * batch.seq_len // s.cp
+    if s.sp and s.framework.startswith("megatron"):
+        tokens //= s.tp
+    return tokens * run.model.moe.top_k
+
+
+def router_bias(routing: RoutingSpec, num_experts: int) -> list[float] | None:
+    """What is added to an expert's logit, so that tokens fall on experts about as the routing says.
+
+    The logarithm of the expert's share; experts are shuffled by the seed, so that the popular ones are not all on
+    the first rank. None for balanced routing, which both frameworks offer themselves.
+    """
+    rng = np.random.default_rng(routing.seed)
+    order = rng.permutation(num_experts)
+    if routing.kind == "balanced":
+        return None
+    if routing.kind == "zipf":
+        assert routing.s is not None
+        logits = -routing.s * np.log1p(order)
+    elif routing.kind == "dirichlet":
+        assert routing.alpha is not None
+        logits = np.log(np.maximum(rng.dirichlet(np.full(num_experts, routing.alpha)), 1e-6))
+    elif routing.kind == "lognormal":
+        assert routing.sigma is not None
+        logits = routing.sigma * rng.standard_normal(num_experts)
+    else:
+        raise SpecError("routing.kind: counts cannot be measured, only estimated; use zipf, dirichlet or lognormal")
+    return [round(float(x), 4) for x in logits - logits.mean()]

@@ -1,0 +1,165 @@
+"""A run in Megatron-Core's words, on its local layer spec, or one line why it cannot say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.measure.expand import ExpandedRun
+from mofa.specs.model import MlaSpec, MoeSpec
+
+
+def _attention(run: ExpandedRun) -> dict[str, Any]:
+    a = run.model.attention
+    if isinstance(a, MlaSpec):
+        raise run.refuse("MLA without Transformer Engine", "use torchtitan")
+    if a.out_bias or a.sinks or a.window is not None:
+        raise run.refuse("an output bias, sinks or a window", "use plain grouped-query attention")
+    return {
+        "num_attention_heads": a.num_heads,
+        "num_query_groups": a.num_kv_heads,
+        "kv_channels": a.head_dim,
+        "add_qkv_bias": a.qkv_bias,
+        "qk_layernorm": a.qk_norm,
+    }
+
+
+def _moe(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
+    if m.expert_bias or m.router_bias or m.shared_gate:
+        raise run.refuse("expert_bias, router_bias or shared_gate", "leave them out")
+    dispatcher = run.framework.dispatcher
+    if dispatcher not in ("alltoall", "allgather"):
+        raise run.refuse(f"dispatcher: {dispatcher}", "use alltoall or allgather")
+    if run.framework.experts != "sequential":
+        raise run.refuse("grouped experts on the local layer spec", "use experts: sequential")
+    layers = [int(run.model.is_moe_layer(i)) for i in range(run.model.num_layers)]
+    grouped = m.num_groups > 1
+    return {
+        "num_moe_experts": m.num_experts,
+        "moe_router_topk": m.top_k,
+        "moe_ffn_hidden_size": m.expert_hidden,
+        "moe_shared_expert_intermediate_size": m.shared_hidden or None,
+        "moe_layer_freq": layers,
+        "moe_router_score_function": m.score,
+        "moe_router_enable_expert_bias": m.correction_bias,
+        "moe_router_num_groups": m.num_groups if grouped else None,
+        "moe_router_group_topk": m.groups_per_token if grouped else None,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_force_load_balancing": run.run.routing.kind == "balanced",
+        "moe_token_dispatcher_type": dispatcher,
+    }
+
+
+def _recompute(run: ExpandedRun) -> dict[str, Any]:
+    r = run.recompute
+    if r.kind == "none":
+        return {}
+    if r.kind == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(r.modules)}
+    if r.kind == "full":
+        method = {"recompute_method": "uniform", "recompute_num_layers": 1}
+        if r.layers is not None:
+            method = {"recompute_method": "block", "recompute_num_layers": r.layers}
+        return {"recompute_granularity": "full", **method}
+    raise run.refuse(f"recompute: {r}", "use none, selective[:module] or full[:n]")
+
+
+def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
+    s, model, framework = run.strategy, run.model, run.framework
+    if run.run.precision.gemm != "bf16":
+        raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
+    if run.run.precision.params == "fp32":
+        raise run.refuse("params: fp32", "use bf16, its mixed precision keeps the main copy in fp32")
+    if s.cp > 1:
+        raise run.refuse("cp without Transformer Engine", "use cp: 1")
+    if framework.compile:
+        raise run.refuse("compile: true", "its fusions are compiled by themselves")
+    if s.schedule not in ("1f1b", "interleaved") or (s.schedule == "interleaved") != (s.vpp > 1):
+        raise run.refuse(f"schedule: {s.schedule} with vpp {s.vpp}", "use 1f1b with vpp 1 or interleaved with more")
+    if model.num_layers % (s.pp * s.vpp):
+        raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
+    if s.vpp > 1 and run.num_micro_batches % s.pp:
+        raise run.refuse(f"{run.num_micro_batches} micro-batches with vpp", f"use a multiple of pp ({s.pp})")
+    if s.etp != 1 or (s.dp * s.tp) % s.ep:
+        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 and an ep that divides dp * tp")
+    if s.tp > 1 and model.moe is not None and not s.sp:
+        raise run.refuse("experts with tp and no sp", "use sp: true")
+    if framework.attention not in ("sdpa", "unfused"):
+        raise run.refuse(f"attention: {framework.attention}", "use sdpa or unfused")
+    if framework.data_parallel not in ("distributed-optimizer", "ddp"):
+        raise run.refuse(f"data_parallel: {framework.data_parallel}", "use distributed-optimizer or ddp")
+    if (run.run.optimizer.implementation or framework.optimizer) != "foreach":
+        raise run.refuse("another optimizer than PyTorch's without Transformer Engine or Apex", "use foreach")
+
+
+def megatron_job(run: ExpandedRun) -> dict[str, Any]:
+    """The configuration of Megatron-Core for this run.
+
+    Raises
+    ------
+    SpecError
+        If Megatron-Core cannot run it without Transformer Engine.
+    """
+    _refuse_what_the_local_spec_lacks(run)
+    s, model, batch, framework = run.strategy, run.model, run.run.batch, run.framework
+    sharded = framework.data_parallel == "distributed-optimizer"
+    overlap_grads = framework.overlap_grad_reduce and s.dp > 1
+    overlap_params = framework.overlap_param_gather and s.dp > 1 and sharded
+    divisor = framework.vocab_divisor * s.tp
+    config: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.mlp.ffn_hidden or 4 * model.hidden,
+        "gated_linear_unit": model.mlp.activation == "swiglu",
+        "activation_func": "silu" if model.mlp.activation == "swiglu" else "gelu",
+        "add_bias_linear": model.mlp.bias,
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout,
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "gradient_accumulation_fusion": False,
+        "tensor_model_parallel_size": s.tp,
+        "pipeline_model_parallel_size": s.pp,
+        "virtual_pipeline_model_parallel_size": s.vpp if s.vpp > 1 else None,
+        "expert_model_parallel_size": s.ep,
+        "expert_tensor_parallel_size": s.etp,
+        "sequence_parallel": s.sp and s.tp > 1,
+        "overlap_p2p_comm": s.vpp > 1,
+        "batch_p2p_comm": s.vpp == 1,
+        "deallocate_pipeline_outputs": True,
+        **_attention(run),
+        **(_moe(run, model.moe) if model.moe is not None else {}),
+        **_recompute(run),
+    }
+    return {
+        "config": config,
+        "parallel": {
+            "tensor_model_parallel_size": s.tp,
+            "pipeline_model_parallel_size": s.pp,
+            "virtual_pipeline_model_parallel_size": s.vpp if s.vpp > 1 else None,
+            "expert_model_parallel_size": s.ep,
+            "expert_tensor_parallel_size": s.etp,
+            "create_gloo_process_groups": False,
+        },
+        "ddp": {
+            "use_distributed_optimizer": sharded,
+            "overlap_grad_reduce": overlap_grads,
+            "overlap_param_gather": overlap_params,
+            "align_param_gather": overlap_params and s.vpp > 1,
+        },
+        "optimizer": {
+            "use_distributed_optimizer": sharded,
+            "overlap_param_gather": overlap_params,
+            "clip_grad": 1.0 if run.run.optimizer.clip_grad_norm else 0.0,
+        },
+        "attention": framework.attention,
+        "vocab": model.vocab,
+        "padded_vocab": -(-model.vocab // divisor) * divisor,
+        "tied": model.tied_embeddings,
+        "positions": "rope" if model.positions == "rope" else "learned_absolute",
+        "seq_len": batch.seq_len,
+        "micro_batch": batch.micro,
+        "num_micro_batches": run.num_micro_batches,
+    }

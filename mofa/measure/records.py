@@ -1,0 +1,173 @@
+"""A measured run as a file: what ran, what came out, where, and whether it may be learned from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from mofa.errors import SpecError
+from mofa.specs.base import Spec
+from mofa.specs.files import load_yaml
+from mofa.specs.run import RunSpec
+
+Split = Literal["fitting", "judging"]
+
+
+class RankMemory(Spec):
+    """Device memory of one rank. [B]"""
+
+    rank: int
+    peak_allocated_bytes: int
+    """Largest of the steps after warm-up, from PyTorch's allocator."""
+    peak_reserved_bytes: int
+    whole_peak_allocated_bytes: int | None = None
+    """Largest from the start of the process: building, the first step and what follows."""
+    whole_peak_reserved_bytes: int | None = None
+    ready_allocated_bytes: int | None = None
+    """Allocated before the first step."""
+    between_steps_bytes: int | None = None
+    """Allocated after the last step: parameters, states and what the framework keeps."""
+    device_bytes: int
+    """Total less free, as CUDA reports it: the allocator, the context, libraries and communicators."""
+    device_total_bytes: int
+    alloc_retries: int = 0
+    """Times the allocator gave its cache back to the device to make room; each one stalls the step."""
+
+
+class Measured(Spec):
+    """What one run gave. Without room on the device, the memory is that at the failing allocation."""
+
+    outcome: Literal["ok", "oom"]
+    step_time_s: float | None = Field(default=None, gt=0)
+    """Median of the steps after warm-up, of the slowest rank."""
+    step_time_spread_s: float | None = Field(default=None, ge=0)
+    """From the first to the third quartile."""
+    step_times_s: list[float] = Field(default=[])
+    """Every step after warm-up, of the slowest rank."""
+    warmup_times_s: list[float] = Field(default=[])
+    ranks: list[RankMemory]
+    tokens_per_expert: list[list[list[int]]] | None = None
+    """Tokens that each rank's routers sent to each expert in one step: rank, layer with experts, expert."""
+    facts: dict[str, Any] = Field(default={})
+    """What the framework said of itself, first rank: parameters, formats; and every rank's layers."""
+    oom_phase: str | None = None
+    oom_tried_bytes: int | None = None
+    error: str | None = None
+
+
+class Environment(Spec):
+    """Where a run was measured."""
+
+    gpu: str
+    num_gpus: int
+    cpu: str
+    cpu_cores: int
+    python: str
+    torch: str
+    cuda: str
+    cudnn: int
+    nccl: str
+    framework: str
+    """Version of the framework."""
+    allocator: str
+    """PYTORCH_ALLOC_CONF, empty for PyTorch's defaults."""
+    settings: dict[str, str] = Field(default={})
+    side_by_side: bool = False
+    """Other runs were on other GPUs of the machine at the same time."""
+
+
+class Record(Spec):
+    """One file of ``reference_runs/measured``."""
+
+    run: RunSpec
+    measured: Measured
+    environment: Environment
+    source: str = Field(min_length=3)
+    split: Split
+
+
+def configuration_hash(run: RunSpec) -> str:
+    """A hash of what a run is, whatever it and its model are called; the run must be spelled out."""
+    content = run.model_dump(mode="json", by_alias=True, exclude={"id", "hardware"})
+    content["model"] = {key: value for key, value in content["model"].items() if key not in ("name", "source")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def assign_splits(
+    wanted: Mapping[str, tuple[str, str]], existing: Iterable[tuple[str, str, Split]]
+) -> dict[str, Split]:
+    """Split new runs into fitting and judging halves of each framework, by the order of their hashes.
+
+    Parameters
+    ----------
+    wanted
+        Run id to (framework, configuration hash), for the runs that have no record yet.
+    existing
+        (framework, configuration hash, split) of every record there is; these never change.
+
+    Returns
+    -------
+    dict
+        Run id to split. A repeated configuration keeps the split it has, so that no run is judged by its twin.
+
+    Examples
+    --------
+    >>> assign_splits({"a": ("x", "01"), "b": ("x", "02"), "c": ("x", "01")}, [])
+    {'a': 'judging', 'b': 'fitting', 'c': 'judging'}
+    """
+    known: dict[tuple[str, str], Split] = {(framework, digest): split for framework, digest, split in existing}
+    for framework, digest in sorted(set(wanted.values()), key=lambda pair: (pair[0], pair[1])):
+        if (framework, digest) in known:
+            continue
+        of_framework = [split for (name, _), split in known.items() if name == framework]
+        fewer_judging = of_framework.count("judging") <= of_framework.count("fitting")
+        known[framework, digest] = "judging" if fewer_judging else "fitting"
+    return {run_id: known[pair] for run_id, pair in wanted.items()}
+
+
+def read_record(path: Path) -> Record:
+    """Read one record.
+
+    Raises
+    ------
+    SpecError
+        If the file is no record.
+    """
+    try:
+        return Record.model_validate(load_yaml(path))
+    except ValidationError as error:
+        raise SpecError(f"{path}: no record of a measured run: {str(error).splitlines()[0]}") from error
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records of a folder, in the order of their names."""
+    return [read_record(path) for path in sorted(folder.glob("*.yaml"))]
+
+
+class _Compact(yaml.SafeDumper):
+    """Lists of plain numbers and words on one line, everything else as a block."""
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
+    flow = all(isinstance(item, (int, float, str)) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flow)
+
+
+_Compact.add_representer(list, _represent_list)
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write one record whole or not at all: to a temporary file that is then renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.run.id}.yaml"
+    content = record.model_dump(mode="json", by_alias=True, exclude_none=True)
+    temporary = path.with_suffix(".yaml.part")
+    temporary.write_text(yaml.dump(content, Dumper=_Compact, sort_keys=False, width=120))
+    temporary.rename(path)
+    return path

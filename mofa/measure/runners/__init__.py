@@ -1,0 +1,1 @@
+"""One process per rank: the only modules of mofa, besides the benchmarks of calibrate, that import torch."""

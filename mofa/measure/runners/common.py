@@ -1,0 +1,173 @@
+"""What every runner shares: the gate, timed steps, memory, failures, the result of one rank.
+
+A runner is started once per rank as ``python -m mofa.measure.runners.FRAMEWORK JOB.json RESULTS`` with ``RANK``,
+``WORLD_SIZE`` and ``MASTER_ADDR`` in its environment. It imports the framework, then waits for one line on standard
+input, ``go LOCAL_RANK MASTER_PORT``, before it touches a GPU, so that the next run can get ready while one is
+being measured. It writes ``RESULTS/rankN.json``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mofa.measure.runners import traces
+
+Job = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run that is ready to step."""
+
+    step: Callable[[], None]
+    """One optimizer step, as the framework's own loop does it."""
+    count_tokens: Callable[[], list[list[int]]] | None
+    """One more step that returns, per layer with experts, the tokens this rank routed to each expert."""
+    loss: Callable[[], float | None]
+    facts: dict[str, Any]
+    """What the framework says about itself: parameters on this rank, layers per stage."""
+
+
+def _memory() -> dict[str, int]:
+    free, total = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocated_bytes": torch.cuda.memory_allocated(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_bytes": total - free,
+        "device_total_bytes": total,
+        "alloc_retries": int(stats.get("num_alloc_retries", 0)),
+    }
+
+
+def _agree(value: float) -> float:
+    """The largest of a number over all ranks."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return value
+    tensor = torch.tensor([value], device="cuda", dtype=torch.float64)
+    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    return float(tensor.item())
+
+
+def _timed(step: Callable[[], None], num_steps: int) -> list[float]:
+    """Seconds of each step, read from events on the device; the host never waits between steps."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
+
+
+def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
+    result["memory_ready"] = _memory()
+    result["phase"] = "first step"
+    warmup = _timed(training.step, 1)
+    result["memory_first_step"] = _memory()
+    result["phase"] = "warm-up"
+    warmup += _timed(training.step, job["warmup_steps"] - 1)
+    whole = _memory()
+    per_step = _agree(min(warmup[1:]))
+    num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
+    torch.cuda.reset_peak_memory_stats()
+    result["phase"] = "steady steps"
+    result["step_times_s"] = _timed(training.step, num_steps)
+    result["warmup_times_s"] = warmup
+    steady = _memory()
+    result["memory"] = steady
+    result["memory_whole"] = {
+        k: max(whole[k], steady[k]) for k in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+    }
+    result["loss"] = training.loss()
+    result["outcome"] = "ok"
+    if training.count_tokens is not None:
+        result["tokens_per_expert"] = training.count_tokens()
+    if job.get("trace"):
+        traces.write(training.step, folder, rank)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a failure is the device's memory, in whichever words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+
+
+def _tried_bytes(text: str) -> int | None:
+    match = re.search(r"Tried to allocate ([\d.]+) ([KMGT])iB", text)
+    return int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2])))) if match else None
+
+
+def _environment(framework_version: str) -> dict[str, Any]:
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "unknown",
+    )
+    version = torch.cuda.nccl.version()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "cpu": cpu,
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, version)),
+        "framework": framework_version,
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
+        "settings": {
+            k: v
+            for k, v in sorted(os.environ.items())
+            if k.startswith(("NCCL_", "TORCH_NCCL_", "CUDA_DEVICE_MAX", "TORCH_SYMM_MEM_DISABLE", "OMP_NUM"))
+            and "/" not in v
+        },
+    }
+
+
+def main(build: Callable[[Job], Training], framework_version: str) -> None:
+    """Run one rank: wait at the gate, build, measure, write the result, leave without a tear-down."""
+    job: Job = json.loads(Path(sys.argv[1]).read_text())
+    folder, rank = Path(sys.argv[2]), int(os.environ["RANK"])
+    _, os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"] = sys.stdin.readline().split()
+    device = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(device)
+    result: dict[str, Any] = {"rank": rank, "outcome": "error", "phase": "building"}
+    try:
+        training = build(job)
+        result["facts"] = training.facts
+        _measured(training, job, result, folder, rank)
+    except Exception as error:
+        memory = out_of_memory(error)
+        result["outcome"] = "oom" if memory else ("ok" if result["outcome"] == "ok" else "error")
+        result["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
+        if memory:
+            result["tried_bytes"] = _tried_bytes(str(error))
+            result["memory"] = _memory()
+        else:
+            traceback.print_exc()
+    result["environment"] = _environment(framework_version)
+    result["phase_of_end"] = result.pop("phase")
+    temporary = folder / f"rank{rank}.json.tmp"
+    temporary.write_text(json.dumps(result))
+    temporary.rename(folder / f"rank{rank}.json")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if result["outcome"] == "ok" and torch.distributed.is_initialized():
+        torch.distributed.barrier(device_ids=[device])
+    os._exit(0)

@@ -1,0 +1,246 @@
+"""One rank of a Megatron-Core run on its local layer spec, without Transformer Engine or Apex.
+
+Two modules are supplied from outside, as Megatron's specs allow: PyTorch's scaled dot product as the core attention,
+and a norm that marks its weight as ``sequence_parallel``, because Megatron's own wrapper of PyTorch's norm refuses
+sequence parallelism. ``moe_utils.te_general_gemm`` is set to None, which is how that module asks whether it is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.moe import moe_utils
+
+from mofa.measure.runners.common import Job, Training, main
+
+if not hasattr(moe_utils, "te_general_gemm"):
+    moe_utils.te_general_gemm = None
+
+
+class Norm:
+    """PyTorch's norm with its weight marked for the reduction of sequence parallelism."""
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        """A torch module; Megatron's specs ask for a class."""
+        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        norm = kind(normalized_shape=hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+class SdpaAttention(MegatronModule):  # type: ignore[misc]
+    """Core attention through ``torch.nn.functional.scaled_dot_product_attention``, causal."""
+
+    def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__(config=config)
+        self.softmax_scale = softmax_scale
+
+    def forward(self, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        """[s, b, heads, d] in, [s, b, heads * d_v] out."""
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        grouped = q.size(1) != k.size(1)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=grouped
+        )
+        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+
+def _block_spec(config: Any, sdpa: bool, vp_stage: int | None) -> Any:
+    spec = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    for layer in spec.layer_specs:
+        modules = layer.submodules
+        modules.input_layernorm = modules.pre_mlp_layernorm = Norm
+        attention = modules.self_attention.submodules
+        if sdpa:
+            attention.core_attention = SdpaAttention
+        for name in ("q_layernorm", "k_layernorm"):
+            if getattr(attention, name) is not IdentityOp:
+                setattr(attention, name, Norm)
+    spec.layer_norm = Norm
+    return spec
+
+
+def _config(options: dict[str, Any]) -> Any:
+    values = dict(options)
+    values["activation_func"] = {"silu": functional.silu, "gelu": functional.gelu}[values["activation_func"]]
+    values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
+    return TransformerConfig(bf16=True, **values)
+
+
+def _initialize(parallel: dict[str, Any], seed: int) -> None:
+    torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120))
+    parallel_state.initialize_model_parallel(**parallel)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    torch.manual_seed(seed + parallel_state.get_pipeline_model_parallel_rank())
+
+
+def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
+    chunks = []
+    num_chunks = config.virtual_pipeline_model_parallel_size
+    for stage in range(num_chunks or 1):
+        vp_stage = stage if num_chunks else None
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=_block_spec(config, job["attention"] == "sdpa", vp_stage),
+            vocab_size=job["padded_vocab"],
+            max_sequence_length=job["seq_len"],
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            share_embeddings_and_output_weights=job["tied"],
+            position_embedding_type=job["positions"],
+            rotary_base=500000,
+            vp_stage=vp_stage,
+        )
+        model.model_type = ModelType.encoder_or_decoder
+        for parameter in model.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        chunks.append(Float16Module(config, model.cuda(torch.cuda.current_device())))
+    return chunks
+
+
+def _batches(job: dict[str, Any], seed: int) -> Callable[[], tuple[Any, Any, Any]]:
+    shape = (job["micro_batch"], job["seq_len"])
+    generator = torch.Generator().manual_seed(seed)
+    pool = [torch.randint(job["vocab"], (shape[0], shape[1] + 1), generator=generator).pin_memory() for _ in range(4)]
+    turn = 0
+
+    def batch() -> tuple[Any, Any, Any]:
+        nonlocal turn
+        turn += 1
+        tokens = pool[turn % len(pool)].cuda(non_blocking=True)
+        positions = torch.arange(shape[1], device="cuda").unsqueeze(0).expand(*shape)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions
+
+    return batch
+
+
+def _loss(output: Any) -> tuple[Any, dict[str, Any]]:
+    loss = output.float().mean()
+    return loss, {"lm loss": loss.detach().clone()}
+
+
+def _forward_step(batch: Callable[[], Any], model: Any) -> tuple[Any, Any]:
+    tokens, labels, positions = batch()
+    return model(tokens, positions, None, labels=labels), _loss
+
+
+def _routers(chunks: list[Any]) -> list[Any]:
+    found = [m for chunk in chunks for m in chunk.modules() if type(m).__name__ == "TopKRouter"]
+    return sorted(found, key=lambda router: router.layer_number)
+
+
+def _bias_routers(chunks: list[Any], bias: list[float] | None) -> None:
+    if bias is None:
+        return
+    shift = torch.tensor(bias, device="cuda")
+    for router in _routers(chunks):
+        inner = router.gating
+
+        def biased(hidden: Any, inner: Callable[[Any], Any] = inner) -> Any:
+            logits = inner(hidden)
+            return logits + shift.to(logits.dtype)
+
+        router.gating = biased
+
+
+def _counter(chunks: list[Any], step: Callable[[], None], tokens: int) -> Callable[[], list[list[int]]]:
+    def count() -> list[list[int]]:
+        seen: dict[int, Any] = {}
+
+        def look(layer: int, _: Any, __: Any, output: Any) -> None:
+            seen[layer] = seen.get(layer, 0) + output[1].sum(dim=0)
+
+        routers = _routers(chunks)
+        hooks = [r.register_forward_hook(functools.partial(look, r.layer_number)) for r in routers]
+        step()
+        for hook in hooks:
+            hook.remove()
+        counts = [seen[r.layer_number].float() for r in routers]
+        return [[round(float(v) * tokens / max(float(c.sum()), 1.0)) for v in c.tolist()] for c in counts]
+
+    return count
+
+
+def build(job: Job) -> Training:
+    """Model chunks, optimizer and schedule of one rank, put together as Megatron-LM's training loop does."""
+    plan = job["megatron"]
+    _initialize(plan["parallel"], job["seed"])
+    config = _config(plan["config"])
+    modules = _chunks(config, plan)
+    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **plan["ddp"])
+    chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam", lr=1e-4, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, bf16=True,
+            params_dtype=torch.bfloat16, **plan["optimizer"],
+        ),
+        chunks,
+        use_gloo_process_groups=plan["parallel"].get("create_gloo_process_groups", True),
+    )  # fmt: skip
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if ddp.overlap_grad_reduce:
+        config.no_sync_func = [c.no_sync for c in chunks] if len(chunks) > 1 else chunks[0].no_sync
+    if ddp.overlap_param_gather and ddp.align_param_gather:
+        starts = [c.start_param_sync for c in chunks]
+        config.param_sync_func = starts if len(chunks) > 1 else starts[0]
+    for chunk in chunks:
+        chunk.train()
+    _bias_routers(chunks, job.get("routing_bias"))
+    schedule = get_forward_backward_func()
+    batch = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
+    losses: list[Any] = []
+
+    def step() -> None:
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        reduced = schedule(
+            forward_step_func=_forward_step,
+            data_iterator=[batch] * len(chunks) if len(chunks) > 1 else batch,
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=plan["num_micro_batches"],
+            seq_length=plan["seq_len"],
+            micro_batch_size=plan["micro_batch"],
+            decoder_seq_length=plan["seq_len"],
+            forward_only=False,
+        )
+        optimizer.step()
+        losses[:] = [r["lm loss"] for r in reduced]
+
+    return Training(
+        step=step,
+        count_tokens=_counter(chunks, step, job["routed_per_step"]) if _routers(chunks) else None,
+        loss=lambda: float(torch.stack(losses).mean()) if losses else None,
+        facts={
+            "local_params": sum(p.numel() for c in chunks for p in c.parameters()),
+            "param_dtypes": sorted({str(p.dtype) for c in chunks for p in c.parameters()}),
+            "layers": [[str(x.layer_number - 1) for x in m.module.decoder.layers] for m in modules],
+            "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
+        },
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    main(build, importlib.metadata.version("megatron-core"))

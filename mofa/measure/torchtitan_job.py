@@ -1,0 +1,227 @@
+"""A run in torchtitan's words: its model arguments and job settings, or one line why it cannot say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.measure.expand import ExpandedRun
+from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec, MoeSpec
+
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble",
+              "interleaved-zb": "InterleavedZeroBubble"}  # fmt: skip
+
+
+def _llama3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
+    assert model.mlp.ffn_hidden is not None
+    if a.head_dim * a.num_heads != model.hidden:
+        raise run.refuse(f"head_dim {a.head_dim} with {a.num_heads} heads", "its llama3 needs hidden / num_heads")
+    if model.tied_embeddings:
+        raise run.refuse("tied embeddings with llama3", "use qk_norm: true (qwen3) or untied embeddings")
+    return {
+        "dim": model.hidden,
+        "n_layers": model.num_layers,
+        "n_heads": a.num_heads,
+        "n_kv_heads": a.num_kv_heads,
+        "vocab_size": model.vocab,
+        # hidden = multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of): exactly ffn_hidden
+        "multiple_of": model.mlp.ffn_hidden,
+        "ffn_dim_multiplier": 0.9 * model.mlp.ffn_hidden / (8 * model.hidden / 3),
+        "rope_theta": 500000,
+    }
+
+
+def _moe_args(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
+    if m.expert_bias or m.shared_gate or m.every != 1:
+        raise run.refuse("expert_bias, shared_gate or moe.every", "leave them out")
+    shared, rest = divmod(m.shared_hidden, m.expert_hidden)
+    if rest:
+        raise run.refuse(f"shared_hidden ({m.shared_hidden})", f"use a multiple of expert_hidden ({m.expert_hidden})")
+    grouped = m.num_groups > 1
+    return {
+        "num_experts": m.num_experts,
+        "num_shared_experts": shared,
+        "top_k": m.top_k,
+        "score_func": m.score,
+        "route_norm": True,
+        "gate_bias": m.router_bias,
+        "score_before_experts": False,
+        "num_expert_groups": m.num_groups if grouped else None,
+        "num_limited_groups": m.groups_per_token if grouped else None,
+        "load_balance_coeff": 1e-3 if m.correction_bias else None,
+        "use_grouped_mm": run.framework.experts == "grouped",
+    }
+
+
+def _qwen3(run: ExpandedRun, model: ModelSpec, a: GqaSpec) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "dim": model.hidden,
+        "n_layers": model.num_layers,
+        "n_heads": a.num_heads,
+        "n_kv_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "vocab_size": model.vocab,
+        "hidden_dim": model.mlp.ffn_hidden or model.hidden,
+        "qk_norm": a.qk_norm,
+        "enable_weight_tying": model.tied_embeddings,
+    }
+    if model.moe is not None:
+        if model.moe.first_k_dense or model.moe.shared_hidden:
+            raise run.refuse("dense layers or shared experts with qwen3", "use MLA (deepseek_v3) or leave them out")
+        args |= {
+            "moe_enabled": True,
+            "moe_inter_dim": model.moe.expert_hidden,
+            "moe_args": _moe_args(run, model.moe),
+        }
+    return args
+
+
+def _deepseek(run: ExpandedRun, model: ModelSpec, a: MlaSpec) -> dict[str, Any]:
+    if model.moe is None:
+        raise run.refuse("MLA without experts", "use a model with moe")
+    return {
+        "dim": model.hidden,
+        "n_layers": model.num_layers,
+        "n_dense_layers": model.moe.first_k_dense,
+        "n_heads": a.num_heads,
+        "vocab_size": model.vocab,
+        "inter_dim": model.mlp.ffn_hidden or model.hidden,
+        "moe_inter_dim": model.moe.expert_hidden,
+        "q_lora_rank": a.q_lora_rank or 0,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_nope_head_dim": a.qk_nope_head_dim,
+        "qk_rope_head_dim": a.qk_rope_head_dim,
+        "v_head_dim": a.v_head_dim,
+        "attn_type": "sdpa",
+        "moe_args": _moe_args(run, model.moe),
+    }
+
+
+def _model(run: ExpandedRun) -> tuple[str, dict[str, Any]]:
+    model, a = run.model, run.model.attention
+    if model.norm != "rmsnorm" or model.positions != "rope" or model.mlp.activation != "swiglu" or model.mlp.bias:
+        raise run.refuse(f"model {model.name}", "it has RMSNorm, RoPE and SwiGLU without biases only")
+    if model.num_mtp_layers or model.dropout:
+        raise run.refuse("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
+    if isinstance(a, MlaSpec):
+        return "deepseek_v3", _deepseek(run, model, a)
+    if a.qkv_bias or a.out_bias or a.sinks or a.window is not None:
+        raise run.refuse("attention with biases, sinks or a window", "use plain grouped-query attention")
+    if model.moe is None and not a.qk_norm:
+        return "llama3", _llama3(run, model, a)
+    return "qwen3", _qwen3(run, model, a)
+
+
+def _recompute(run: ExpandedRun) -> dict[str, Any]:
+    r = run.recompute
+    if r.kind == "full" and r.layers is None:
+        return {"mode": "full"}
+    if r.kind == "ops":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    if r.kind == "every":
+        return {"mode": "selective", "selective_ac_option": str(r.layers or 2)}
+    if r.kind == "none":
+        return {"mode": "none"}
+    raise run.refuse(f"recompute: {r}", "use none, full, ops or every:n")
+
+
+def _data_parallel(run: ExpandedRun) -> tuple[int, int]:
+    """(replicas, shards) of the data-parallel ranks."""
+    kind, dp, replicas = run.framework.data_parallel, run.strategy.dp, run.framework.dp_replicate
+    if kind == "ddp":
+        if dp != run.run.gpus:
+            raise run.refuse("ddp with tp, cp or pp", "use data_parallel: fsdp or hsdp")
+        return dp, 1
+    if kind == "hsdp":
+        if replicas < 2 or dp % replicas:
+            raise run.refuse(f"hsdp with dp_replicate {replicas} of dp {dp}", "use a divisor of dp above 1")
+        return replicas, dp // replicas
+    if kind != "fsdp" or replicas != 1:
+        raise run.refuse(f"data_parallel: {kind} with dp_replicate {replicas}", "use fsdp, hsdp or ddp")
+    return 1, dp
+
+
+def _dtype(run: ExpandedRun, shards: int) -> str:
+    """Format of the parameters, their gradients and states: bfloat16 where nothing else mixes precision."""
+    s = run.strategy
+    mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
+    wanted = run.run.precision.params or ("fp32" if mixed else "bf16")
+    if wanted == "fp32" and not mixed:
+        raise run.refuse("params: fp32 with tp or pp and no FSDP", "its matrix products would be fp32; use bf16")
+    return {"fp32": "float32", "bf16": "bfloat16"}[wanted]
+
+
+def _reshard(run: ExpandedRun) -> str:
+    """ZeRO's stage in FSDP's words: 3 reshards after the forward pass, 2 does not."""
+    zero = run.run.strategy.get("zero")
+    if zero in (None, 0, 1) or (zero == 3) == (run.strategy.pp == 1):
+        return "default"
+    return "always" if zero == 3 else "never"
+
+
+def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
+    """The settings of torchtitan's Trainer for this run.
+
+    Raises
+    ------
+    SpecError
+        If torchtitan cannot run it.
+    """
+    s, batch, framework = run.strategy, run.run.batch, run.framework
+    if run.run.precision.gemm != "bf16":
+        raise run.refuse("fp8 here", "use precision.gemm: bf16")
+    if not run.run.optimizer.clip_grad_norm:
+        raise run.refuse("without clipping", "use optimizer.clip_grad_norm: true")
+    if s.schedule in ("interleaved", "zbv", "interleaved-zb") and s.vpp != 2:
+        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use vpp: 2, its default")
+    if s.schedule in ("1f1b", "gpipe") and s.vpp != 1:
+        raise run.refuse(f"{s.schedule} with vpp {s.vpp}", "use schedule: interleaved or vpp: 1")
+    if framework.attention != "sdpa" or framework.dispatcher != "alltoall":
+        raise run.refuse(
+            f"attention: {framework.attention} or dispatcher: {framework.dispatcher}", "use sdpa, alltoall"
+        )
+    if s.tp > 1 and not s.sp:
+        raise run.refuse("tp without sp", "use sp: true")
+    name, args = _model(run)
+    if s.pp > 1 and name == "qwen3":
+        raise run.refuse("qwen3 in a pipeline", "use a llama or DeepSeek model, or pp: 1")
+    replicas, shards = _data_parallel(run)
+    if s.ep > 1 and (s.etp not in (1, s.tp) or (shards * s.cp * s.tp) % s.ep):
+        raise run.refuse(f"ep {s.ep} with etp {s.etp}", "ep must divide the FSDP ranks, etp must be 1 or tp")
+    implementation = run.run.optimizer.implementation or framework.optimizer
+    if implementation == "te":
+        raise run.refuse("optimizer: te", "use fused, foreach or for-loop")
+    per_rank = batch.micro * run.num_micro_batches
+    return {
+        "model": name,
+        "args": args,
+        "job": {
+            "training": {
+                "local_batch_size": per_rank if s.pp > 1 else batch.micro,
+                "global_batch_size": batch.global_,
+                "seq_len": batch.seq_len,
+                "dtype": _dtype(run, shards),
+                "steps": 10_000,
+            },
+            "optimizer": {"implementation": implementation, "lr": 1e-4},
+            "parallelism": {
+                "data_parallel_replicate_degree": replicas,
+                "data_parallel_shard_degree": shards,
+                "fsdp_reshard_after_forward": _reshard(run),
+                "tensor_parallel_degree": s.tp,
+                "disable_loss_parallel": not framework.loss_parallel,
+                "pipeline_parallel_degree": s.pp,
+                "pipeline_parallel_schedule": _SCHEDULES[s.schedule],
+                "pipeline_parallel_microbatch_size": batch.micro,
+                "context_parallel_degree": s.cp,
+                "context_parallel_rotate_method": "alltoall" if s.cp_kind == "ring" else "allgather",
+                "expert_parallel_degree": s.ep,
+                "expert_tensor_parallel_degree": s.etp,
+            },
+            "activation_checkpoint": _recompute(run),
+            "compile": {"enable": framework.compile},
+            "debug": {
+                "seed": 0,
+                "moe_force_load_balance": run.model.moe is not None and run.run.routing.kind == "balanced",
+            },
+        },
+    }
