@@ -43,7 +43,8 @@ class ExpandedRun:
         """The run with its model, strategy and options in full: a later change to a workload changes no record."""
         model = self.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         model["attention"]["kind"] = self.model.attention.kind
-        strategy = self.strategy.model_dump(mode="json", exclude={"micro_batch", "dp", "framework"})
+        without = {"micro_batch", "dp", "framework"} | ({"cp_kind"} if self.strategy.cp == 1 else set())
+        strategy = self.strategy.model_dump(mode="json", exclude=without)
         options = {key: getattr(self.framework, key) for key in _WRITTEN_OUT}
         framework = {**options, **self.run.framework, "name": self.framework.name}
         framework = {"name": framework.pop("name"), **framework}

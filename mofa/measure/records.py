@@ -34,10 +34,22 @@ class RankMemory(Spec):
     between_steps_bytes: int | None = None
     """Allocated after the last step: parameters, states and what the framework keeps."""
     device_bytes: int
-    """Total less free, as CUDA reports it: the allocator, the context, libraries and communicators."""
+    """Total less free after the last step, as CUDA reports it: allocator, context, libraries and communicators."""
+    outside_allocator_bytes: int | None = None
+    """Of these, what the allocator does not hold: context, libraries and communicators."""
     device_total_bytes: int
     alloc_retries: int = 0
     """Times the allocator gave its cache back to the device to make room; each one stalls the step."""
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """Most that the rank took of its device: the reserved peak and what is outside the allocator. [B]
+
+        None where the allocator gave memory back and the record does not say what was outside it.
+        """
+        if self.outside_allocator_bytes is not None:
+            return self.peak_reserved_bytes + self.outside_allocator_bytes
+        return None if self.alloc_retries else self.device_bytes
 
 
 class Measured(Spec):

@@ -142,6 +142,7 @@ def _rank_memory(rank: dict[str, Any]) -> RankMemory:
         ready_allocated_bytes=ready.get("allocated_bytes"),
         between_steps_bytes=memory["allocated_bytes"] if rank["outcome"] == "ok" else None,
         device_bytes=memory["device_bytes"],
+        outside_allocator_bytes=memory["device_bytes"] - memory["reserved_bytes"],
         device_total_bytes=memory["device_total_bytes"],
         alloc_retries=memory["alloc_retries"],
     )
