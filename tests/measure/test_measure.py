@@ -1,0 +1,151 @@
+"""`mofa measure` without a GPU: what it refuses, what it skips, and what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mofa.errors import SpecError
+from mofa.measure import read_record, read_records
+from mofa.measure.expand import expand
+from mofa.measure.launch import Task
+from mofa.measure.runs import check_machine, plan_task, self_test
+from mofa.measure.runs import measure as measure_runs
+from mofa.specs.load import load_runs
+
+PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
+GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 100, "total_bytes": 100}
+STATE = {"torch": "2.11", "gpus": [GPU] * 4, "torchtitan": "0.2.2", "megatron": "0.16.1"}
+
+
+def raw_run(id: str = "a", framework: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "model": {"base": "llama3-8b", "num_layers": 4},
+        "framework": framework or {"name": "torchtitan"},
+        "hardware": "h200-hgx",
+        "gpus": 1,
+        "strategy": {"recompute": "none"},
+        "batch": {"seq_len": 1024, "micro": 1, "global": 4},
+        **changes,
+    }
+
+
+def runs_file(folder: Path, *runs: dict[str, Any]) -> Path:
+    path = folder / "runs.yaml"
+    path.write_text(yaml.safe_dump({"runs": list(runs)}))
+    return path
+
+
+def task_of(folder: Path, raw: dict[str, Any]) -> Task:
+    (run,) = load_runs(runs_file(folder, raw))
+    return plan_task(expand(run), timeout_s=10.0)
+
+
+@pytest.fixture
+def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run goes to a runner that needs no GPU and does what the run's id says."""
+
+    def fake(run: Any, **how: Any) -> Task:
+        task = plan_task(run, **how)
+        environment = {**task.environment, "PYTHONPATH": str(Path(__file__).parent)}
+        job = {"does": run.run.id.split("-")[0]}
+        return dataclasses.replace(task, module="fake_runner", job=job, environment=environment)
+
+    monkeypatch.setattr("mofa.measure.runs.plan_task", fake)
+    monkeypatch.setattr("mofa.measure.runs.self_test", lambda: STATE)
+
+
+@pytest.mark.usefixtures("fake_runners")
+def test_records_are_written_resumed_and_failures_reported(tmp_path: Path) -> None:
+    path = runs_file(tmp_path, raw_run("ok-1"), raw_run("oom-1"), raw_run("crash-1"))
+    said: list[str] = []
+    out = tmp_path / "measured"
+    first = measure_runs(path, out, parallel=True, logs=tmp_path / "logs", progress=said.append)
+    assert sorted(p.name for p in first.written) == ["ok-1.yaml", "oom-1.yaml"]
+    assert first.failed == {"crash-1": "RuntimeError: broken on purpose"}
+    assert "broken on purpose" in (tmp_path / "logs" / "crash-1.rank0.log").read_text()
+    assert read_record(out / "oom-1.yaml").measured.outcome == "oom"
+    before = {r.run.id: r for r in read_records(out)}
+    again = measure_runs(path, out, progress=said.append)
+    assert set(again.skipped) == {"ok-1", "oom-1"}
+    assert {r.run.id: r for r in read_records(out)} == before
+
+
+@pytest.mark.usefixtures("fake_runners")
+def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
+    measure_runs(runs_file(tmp_path, raw_run("ok-1")), tmp_path / "measured", progress=lambda _: None)
+    record = read_record(tmp_path / "measured" / "ok-1.yaml")
+    assert isinstance(record.run.model, dict)
+    assert record.run.model["hidden"] == 4096
+    assert record.run.strategy["schedule"] == "1f1b"
+    assert record.run.framework["data_parallel"] == "fsdp"
+    assert expand(record.run).spelled_out() == record.run
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (raw_run(framework={"name": "megatron"}), "cannot be measured"),
+        (raw_run(precision={"gemm": "fp8"}), "cannot run fp8"),
+        (raw_run(strategy={"recompute": "selective"}), "cannot run recompute: selective"),
+        (raw_run(strategy={"recompute": "none", "cp": 2}, gpus=2, framework={"name": "megatron-local"}), "cp without"),
+        (raw_run(framework={"name": "megatron-local", "experts": "grouped"}, model="mixtral-8x7b"), "grouped experts"),
+        (raw_run(model="deepseek-v2-lite", framework={"name": "megatron-local"}), "cannot run MLA"),
+        (raw_run(model="gpt-oss-120b"), "biases, sinks or a window"),
+        (raw_run(gpus=2, framework={"name": "torchtitan", "data_parallel": "hsdp"}), "dp_replicate"),
+    ],
+)
+def test_a_run_it_cannot_express_is_one_line(tmp_path: Path, raw: dict[str, Any], line: str) -> None:
+    with pytest.raises(SpecError, match=line) as caught:
+        task_of(tmp_path, raw)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("a: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"torch": None, "gpus": []}, "PyTorch is not installed"),
+        ({"gpus": []}, "no GPU is visible"),
+        ({"gpus": [{**GPU, "ok": False, "error": 0.5}]}, "GPU 0 multiplies wrongly"),
+        ({"gpus": [{**GPU, "free_bytes": 10}]}, "in use"),
+        ({"torchtitan": None}, "torchtitan is not installed; pip install torchtitan==0.2.2"),
+        ({"gpus": [GPU]}, "more than this machine has"),
+    ],
+)
+def test_a_machine_that_cannot_measure_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    runs = load_runs(runs_file(tmp_path, raw_run(gpus=2)))
+    with pytest.raises(SpecError, match=line):
+        check_machine({**STATE, **changes}, list(runs))
+
+
+def test_the_self_test_runs_anywhere() -> None:
+    state = self_test()
+    assert set(state) >= {"torch", "gpus", "torchtitan", "megatron"}
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
+def test_every_planned_run_can_be_told_to_its_framework(path: Path) -> None:
+    for run in load_runs(path):
+        plan_task(expand(run), timeout_s=10.0)
+
+
+def test_torchtitan_reads_the_batch_as_it_does(tmp_path: Path) -> None:
+    one = task_of(tmp_path, raw_run()).job["torchtitan"]["job"]["training"]
+    assert (one["local_batch_size"], one["global_batch_size"], one["dtype"]) == (1, 4, "float32")
+    pipeline = task_of(tmp_path, raw_run(gpus=2, strategy={"pp": 2, "recompute": "none"})).job["torchtitan"]["job"]
+    assert (pipeline["training"]["local_batch_size"], pipeline["training"]["dtype"]) == (4, "bfloat16")
+
+
+def test_megatron_pads_the_vocabulary_and_keeps_the_environment(tmp_path: Path) -> None:
+    raw = raw_run(gpus=2, strategy={"tp": 2}, framework={"name": "megatron-local", "allocator": "expandable"})
+    task = task_of(tmp_path, raw)
+    assert task.job["megatron"]["padded_vocab"] % 256 == 0
+    assert task.job["megatron"]["config"]["sequence_parallel"]
+    assert task.environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert task.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"

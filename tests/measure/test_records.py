@@ -1,0 +1,209 @@
+"""Records: their schema, the split, writing, and every committed one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mofa.errors import SpecError
+from mofa.measure.records import (
+    Record,
+    Split,
+    assign_splits,
+    configuration_hash,
+    read_record,
+    read_records,
+    write_record,
+)
+from mofa.measure.runs import measured_of
+from mofa.specs.params import num_params
+from mofa.specs.run import RunSpec
+
+FOLDER = Path(__file__).parents[2] / "reference_runs" / "measured"
+RECORDS = read_records(FOLDER)
+MODEL = {
+    "name": "tiny", "source": "this test", "num_layers": 2, "hidden": 128, "vocab": 512,
+    "attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}, "mlp": {"ffn_hidden": 256},
+}  # fmt: skip
+
+
+def spec(id: str = "a", **changes: object) -> RunSpec:
+    raw = {
+        "id": id, "model": MODEL, "framework": {"name": "torchtitan"}, "hardware": "h200-hgx", "gpus": 1,
+        "strategy": {}, "batch": {"seq_len": 64, "micro": 1, "global": 1}, **changes,
+    }  # fmt: skip
+    return RunSpec.model_validate(raw)
+
+
+def rank(number: int, times: list[float]) -> dict[str, object]:
+    memory = {"peak_allocated_bytes": 10, "peak_reserved_bytes": 12, "device_bytes": 14, "device_total_bytes": 20}
+    memory |= {"allocated_bytes": 3, "reserved_bytes": 12, "alloc_retries": 0}
+    return {
+        "rank": number, "outcome": "ok", "memory": memory, "memory_whole": memory, "memory_ready": memory,
+        "step_times_s": times, "warmup_times_s": [9.0], "facts": {"layers": [["0", "1"]]}, "phase_of_end": "done",
+    }  # fmt: skip
+
+
+def record(id: str = "a") -> Record:
+    environment = {
+        "gpu": "GPU", "num_gpus": 1, "cpu": "CPU", "cpu_cores": 1, "python": "3", "torch": "2", "cuda": "13",
+        "cudnn": 9, "nccl": "2", "framework": "0.2.2", "allocator": "",
+    }  # fmt: skip
+    return Record.model_validate(
+        {
+            "run": spec(id),
+            "measured": measured_of([rank(0, [0.1, 0.2, 0.3])]),
+            "environment": environment,
+            "source": "this test",
+            "split": "fitting",
+        }
+    )
+
+
+def test_the_slowest_rank_gives_the_step_time() -> None:
+    measured = measured_of([rank(0, [0.1, 0.1, 0.9]), rank(1, [0.2, 0.3, 0.4])])
+    assert measured.step_time_s == 0.3
+    assert measured.step_time_spread_s == pytest.approx(0.1)
+    assert measured.facts["layers"] == [[["0", "1"]], [["0", "1"]]]
+
+
+def test_out_of_memory_is_a_result() -> None:
+    short = {**rank(1, []), "outcome": "oom", "error": "OutOfMemoryError: no room", "phase_of_end": "first step"}
+    measured = measured_of([short])
+    assert (measured.outcome, measured.oom_phase, measured.step_time_s) == ("oom", "first step", None)
+    assert measured.ranks[0].between_steps_bytes is None
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    path = write_record(record(), tmp_path)
+    assert read_record(path) == record()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.yaml"]
+
+
+def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("run: 1\n")
+    with pytest.raises(SpecError, match="no record of a measured run"):
+        read_record(path)
+
+
+def test_the_hash_ignores_names_and_sees_everything_else() -> None:
+    named = spec("b", model={**MODEL, "name": "other", "source": "elsewhere"})
+    assert configuration_hash(spec()) == configuration_hash(named)
+    assert configuration_hash(spec()) != configuration_hash(
+        spec(gpus=2, batch={"seq_len": 64, "micro": 1, "global": 2})
+    )
+    assert configuration_hash(spec()) != configuration_hash(spec(framework={"name": "torchtitan", "compile": True}))
+
+
+pairs = st.tuples(
+    st.sampled_from(["torchtitan", "megatron-local"]), st.text("0123456789abcdef", min_size=4, max_size=4)
+)
+
+
+@given(st.lists(pairs, max_size=30), st.lists(pairs, max_size=30))
+def test_splits_are_halves_of_each_framework_and_never_change(
+    first: list[tuple[str, str]], second: list[tuple[str, str]]
+) -> None:
+    splits = assign_splits({f"a{i}": pair for i, pair in enumerate(first)}, [])
+    existing = [(*pair, splits[f"a{i}"]) for i, pair in enumerate(first)]
+    later = assign_splits({f"b{i}": pair for i, pair in enumerate(second)}, existing)
+    of: dict[tuple[str, str], Split] = {(name, digest): split for name, digest, split in existing}
+    for i, pair in enumerate(second):
+        assert later[f"b{i}"] == of.setdefault(pair, later[f"b{i}"])
+    for framework in {name for name, _ in of}:
+        count = Counter(split for (name, _), split in of.items() if name == framework)
+        assert 0 <= count["judging"] - count["fitting"] <= 1
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.run.id)
+def test_every_record_is_whole(record: Record) -> None:
+    measured, run = record.measured, record.run
+    assert (FOLDER / f"{run.id}.yaml").exists()
+    assert record.environment.num_gpus == run.gpus
+    assert isinstance(run.model, dict)
+    for one in measured.ranks:
+        assert one.peak_allocated_bytes <= one.peak_reserved_bytes <= one.device_total_bytes
+    if measured.outcome == "oom":
+        assert measured.step_time_s is None
+        assert measured.error is not None
+        assert measured.ranks
+        return
+    assert len(measured.ranks) == run.gpus
+    assert measured.step_time_s is not None
+    assert len(measured.step_times_s) >= 8
+    for one in measured.ranks:
+        device = one.peak_device_bytes
+        assert device is None or one.peak_reserved_bytes <= device <= one.device_total_bytes
+        assert one.whole_peak_allocated_bytes is not None
+        assert one.peak_allocated_bytes <= one.whole_peak_allocated_bytes
+
+
+@pytest.mark.parametrize("record", [r for r in RECORDS if r.measured.tokens_per_expert], ids=lambda r: r.run.id)
+def test_every_routed_token_is_counted(record: Record) -> None:
+    run, counts = record.run, record.measured.tokens_per_expert
+    assert counts is not None
+    assert isinstance(run.model, dict)
+    moe = run.model["moe"]
+    s = run.strategy
+    dp = run.gpus // (s["tp"] * s["cp"] * s["pp"])
+    split_over = s["cp"] * (s["tp"] if s["sp"] and run.framework["name"] == "megatron-local" else 1)
+    routed = run.batch.global_ // dp * run.batch.seq_len // split_over * moe["top_k"]
+    for per_rank in counts:
+        for layer in per_rank:
+            assert len(layer) == moe["num_experts"]
+            assert sum(layer) == pytest.approx(routed, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [r for r in RECORDS if r.run.gpus == 1 and r.measured.facts.get("local_params")],
+    ids=lambda r: r.run.id,
+)
+def test_the_frameworks_built_the_model_that_the_run_describes(record: Record) -> None:
+    from mofa.specs.model import ModelSpec
+
+    model = ModelSpec.model_validate(record.run.model)
+    bias_buffers = model.num_moe_layers * model.moe.num_experts if model.moe and model.moe.correction_bias else 0
+    built = record.measured.facts["local_params"]
+    assert built == pytest.approx(num_params(model) - bias_buffers, rel=2e-3)
+
+
+def test_committed_splits_balance() -> None:
+    for framework in {r.run.framework["name"] for r in RECORDS}:
+        hashes = {configuration_hash(r.run): r.split for r in RECORDS if r.run.framework["name"] == framework}
+        count = Counter(hashes.values())
+        assert abs(count["judging"] - count["fitting"]) <= 0.25 * len(hashes) + 1
+
+
+def flat(value: object, path: str = "") -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {path: value}
+    return {k: v for key, inner in value.items() for k, v in flat(inner, f"{path}.{key}").items()}
+
+
+def near(a: object, b: object) -> bool:
+    """Two values of one field that are less than a factor of two apart."""
+    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool)
+    return numbers and max(a, b) < 2 * min(a, b)  # type: ignore[call-overload, operator]
+
+
+def test_no_two_runs_are_almost_the_same() -> None:
+    fields = []
+    for one in RECORDS:
+        run = one.run.model_dump(mode="json", by_alias=True, exclude={"id", "hardware"})
+        fields.append((one.run.id, {k: v for k, v in flat(run).items() if k not in (".model.name", ".model.source")}))
+    for (id, a), (other, b) in itertools.combinations(fields, 2):
+        differing = [k for k in a.keys() | b.keys() if a.get(k) != b.get(k)]
+        assert len(differing) != 1 or not near(a.get(differing[0]), b.get(differing[0])), (id, other, differing)
+
+
+def test_a_repeated_configuration_keeps_its_split() -> None:
+    seen: dict[str, Split] = {}
+    for one in RECORDS:
+        assert seen.setdefault(configuration_hash(one.run), one.split) == one.split
