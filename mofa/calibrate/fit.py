@@ -87,17 +87,19 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str) -> Curves:
     """Fit every family that has rows; held-out rows are never looked at."""
     grid = [r for r in rows if r.case.split == "grid"]
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
+    copies = _copies(by.get("copy", []))
+    copy_rate = copies.get("device_copy", 0.0)
     memory = by.get("memory_bound", []) + by.get("compiled", [])
     return Curves(
         gpu=gpu, num_sms=num_sms,
-        gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms)),
+        gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
         grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=_each(memory, memory_key, _fit_stream),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=_sustained(by.get("sustained", [])),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        copy_bytes_per_s=_copies(by.get("copy", [])),
+        copy_bytes_per_s=copies,
         overlap=_overlaps(by.get("overlap", [])),
     )  # fmt: skip
 
@@ -191,11 +193,14 @@ def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
     return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms)
 
 
-def _fit_gemm(rows: Sequence[Row], num_sms: int) -> Fitted:
+def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
+    """The byte rate starts at the copy's, where one was measured: few products are bound by bytes."""
     measured = _measured(rows)
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
-    moved = float(np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + 2 * m * n) / measured, 0.99))
+    moved = copy_bytes_per_s or float(
+        np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + 2 * m * n) / measured, 0.99)
+    )
 
     def form(x: FloatN) -> GemmForm:
         tiles = tuple((a, b, float(rate)) for (a, b), rate in zip(TILES, x[6:], strict=True))
