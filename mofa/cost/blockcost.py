@@ -12,7 +12,7 @@ from mofa.blocks import build
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.frameworks import primitives_of
+from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops
@@ -38,6 +38,10 @@ class BlockCost:
     memory: BlockMemory
     forward_flops: ArrayK
     backward_flops: ArrayK
+    cached: ArrayK
+    """Weight copies that autocast's cache holds until the loss is computed although the graph does not keep them. [B]"""
+    persistent: ArrayK
+    """Buffers that stay allocated from the first use on, outside the tapes. [B]"""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def block_context(
     time_ratio, memory_ratio = loads.ratios(table.ep)
     remote = np.ones(len(table))
     element, gemm_format = 2, workload.precision.gemm
-    if mode.precision == "uniform" and workload.precision.params != "bf16":
+    if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     ring = (table.cp_kind == 0) & (framework.name != "torchtitan")
@@ -143,7 +147,8 @@ def block_costs(
         forward, backward = scan(block.forward, machine), scan(block.backward, machine)
         return BlockCost(
             forward, backward, block_memory(block, len(first)), tape_flops(block.forward, len(first)),
-            tape_flops(block.backward, len(first)),
+            tape_flops(block.backward, len(first)), cached_bytes(block, len(first)),
+            persistent_buffers(framework, ctx, with_head=label == "head"),
         )  # fmt: skip
 
     def layer(kind: BlockKind, spec: RecomputeSpec) -> BlockCost:
@@ -173,6 +178,18 @@ def block_costs(
         ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
         cost(lambda: build.head(ctx, p), "head"), mtp, tapes,
     )  # fmt: skip
+
+
+def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
+    read = {name for op in block.backward.ops for name in op.reads}
+    total = np.zeros(num_k)
+    for op in block.forward.ops:
+        for name in op.writes:
+            # experts are cast outright, not by autocast
+            if op.name.endswith(".weight_cast") and name not in read and not op.name.startswith("experts."):
+                total = total + block.forward.tensors[name].bytes
+    return total
 
 
 def base_mode(spec: RecomputeSpec) -> RecomputeSpec:

@@ -43,6 +43,7 @@ class LayerArrays:
     backward_peak: ArrayN
     backward_kinds: ArrayN
     pools: ArrayN
+    cached: ArrayN
 
     @classmethod
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
@@ -66,6 +67,7 @@ class LayerArrays:
             backward_peak=grid(lambda c: c.memory.backward_peak),
             backward_kinds=grid(lambda c: c.memory.backward_kinds),
             pools=grid(lambda c: c.memory.pool_slack),
+            cached=grid(lambda c: c.cached),
         )
 
 

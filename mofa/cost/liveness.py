@@ -31,6 +31,8 @@ class BlockMemory:
     saved_kinds: ArrayK
     saved_slack: ArrayK
     """What the allocator's rounding adds to the kept tensors. [B]"""
+    largest: ArrayK
+    """The largest tensor that the block allocates. [B]"""
     pool_slack: ArrayK
     """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
     forward_peak: ArrayK
@@ -167,6 +169,7 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
         saved=saved_kinds.sum(axis=0),
         saved_kinds=saved_kinds,
         saved_slack=slack,
+        largest=np.max(sizes, axis=0) if len(sizes) else zero,
         pool_slack=_pool_slack(found, ops, matrix[:num_ops], sizes, b_op),
         forward_peak=alive[f_op, columns_k] if num_ops else zero,
         forward_kinds=by_kind[:, f_op, columns_k] if num_ops else saved_kinds * 0,

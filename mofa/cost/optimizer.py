@@ -80,7 +80,7 @@ def static_bytes(
             shards.whole(4.0), shards.whole(4.0), shards.whole(moments), buffers, shards.whole(temporary), False
         )
     if precision == "uniform":
-        each = 2.0 if workload.precision.params == "bf16" else 4.0
+        each = 4.0 if workload.precision.params == "fp32" else 2.0
         return StaticBytes(
             shards.whole(each), shards.whole(each), shards.whole(2 * each), zeros, shards.whole(temporary * each / 4),
             False,

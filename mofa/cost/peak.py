@@ -12,6 +12,7 @@ from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.compose import Rows
 from mofa.cost.topology import Group
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
 
@@ -58,7 +59,7 @@ class _Instants:
         self.rows = rows
         lay, static = rows.layout, rows.static
         self.n, self.pp = len(rows.table), lay.stages.pp
-        self.buffers = static.buffers + self._pipeline_buffers()
+        self.buffers = static.buffers + self._pipeline_buffers() + self._persistent_buffers()
         self.fixed = static.params + static.states + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.acts = np.einsum("nkr,nk->nr", lay.plain_in_flight, self.saved_plain) + np.einsum(
@@ -71,6 +72,7 @@ class _Instants:
         self.transients: list[ArrayN] = []
         self.minus: list[ArrayN] = []
         self.grads: list[ArrayN] = []
+        self.copies: list[ArrayN] = []
 
     def _pipeline_buffers(self) -> ArrayN:
         """Activations received from the neighbours: one each way, or all micro-batches' where preallocated."""
@@ -87,6 +89,29 @@ class _Instants:
             return np.asarray(one * m * ways)
         return np.asarray(one * np.full(self.pp, 2.0))
 
+    def _persistent_buffers(self) -> ArrayN:
+        """What the framework allocates once and keeps; the head's share on its stage. (n, pp)"""
+        rows, c = self.rows, self.rows.costs
+        body = c.embedding.persistent[rows.k][:, None]
+        return np.asarray(body + (c.head.persistent - c.embedding.persistent)[rows.k][:, None] * rows.is_head)
+
+    def _layer_grads(self, kind: int) -> ArrayN:
+        """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
+
+        When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
+        """
+        rows, model = self.rows, self.rows.workload.model
+        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
+        t, s = rows.table, rows.shards
+        sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
+        dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (
+            embedding_params(model) / t.tp
+        )[:, None] * rows.is_first
+        expert = (p.routed / (t.ep * t.etp))[:, None]
+        whole = s.dense / dense_ranks + s.expert / expert_ranks
+        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0))
+
     def _ends_saved(self) -> ArrayN:
         """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
         rows = self.rows
@@ -95,15 +120,26 @@ class _Instants:
         if saved is not None:
             depth = rows.workload.model.num_mtp_layers
             out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
-        return out
+        return out + self._loss_saved()
+
+    def _loss_saved(self) -> ArrayN:
+        """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, pp)"""
+        rows = self.rows
+        if rows.schedule != "gpipe":
+            return np.zeros((self.n, self.pp))
+        before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
+        return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
     def add(
         self, name: str, where: ArrayN, transient_kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
-        kept: bool = True,
+        kept: bool = True, copies: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant that occurs where ``where`` (n, pp) is positive; ``minus`` (n, pp) of the kept is gone by then."""
+        """An instant that occurs where ``where`` (n, pp) is positive; ``minus`` (n, pp) of the kept is gone by then.
+
+        ``copies`` are weight copies that are there besides. [B]
+        """
         transient = transient_kinds.sum(axis=1)[:, None]
-        alive = self.fixed + np.asarray(grads) * self.rows.static.grads + transient
+        alive = self.fixed + np.asarray(grads) * self.rows.static.grads + transient + copies
         if kept:
             alive = alive + self.acts - minus
         self.names.append(name)
@@ -111,6 +147,7 @@ class _Instants:
         self.transients.append(transient_kinds)
         self.minus.append(np.broadcast_to(np.asarray(minus, dtype=float), (self.n, self.pp)) if kept else self.acts)
         self.grads.append(np.broadcast_to(np.asarray(grads, dtype=float), (self.n, self.pp)))
+        self.copies.append(np.broadcast_to(np.asarray(copies, dtype=float), (self.n, self.pp)))
 
     def build(self) -> None:
         """All instants, in the order of a step."""
@@ -127,6 +164,10 @@ class _Instants:
             has_full, np.minimum(self.saved_full, self.saved_plain)[:, :, None], self.saved_plain[:, :, None]
         )
         kinds = [kind.name for kind in lay.stages.kinds]
+        # autocast's cache holds the weight copies of recomputed layers until the loss is there
+        cached = np.einsum("nkr,nk->nr", lay.full, rows.gather(rows.layers.cached)[1]) + np.einsum(
+            "nkr,nk->nr", lay.plain, rows.gather(rows.layers.cached)[0]
+        )
         for i, kind in enumerate(kinds):
             behind = np.einsum("or,nor->nr", lay.after[i], saved_least)
             for label, bk, fk, saved, has in (
@@ -136,18 +177,19 @@ class _Instants:
                 if not np.any(has[:, i]):
                     continue
                 own = saved[:, i][:, None]
-                self.add(f"forward of the last {kind} block{label}", has[:, i], fk[:, i], behind + own, grads=mid)
+                self.add(f"forward of the last {kind} block{label}", has[:, i], fk[:, i], behind + own, grads=mid, copies=cached)
                 self.add(f"backward of the last {kind} block{label}", has[:, i], bk[:, i], behind + own, grads=mid)
                 if not always:
                     done = self._one_micro_batch() - own
-                    self.add(f"backward of the first {kind} block{label}", has[:, i], bk[:, i], done + own, grads=1.0)
+                    first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
+                    self.add(f"backward of the first {kind} block{label}", has[:, i], bk[:, i], done + own, grads=first)
         head = c.head.memory
         depth = rows.workload.model.num_mtp_layers
         others = np.zeros((n, len(KINDS)))
         if depth:
             others = depth * head.saved_kinds[:, k].T
         on_head = np.broadcast_to(rows.is_head, (n, pp))
-        self.add("loss forward", on_head, head.forward_kinds[:, k].T + others, 0.0, grads=mid)
+        self.add("loss forward", on_head, head.forward_kinds[:, k].T + others, 0.0, grads=mid, copies=cached)
         self.add("loss backward", on_head, head.backward_kinds[:, k].T + others, 0.0, grads=mid)
         on_first = np.broadcast_to(rows.is_first, (n, pp))
         emb = c.embedding.memory
@@ -182,11 +224,15 @@ class _Instants:
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
             kept = kept + weight * mtp_kinds.T
+        if rows.schedule == "gpipe":
+            before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
+            kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k]
         acts = self.acts[at, stage]
         gone = np.stack(self.minus)[instant, at, stage]
         share = np.where(acts > 0, np.clip((acts - gone) / np.where(acts > 0, acts, 1.0), 0.0, 1.0), 0.0)
         transient = np.stack(self.transients)[instant, at].T
         np.add.at(out, _ROW, kept * share + transient)
+        out[place["weight_copies"]] += np.stack(self.copies)[instant, at, stage]
         is_step = instant == len(self.names) - 1
         out[place["temporaries"]] += np.where(is_step, rows.static.step_scratch[at, stage], 0.0)
         return out
@@ -199,7 +245,8 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     totals = np.stack(instants.totals)
     which = totals.argmax(axis=0)
     allocated = totals.max(axis=0)
-    slack = _slack(rows)
+    grads = np.take_along_axis(np.stack(instants.grads), which[None], axis=0)[0]
+    slack = _slack(rows, grads)
     reserved = allocated + slack
     comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
@@ -212,37 +259,61 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     ), instants  # fmt: skip
 
 
-def _slack(rows: Rows) -> ArrayN:
-    """What the allocator reserves beyond the live tensors: rounding of what is kept, and other streams' pools."""
-    lay = rows.layout
+def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
+    """What the allocator holds beyond the live tensors at the peak, ``grads`` of the gradients being there. (n, pp) [B]
+
+    - Requests are rounded; see :func:`mofa.cost.liveness.rounded_bytes`.
+    - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
+      blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
+    - From the second step on the optimizer's states lie in blocks that the loss had freed in the first, so that its
+      largest tensor finds no whole block again: one more of its size is taken. Assumes that smaller tensors fill what
+      the states leave. The expandable allocator maps pages instead and has no such loss.
+    """
+    lay, c = rows.layout, rows.costs
     plain, full = rows.gather(rows.layers.slack)
-    rounding = np.einsum("nkr,nk->nr", lay.plain_in_flight, plain) + np.einsum("nkr,nk->nr", lay.full_in_flight, full)
+    slack = np.einsum("nkr,nk->nr", lay.plain_in_flight, plain) + np.einsum("nkr,nk->nr", lay.full_in_flight, full)
     pools, pools_full = rows.gather(rows.layers.pools)
-    # parameters, gradients and states are rounded once a tensor: at most 2 MiB for each of some dozen a layer
-    return rounding + np.maximum(pools.max(axis=1), pools_full.max(axis=1))[:, None]
+    ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
+                      c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
+    slack = slack + np.maximum(np.maximum(pools.max(axis=1), pools_full.max(axis=1))[:, None], ends)
+    if rows.framework.shards_params and rows.mode.precision == "mixed" and not rows.mode.pipelined:
+        slack = slack + (1.0 - grads) * rows.static.grads
+    if rows.framework.allocator != "expandable":
+        slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
+    return np.asarray(slack)
 
 
-COMMUNICATORS = {
-    "megatron": ("world", "tp", "cp", "dp_cp", "dp", "pp", "tp_cp", "ep", "etp", "etp_ep", "edp"),
-    "megatron-local": ("world", "tp", "cp", "dp_cp", "dp", "pp", "tp_cp", "ep", "etp", "etp_ep", "edp"),
-    "torchtitan": ("world", "dp_cp", "dp_cp", "tp", "cp", "pp", "dp_shard_cp", "dp_replicate", "ep", "edp_shard"),
+ALWAYS = {"megatron": ("world", "tp", "dp_cp", "dp"), "megatron-local": ("world", "tp", "dp_cp", "dp"), "torchtitan": ()}
+"""Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
+COLLECTIVE = {
+    "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
 }
-"""Communicators that a framework really creates, each kind once per mesh that uses it (read in parallel_state.py and
-parallel_dims.py); one of a single rank holds nothing."""
+"""Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
+DIRECT = ("ep", "cp", "pp")
+"""Groups whose ranks send to one another directly."""
+_EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
 
 
 def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework: str, experts: bool) -> ArrayN:
     """Device memory of all communicators of a rank. (n,) [B]
 
-    A communicator holds a fixed part and buffers for each peer it connects to: two neighbours for rings, all of the
-    group for all-to-all.
+    A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
+    group, both neighbours of a ring and of a pipeline.
     """
     spec = cluster.node.communicators
-    total = np.zeros(len(np.atleast_1d(groups["world"].size)))
-    for name in COMMUNICATORS[framework]:
-        if name in ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp") and not experts:
+    ones = np.ones(len(np.atleast_1d(groups["world"].size)))
+    total = ones * len(ALWAYS[framework]) * spec.per_group_bytes.value
+    for name in COLLECTIVE[framework]:
+        if name not in _EXPERTS or experts:
+            total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
+    for name in DIRECT:
+        if name in _EXPERTS and not experts:
             continue
-        size = groups[name].size
-        peers = size - 1 if name == "ep" else np.minimum(size - 1, 2)
-        total = total + np.where(size > 1, spec.per_group_bytes.value + peers * spec.per_peer_bytes.value, 0.0)
+        group = groups[name]
+        peers = group.size - 1 if name == "ep" or framework == "torchtitan" else np.minimum(group.size - 1, 2)
+        peers = np.minimum(peers, 2) if name == "pp" else peers
+        near = np.minimum(peers, group.ranks_per_domain - 1)
+        total = total + near * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
     return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))

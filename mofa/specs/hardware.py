@@ -134,11 +134,13 @@ class CommunicatorSpec(Spec):
     """Device memory that communicators hold."""
 
     first_bytes: BytesFact
-    """The first communicator of a process."""
-    per_peer_bytes: BytesFact
-    """Buffers per connected peer and communicator."""
+    """Added once where a process talks to another one at all."""
     per_group_bytes: BytesFact
-    """Fixed cost of every communicator."""
+    """Every communicator that runs collectives, also one of a single rank."""
+    per_peer_bytes: BytesFact
+    """Every peer inside the fast domain that a rank sends to directly (all-to-all, ring attention, pipelines)."""
+    per_remote_peer_bytes: BytesFact
+    """Every such peer outside it."""
 
 
 class NodeSpec(Spec):
