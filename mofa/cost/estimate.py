@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from mofa.cost.peak import stage_peaks
 from mofa.cost.stages import split_layers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 CHUNK_STAGES = 200_000
@@ -47,18 +48,8 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
     return out
 
 
-def estimate_table(
-    workload: WorkloadSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    table: StrategyTable,
-    loads: RoutingLoads = BALANCED,
-    *,
-    detail: bool = False,
-    drop: frozenset[str] = frozenset(),
-    progress: Callable[[int], None] | None = None,
-) -> Breakdown:
-    """Cost every row of a table of legal strategies.
+class Estimator:
+    """The blocks of a table of legal strategies, costed once; :meth:`rows` composes any of its rows to steps.
 
     Parameters
     ----------
@@ -66,38 +57,98 @@ def estimate_table(
         Candidates that the framework can run; (n,).
     loads
         How unevenly experts are loaded.
-    detail
-        Whether per-stage arrays are kept; for few rows of one pp.
     drop
         Families of ops to leave out.
-    progress
-        Told the number of rows done.
-
-    Returns
-    -------
-    Breakdown
-        Arrays in the order of the table.
     """
-    n = len(table)
-    out = _Collector(table, n, detail)
-    done = 0
-    for chosen, mode in precision_modes(framework, table):
-        part = table.take(chosen)
-        costs = block_costs(workload, cluster, framework, part, loads, mode, drop)
+
+    def __init__(
+        self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
+        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
+        self.of = np.zeros(len(table), dtype=np.int64)
+        self.place = np.zeros(len(table), dtype=np.intp)
+        self.parts: list[_Part] = []
+        for chosen, mode in precision_modes(framework, table):
+            self.of[chosen] = len(self.parts)
+            costs = block_costs(workload, cluster, framework, table.take(chosen), loads, mode, drop)
+            self.place[chosen] = costs.index
+            self.parts.append(_Part.of(mode, costs))
+
+    def rows(
+        self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
+        detail: bool = False, progress: Callable[[int], None] | None = None,
+    ) -> Breakdown:  # fmt: skip
+        """Cost rows of the table.
+
+        Parameters
+        ----------
+        which
+            Their positions; all where absent.
+        recompute_layers
+            Numbers of recomputed layers that replace the table's. (len(which),)
+        detail
+            Whether per-stage arrays are kept; for few rows of one pp.
+        progress
+            Told the number of rows done.
+
+        Returns
+        -------
+        Breakdown
+            Arrays in the order of ``which``.
+        """
+        which = np.arange(len(self.table)) if which is None else which
+        table = self.table.take(which)
+        if recompute_layers is not None:
+            table = replace(table, recompute_layers=recompute_layers)
+        out = _Collector(table, len(table), detail)
+        done = 0
+        for number, part in enumerate(self.parts):
+            chosen = np.flatnonzero(self.of[which] == number)
+            if len(chosen) == 0:
+                continue
+            sub = table.take(chosen)
+            for local, schedule in _groups(sub):
+                some = sub.take(local)
+                stages = split_layers(
+                    self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name, schedule
+                )
+                rows = make_rows(
+                    self.workload, self.cluster, self.framework, some, part.costs, self.place[which[chosen[local]]],
+                    stages, schedule, part.mode, part.layers, part.mtp, part.modes,
+                )  # fmt: skip
+                out.put(chosen[local], rows)
+                done += len(local)
+                if progress is not None:
+                    progress(done)
+        return out.breakdown()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that share what is not an array: their blocks, stacked for gathering."""
+
+    mode: Mode
+    costs: Costs
+    modes: list[RecomputeSpec]
+    layers: LayerArrays
+    mtp: LayerArrays | None
+
+    @classmethod
+    def of(cls, mode: Mode, costs: Costs) -> _Part:
         modes = list(costs.blocks)
-        layers = LayerArrays.stack([costs.blocks[spec] for spec in modes])
-        mtp = LayerArrays.stack([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None
-        for local, schedule in _groups(part):
-            sub = part.take(local)
-            stages = split_layers(workload.model, int(sub.pp[0]), int(sub.vpp[0]), framework.name, schedule)
-            rows = make_rows(
-                workload, cluster, framework, sub, costs, costs.index[local], stages, schedule, mode, layers, mtp, modes
-            )
-            out.put(chosen[local], rows, costs)
-            done += len(local)
-            if progress is not None:
-                progress(done)
-    return out.breakdown()
+        return cls(
+            mode, costs, modes, LayerArrays.stack([costs.blocks[spec] for spec in modes]),
+            LayerArrays.stack([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
+        )  # fmt: skip
+
+
+def estimate_table(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
+    loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
+) -> Breakdown:  # fmt: skip
+    """Cost every row of a table of legal strategies; see :class:`Estimator`."""
+    return Estimator(workload, cluster, framework, table, loads, drop=drop).rows(detail=detail)
 
 
 def _groups(table: StrategyTable) -> Iterator[tuple[NDArray[np.intp], str]]:
@@ -128,7 +179,7 @@ class _Collector:
         self.names: tuple[str, ...] = ()
         self.detail: StageDetail | None = None
 
-    def put(self, at: NDArray[np.intp], rows: Rows, costs: Costs) -> None:
+    def put(self, at: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
         peak, instants = stage_peaks(rows)
         here = np.arange(len(at))

@@ -187,8 +187,8 @@ def rounded_bytes(nbytes: ArrayK) -> ArrayK:
 
     Examples
     --------
-    >>> rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))
-    array([       0.,      512., 12582912.])
+    >>> [int(b) for b in rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
+    [0, 512, 12582912]
     """
     unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)
     return np.ceil(nbytes / unit) * unit

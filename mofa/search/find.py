@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.breakdown import Breakdown
-from mofa.cost.estimate import estimate_table
+from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.stages import split_layers
@@ -48,6 +48,12 @@ class Costed:
     def of(cls, rows: NDArray[np.intp], costed: Breakdown) -> Costed:
         """The columns of a breakdown that ranking needs."""
         return cls(rows, costed.table, costed.step_s, costed.device_bytes, costed.allocated_bytes)
+
+    @classmethod
+    def none(cls, table: StrategyTable) -> Costed:
+        """Nothing of this table was costed."""
+        empty = np.zeros(0, dtype=np.intp)
+        return cls(empty, table.take(empty), np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -254,7 +260,13 @@ def _search(
     legal = np.flatnonzero((reason < 0) & (table.recompute_layers != SOLVED))
     open_ = np.flatnonzero((reason < 0) & (table.recompute_layers == SOLVED))
     total = len(legal) + len(open_)
-    parts = _cost(job, table, legal, loads, progress, 0, total)
+    if total == 0:
+        return table, Costed.none(table), reason, short
+    both = np.concatenate([legal, open_])
+    estimator = Estimator(job.workload, job.cluster, job.framework, table.take(both), loads)
+    at = np.full(len(table), -1, dtype=np.intp)
+    at[both] = np.arange(len(both))
+    parts = _cost(estimator, table, legal, at, progress, 0, total)
     device = np.full(len(table), np.nan)
     for part in parts:
         device[part.rows] = part.device_bytes
@@ -264,7 +276,7 @@ def _search(
         short[part.rows[bad]] = over[bad]
     solved, table = _solve_layers(job, space, table, open_, device, limit, reason, short, (needless, memory))
     done = len(legal)
-    for part in _cost(job, table, solved, loads, progress, done, total):
+    for part in _cost(estimator, table, solved, at, progress, done, total):
         parts.append(part)
         over = part.device_bytes - limit
         bad = over > 0
@@ -317,9 +329,10 @@ def _solve_layers(
 
 
 def _cost(
-    job: Job, table: StrategyTable, rows: NDArray[np.intp], loads: RoutingLoads, progress: Progress | None, done: int,
-    total: int,
+    estimator: Estimator, table: StrategyTable, rows: NDArray[np.intp], at: NDArray[np.intp],
+    progress: Progress | None, done: int, total: int,
 ) -> list[Costed]:  # fmt: skip
+    """Cost rows of the table, some at a time; ``at`` maps them to the estimator's rows."""
     parts = []
     for start in range(0, len(rows), COST_AT_ONCE):
         some = rows[start : start + COST_AT_ONCE]
@@ -329,16 +342,16 @@ def _cost(
             if progress is not None:
                 progress(base + count, total)
 
-        costed = estimate_table(job.workload, job.cluster, job.framework, table.take(some), loads, progress=tell)
+        costed = estimator.rows(at[some], recompute_layers=table.recompute_layers[some], progress=tell)
         parts.append(Costed.of(some, costed))
     return parts
 
 
 def _joined(parts: list[Costed], table: StrategyTable) -> Costed:
-    rows = np.concatenate([p.rows for p in parts]) if parts else np.zeros(0, dtype=np.intp)
+    rows = np.concatenate([p.rows for p in parts])
 
     def join(name: str) -> NDArray[np.float64]:
-        return np.concatenate([getattr(p, name) for p in parts]) if parts else np.zeros(0)
+        return np.concatenate([getattr(p, name) for p in parts])
 
     return Costed(rows, table.take(rows), join("step_s"), join("device_bytes"), join("allocated_bytes"))
 

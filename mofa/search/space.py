@@ -18,13 +18,14 @@ from mofa.specs.workload import WorkloadSpec
 MAX_TP = 16
 MAX_CP = 64
 MAX_PP = 64
+MAX_VPP = 16
 MAX_MICRO_BATCH = 16
-MIN_CP_TOKENS = 2048
+MIN_CP_TOKENS = 1024
 """Context parallelism is searched down to this many tokens of a sequence per rank; --fix cp goes on. [tokens]"""
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = ("fp8", "bf16_moments", "deepep", "zbv", "allgather_cp")
+WITH = ("fp8", "bf16_moments", "deepep", "zbv")
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
 
 
@@ -75,13 +76,14 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         cp = (1,)
     layers = model.num_layers
     pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
-    even = {v for v in range(1, layers + 1) for p in pp if p > 1 and layers % (p * v) == 0}
-    vpp = tuple(sorted({v for v in even if v <= 16} | {1, 2, 3, 4}))
+    even = {v for v in range(1, MAX_VPP + 1) for p in pp if p > 1 and layers % (p * v) == 0}
+    vpp = tuple(sorted(even | {v for v in (1, 2, 3, 4) if v == 1 or any(p > 1 and p * v <= layers for p in pp)}))
+    tp = powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus))
     ep: tuple[int, ...] = (1,)
     etp: tuple[int, ...] = (1,)
     if model.moe is not None:
         ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
-        etp = (1, 0)
+        etp = (1, 0) if framework.name == "torchtitan" else tp
     modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
     if framework.name == "torchtitan":
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
@@ -97,8 +99,8 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     modes.append((RecomputeSpec(kind="full"), -1))
     schedules = ("1f1b", "interleaved")
     return Space(
-        tp=powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus)), cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
-        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(1 if framework.name == "torchtitan" else 0,), recompute=tuple(modes),
+        tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
+        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(1,) if framework.name == "torchtitan" else (0, 1), recompute=tuple(modes),
         schedule=schedules, sp=None, zero=None,
     )  # fmt: skip
 
@@ -120,8 +122,6 @@ def constrain(
     for word in without:
         if word not in WITHOUT:
             raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
-    if "allgather_cp" in with_:
-        values["cp_kind"] = (0, 1)
     if "zbv" in with_:
         values["schedule"] = (*space.schedule, "zbv")
     for word in without:
@@ -183,7 +183,7 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     )
     interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
-    twice |= (kind == 1) & (cp == 1) & (0 in space.cp_kind)
+    twice |= (kind != space.cp_kind[0]) & (cp == 1)
     twice |= (schedule == interleaved) & (vpp == 1) & (len(space.vpp) > 1 or one_f in axes[8])
     twice |= (schedule == one_f) & (vpp > 1)
     twice |= (schedule == zbv) & (vpp != 2)
