@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mofa.blocks.op import Attention, Collective, CollectiveKind, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor
+from mofa.blocks.op import Attention, Back, Collective, CollectiveKind, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -160,7 +160,7 @@ class _Differentiator:
         branch = sum((np.asarray(self.forward.tensors[w].bytes, dtype=float) for w in op.writes), np.zeros(1))
         gives = np.logical_or(op.present, branch > 0) if op.present is not True else True
         self.ops.append(
-            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * self.tensors[total].bytes),
+            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * self.tensors[total].bytes, "residual_add"),
                reads=(self.grads[name], given), writes=(total,), present=gives)
         )  # fmt: skip
         self.grads[name] = total
@@ -220,7 +220,7 @@ class _Differentiator:
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:
             self.ops.append(
-                Op(name, op.family, Stream(back.bytes), (*dys, *saved), given, scratch=back.scratch,
+                Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream)
             )  # fmt: skip
 
@@ -229,7 +229,7 @@ class _Differentiator:
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
         self.ops.append(
-            Op(f"{op.name}.backward", op.family, Stream(op.back.bytes), (*dys, *saved), (grad,),
+            Op(f"{op.name}.backward", op.family, moved_back(op.back), (*dys, *saved), (grad,),
                scratch=op.back.scratch, launches=op.back.launches, present=op.present)
         )  # fmt: skip
         self._accumulate_weight(op, grad)
@@ -294,9 +294,14 @@ class _Differentiator:
         if not op.accumulate_bytes_per_param or not np.any(op.weight_params):
             return
         self.ops.append(
-            Op(f"{op.name}.accumulate", "memory_bound", Stream(op.accumulate_bytes_per_param * op.weight_params),
+            Op(f"{op.name}.accumulate", "memory_bound", Stream(op.accumulate_bytes_per_param * op.weight_params, "accumulate"),
                reads=(grad,) if grad else (), launches=op.num_weights)
         )  # fmt: skip
+
+
+def moved_back(back: Back) -> Stream:
+    """The work of backward kernels that only move bytes."""
+    return Stream(back.bytes, back.like, back.elements, back.width)
 
 
 def _without_dead_tail(ops: tuple[Op, ...], groups: set[str]) -> tuple[Op, ...]:

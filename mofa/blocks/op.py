@@ -78,7 +78,10 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Fused attention over ``batch`` sequences; ``pairs`` is the number of query-key pairs of one head and sequence."""
+    """Fused attention over ``batch`` sequences; ``pairs`` is the number of query-key pairs of one head and sequence.
+
+    ``kv_heads`` 0 means as many as query heads; ``backend`` is the library that computes it.
+    """
 
     batch: FloatK
     heads: FloatK
@@ -87,6 +90,13 @@ class Attention:
     d_qk: float
     d_v: float
     backward: bool = False
+    kv_heads: FloatK = 0.0
+    backend: Literal["cudnn", "flash"] = "cudnn"
+
+    @property
+    def groups(self) -> FloatK:
+        """Key-value heads. [-]"""
+        return np.where(np.asarray(self.kv_heads) > 0, self.kv_heads, self.heads)
 
     @property
     def flops(self) -> FloatK:
@@ -99,9 +109,17 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Memory-bound kernels that move ``bytes`` in all. [B]"""
+    """Memory-bound kernels that move ``bytes`` in all. [B]
+
+    ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is,
+    or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
+    ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
+    """
 
     bytes: FloatK
+    like: str = ""
+    elements: FloatK = 0.0
+    width: float = 0.0
 
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
@@ -141,6 +159,10 @@ class Back:
     present: BoolK = True
     view: BoolK = False
     stream: str = "compute"
+    like: str = ""
+    elements: FloatK = 0.0
+    width: float = 0.0
+    """Of the backward kernels, as in :class:`Stream`."""
 
 
 @dataclass(frozen=True, slots=True)

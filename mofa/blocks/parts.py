@@ -11,12 +11,13 @@ from mofa.blocks.op import Attention, Back, Collective, Family, FloatK, Gemm, Op
 def stream(
     b: TapeBuilder, name: str, reads: tuple[str, ...], out: str, *, bytes_: FloatK, saves: tuple[str, ...] = (),
     back_bytes: FloatK = 0.0, back_launches: FloatK = 1, launches: FloatK = 1, scratch: FloatK = 0.0,
-    back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0,
+    back_scratch: FloatK = 0.0, family: Family = "memory_bound", weight_params: FloatK = 0.0, like: str = "",
+    back_like: str = "",
 ) -> str:  # fmt: skip
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
-    back = Back(back_bytes, back_launches, back_scratch)
+    back = Back(back_bytes, back_launches, back_scratch, like=back_like)
     return b.add(
-        Op(name, family, Stream(bytes_), reads, (out,), saves, scratch, launches, back=back, weight_params=weight_params)
+        Op(name, family, Stream(bytes_, like), reads, (out,), saves, scratch, launches, back=back, weight_params=weight_params)
     )
 
 
@@ -95,7 +96,7 @@ def fused_attention(
     cp = ctx.cp
     back = Back(0.0, back_launches, dq_accumulator)
     if not np.any(cp > 1):
-        work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v)
+        work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
         return out
     # the exchange: cp - 1 hops of the keys and values, in and out at once; backward moves their gradients too
@@ -108,9 +109,9 @@ def fused_attention(
                        stream="cp")))  # fmt: skip
     first = b.tensor("attn.partial", np.where(ring, ctx.tokens * heads * a.d_v * e, 0.0), grad=False)
     share = np.where(ring, hops / cp, 0.0)
-    body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v)
+    body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
     b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))
-    last = Attention(ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v)
+    last = Attention(ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
     b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse), (q, k, v, out, lse), back=back))
     return out
 

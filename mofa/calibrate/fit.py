@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
-from mofa.calibrate.forms import (
+from mofa.cost.forms import (
     AttentionForm,
     CollectiveForm,
     GemmForm,

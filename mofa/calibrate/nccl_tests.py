@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mofa.calibrate.forms import bus_share
+from mofa.cost.forms import bus_share
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.units import parse_quantity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import yaml
 
 from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
-from mofa.calibrate.forms import attention_s, bus_share, collective_s
+from mofa.calibrate.transfer import FIT_FIELDS, scaled_curve
+from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.units import parse_quantity
@@ -21,7 +22,10 @@ BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H8
          "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
          "B200": ("b200", "b200-hgx")}  # fmt: skip
 """Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
-ATTENTION = ("cudnn", "flash")
+BETWEEN = "between_memory"
+"""The sustained state that training is in: products and attention with memory-bound kernels between them."""
+ONE_KERNEL = ("mul", "residual_add", "silu", "cast_up", "cast_down", "permute", "embedding", "gelu_fwd")
+PLANNED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 LARGE_BYTES = 2.0**30
 
 
@@ -87,54 +91,120 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
 
 def gpu_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:
     """The bundled GPU with the measured curves in place of its own."""
-    made: dict[str, Any] = {**base, "name": name, "curves": dict(base["curves"])}
     peaks = {f: _si(fact["value"]) for f, fact in base["peak_flops_per_s"].items()}
-    bandwidth = _si(base["memory_bandwidth_bytes_per_s"]["value"])
+    made: dict[str, Any] = {**base, "name": name, "curves": gpu_curves(base["curves"], peaks, curves, source)}
     made["num_sms"] = _fact(curves.num_sms, source + ": multiprocessors that CUDA reports")
-    gemm = dict(made["curves"]["gemm"])
-    for dtype, fitted in curves.gemm.items():
-        kept = curves.sustained.get(f"gemm {dtype} between_memory", 1.0)
-        best = max(rate for _, _, rate in fitted.form.tiles)
-        words = f"{_words(source, fitted)}; x {kept:.3f} sustained"
-        gemm[dtype] = {
-            **gemm[dtype],
-            "fraction": _fact(best * kept / peaks[dtype], words),
-            "k_overhead": _fact(fitted.form.k_overhead, source),
-            "floor_s": _fact(f"{fitted.form.floor_s * 1e6:.3g} us", source),
-        }
-    made["curves"]["gemm"] = gemm
-    if "bf16" in curves.grouped_gemm:
-        made["curves"]["grouped_gemm"] = {
-            **made["curves"]["grouped_gemm"],
-            "bf16": _grouped(curves, peaks["bf16"], source),
-        }
-    attention = _attention(curves, peaks["bf16"], source)
-    if attention:
-        made["curves"]["attention"] = attention
-    if curves.memory_bound:
-        shares = [
-            f.form.bytes_per_s / bandwidth for f in curves.memory_bound.values() if f.form.bytes_per_s < 2 * bandwidth
-        ]
-        launches = [f.form.launch_s for f in curves.memory_bound.values()]
-        made["curves"]["stream"] = {
-            "fraction": _fact(float(np.median(shares)), f"{source}: median of {len(shares)} ops"),
-            "floor_s": _fact(f"{float(np.median(launches)) * 1e6:.3g} us", source),
-        }  # fmt: skip
-    for key, op in (("eager_op_s", "eager_silu"), ("compiled_op_s", "compiled_kernel"), ("dtensor_op_s", "dtensor_mm"),
-                    ("sync_s", "sync")):  # fmt: skip
-        if op in curves.host_s:
-            host = {**made["curves"]["host"], key: _fact(f"{curves.host_s[op] * 1e6:.3g} us", f"{source}: {op}")}
-            made["curves"]["host"] = host
     if "h2d" in curves.copy_bytes_per_s:
         made["host_link_bytes_per_s"] = _fact(
             f"{curves.copy_bytes_per_s['h2d'] / 1e9:.4g} GB/s", source + ": pinned, 1 GiB"
         )
-    slow = [1 - 1 / v for k, v in curves.overlap.items() if not k.split()[1].startswith("collective")]
-    if slow:
-        made["curves"]["overlap_slowdown"] = _fact(
-            float(np.median(slow)), source + ": products and streams beside NCCL"
-        )
     return made
+
+
+def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, source: str) -> dict[str, Any]:
+    """The fitted curves as the planner reads them; families that were not measured stay the bundled profile's.
+
+    A format without measurements takes bf16's curve by the ratio of the peaks, and is assumed.
+    """
+    made = dict(base)
+    best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
+    kept = {f: curves.sustained.get(f"gemm {f} {BETWEEN}", 1.0) for f in peaks}
+    if "bf16" in curves.gemm:
+        made["gemm"] = {}
+        for dtype, peak in peaks.items():
+            if dtype in curves.gemm:
+                made["gemm"][dtype] = _curve(curves.gemm[dtype], source, sustained=kept[dtype])
+            else:
+                faster = peak / peaks["bf16"]
+                made["gemm"][dtype] = _scaled(_curve(curves.gemm["bf16"], source, sustained=kept["bf16"]), faster)
+    if "bf16" in curves.grouped_gemm:
+        one = _curve(curves.grouped_gemm["bf16"], source, sustained=kept["bf16"])
+        made["grouped_gemm"] = {
+            dtype: one if dtype == "bf16"
+            else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
+            for dtype, peak in peaks.items()
+        }  # fmt: skip
+    if curves.attention:
+        made["attention"] = {key: _curve(fitted, source, sustained=_attention_sustained(curves, key))
+                             for key, fitted in curves.attention.items()}  # fmt: skip
+    if curves.memory_bound:
+        made["stream"] = {"default": _default_stream(curves, source)}
+        made["stream"] |= {key: _curve(fitted, source) for key, fitted in curves.memory_bound.items()}
+        if "device_copy" in curves.copy_bytes_per_s:
+            form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
+            words = f"{source}: copy of 1 GiB on the device"
+            made["stream"]["eager copy"] = tidy({"provenance": "measured", "source": words, "form": form})
+    made["host"] = _host(made["host"], curves, source)
+    if slowdown := _overlap(curves):
+        made["overlap_slowdown"] = _fact(slowdown, f"{source}: time that products and streams lose beside NCCL, over "
+                                         "what the collective takes alone")  # fmt: skip
+    return made
+
+
+def _curve(fitted: Fitted, source: str, *, sustained: float | None = None) -> dict[str, Any]:
+    found = {
+        "provenance": "measured", "source": source, "points": fitted.points,
+        "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
+        "ranges": fitted.ranges, "form": asdict(fitted.form),
+    }  # fmt: skip
+    return tidy(found if sustained is None else {**found, "sustained": min(sustained, 1.0)})
+
+
+def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The same kernels at another rate: of a format that was not measured."""
+    known = {k: v for k, v in curve.items() if k not in FIT_FIELDS}
+    return {**scaled_curve(known, factor, 1.0, 1.0), "provenance": "assumed",
+            "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
+
+
+def _attention_sustained(curves: Curves, key: str) -> float:
+    backend, way, _ = key.split()
+    names = (f"attention_{backend}_{way} bf16 {BETWEEN}", f"attention_{backend} bf16 {BETWEEN}")
+    return next((curves.sustained[n] for n in names if n in curves.sustained), 1.0)
+
+
+def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
+    """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
+    eager = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
+    eager = eager or {k.split()[1]: f.form for k, f in curves.memory_bound.items()}
+    rates = [f.bytes_per_s for f in eager.values()]
+    launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]
+    form = {"launch_s": float(np.median(launches)), "bytes_per_element": 4.0, "bytes_per_s": float(np.median(rates))}
+    return tidy({"provenance": "interpolated", "source": f"{source}: median of {len(eager)} ops", "form": form})
+
+
+def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
+    """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine."""
+    s = curves.host_s
+    made = dict(base)
+
+    def put(key: str, value_s: float, words: str) -> None:
+        made[key] = _fact(f"{max(value_s, 0.0) * 1e6:.3g} us", f"{source}: {words}")
+
+    if "eager_silu" in s:
+        small = [s[op] for op in ("eager_add", "eager_silu", "eager_rmsnorm") if op in s]
+        put("eager_op_s", float(np.median(small)), "median of an addition, SiLU and a norm")
+    if "eager_linear_grad" in s:
+        put("linear_op_s", s["eager_linear_grad"], "a linear with autograd")
+    if {"eager_backward_per_op", "eager_linear_grad", "eager_add"} <= set(s):
+        engine = 2 * s["eager_backward_per_op"] - 2 * s["eager_linear_grad"] - s["eager_add"]
+        put("backward_op_s", engine, "backward of a product, without its two products and the addition")
+    if "compiled_kernel" in s:
+        put("compiled_op_s", s["compiled_kernel"], "a kernel more in a compiled function")
+        if "compiled_call" in s:
+            put("compiled_call_s", s["compiled_call"] - s["compiled_kernel"], "call of a compiled function")
+    if "dtensor_mm" in s:
+        put("dtensor_op_s", (s["dtensor_mm"] + s.get("dtensor_add", s["dtensor_mm"])) / 2, "addition and product")
+    if "sync" in s:
+        put("sync_s", s["sync"], "torch.cuda.synchronize after a kernel")
+    return made
+
+
+def _overlap(curves: Curves) -> float:
+    """What computing loses beside a collective times how much longer the collective takes there; 0 if not measured."""
+    compute = [1 - 1 / v for k, v in curves.overlap.items() if not k.split()[1].startswith("collective")]
+    longer = [v for k, v in curves.overlap.items() if k.split()[1].startswith("collective")]
+    return float(np.median(compute) * np.median(longer)) if compute and longer else 0.0
 
 
 def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:
@@ -160,57 +230,26 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
         words = f"{source}: start of all-gather on {low} and {high} GPUs"
         intra["latency_s"] = _fact(f"{step * 1e6:.3g} us", words)
         made["collective_startup_s"] = _fact(f"{(starts[low] - step * (low - 1)) * 1e6:.3g} us", words)
+    made["collectives"] = {
+        key: _curve(fitted, source + ", without NVLS")
+        for key, fitted in curves.collective.items() if key.split()[0] in PLANNED
+    }  # fmt: skip
     return {**made, "intra": intra}
+
+
+def tidy(value: Any) -> Any:
+    """Plain numbers and lists, rounded to what a measurement gives."""
+    if isinstance(value, dict):
+        return {str(k): tidy(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tidy(v) for v in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def plain(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
-
-    def tidy(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(k): tidy(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [tidy(v) for v in value]
-        return float(f"{value:.5g}") if isinstance(value, float) else value
-
     found: dict[str, Any] = tidy(curves.as_dict())
     return found
-
-
-def _grouped(curves: Curves, peak: float, source: str) -> dict[str, Any]:
-    fitted = curves.grouped_gemm["bf16"]
-    kept = curves.sustained.get("gemm bf16 between_memory", 1.0)
-    return {
-        "tile_m": fitted.form.large_tile[0], "tile_n": fitted.form.large_tile[1],
-        "fraction": _fact(fitted.form.large_rate * kept / peak, f"{_words(source, fitted)}; x {kept:.3f} sustained"),
-        "k_overhead": _fact(fitted.form.large_k_overhead, source),
-        "floor_s": _fact(f"{fitted.form.floor_s * 1e6:.3g} us", source),
-        "per_group_s": _fact(f"{fitted.form.per_group_s * 1e6:.3g} us", source),
-    }  # fmt: skip
-
-
-def _attention(curves: Curves, peak: float, source: str) -> dict[str, Any] | None:
-    """Head size 128, causal: the share at 32K tokens, and the length at which it is halved, from the fitted form."""
-    for backend in ATTENTION:
-        ways = [curves.attention.get(f"{backend} {way} 128/128") for way in ("fwd", "bwd")]
-        if ways[0] is None or ways[1] is None:
-            continue
-        long, short = 32768.0, 2048.0
-        share = {}
-        for way, fitted, flops in (("forward", ways[0], 2.0), ("backward", ways[1], 5.0)):
-            times = attention_s(
-                1, 32, 8, [short, long], [short, long], 128, 128, 1, fitted.form, backward=way == "backward"
-            )
-            share[way] = flops * 32 * np.array([short, long]) ** 2 * 128 / (times - fitted.form.floor_s) / peak
-        q_half = float(np.mean([(s[1] / s[0] - 1) * short for s in share.values()]))
-        kept = curves.sustained.get(f"attention_{backend} bf16 between_memory", 1.0)
-        words = f"{source}: {backend}, head size 128, causal, 32K tokens; x {kept:.3f} sustained"
-        return {
-            "forward_fraction": _fact(float(share["forward"][1]) * kept, f"{words}; {_words('', ways[0])}"),
-            "backward_fraction": _fact(float(share["backward"][1]) * kept, f"{words}; {_words('', ways[1])}"),
-            "q_half": _fact(q_half, words), "floor_s": _fact(f"{ways[0].form.floor_s * 1e6:.3g} us", words),
-        }  # fmt: skip
-    return None
 
 
 def _base_of(gpu: str, folder: Path) -> tuple[str, str]:
@@ -239,12 +278,6 @@ def _fact(value: float | str, source: str) -> dict[str, Any]:
         "provenance": "measured",
         "source": source,
     }
-
-
-def _words(source: str, fitted: Fitted) -> str:
-    ranges = ", ".join(f"{k} {low:g}-{high:g}" for k, (low, high) in fitted.ranges.items())
-    error = f"median error {fitted.median_abs_error:.1%}, 90th percentile {fitted.p90_abs_error:.1%}"
-    return f"{source}{': ' if source else ''}{fitted.points} points, {error}; {ranges}"
 
 
 def _si(text: str) -> float:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import CollectiveKind, FloatK
+from mofa.cost import forms
 from mofa.cost.topology import Group
+from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
 
 ArrayK = NDArray[np.float64]
@@ -32,6 +36,8 @@ class Fabric:
     """Of every collective, whatever its size. [s]"""
     nvls_factor: float = 1.0
     """How much in-switch reduction speeds up all-reduce inside a domain. [-]"""
+    measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
+    """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec) -> Self:
@@ -47,7 +53,15 @@ class Fabric:
             inter_latency_s=nic.latency_s.value,
             startup_s=cluster.node.collective_startup_s.value,
             nvls_factor=cluster.node.nvls_factor.value,
+            measured=_measured_forms(cluster),
         )
+
+
+def _measured_forms(cluster: ClusterSpec) -> dict[str, dict[int, CollectiveForm]]:
+    found: dict[str, dict[int, CollectiveForm]] = {}
+    for key, curve in cluster.node.collectives.items():
+        found.setdefault(key.split()[0], {})[curve.form.group] = curve.form
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +135,33 @@ def collective_time(
     imbalance: FloatK = 1.0,
     spread: TokenSpread | None = None,
 ) -> CollectiveTime:
-    """As :func:`collective_s`, with the seconds that each level of the network is busy."""
+    """As :func:`collective_s`, with the seconds that each level of the network is busy.
+
+    Inside a domain a collective that was measured takes its fitted form's time, of the group size that is nearest from
+    below; a larger group than any measured one is an extrapolation: same bus bandwidth, more steps to start.
+    """
+    time = _modelled_time(kind, payload_bytes, group, fabric, imbalance, spread)
+    sizes = fabric.measured.get(kind)
+    inside = ~np.asarray(group.spans) & (np.asarray(group.size) > 1)
+    if not sizes or not np.any(inside):
+        return time
+    payload = np.asarray(payload_bytes, dtype=np.float64) * (imbalance if kind == "all_to_all" else 1.0)
+    if kind == "all_reduce":
+        payload = payload / fabric.nvls_factor
+    total = time.total_s
+    for p in np.unique(np.asarray(group.size)[inside]):
+        near = reduce(lambda best, g: g if g <= p else best, sorted(sizes))
+        here = inside & (group.size == p) & (payload > 0)
+        size = 2 if kind == "send_recv" else int(p)
+        total = np.where(here, forms.collective_s(payload, kind, sizes[near], group=size), total)
+    return replace(time, total_s=total)
+
+
+def _modelled_time(
+    kind: CollectiveKind, payload_bytes: FloatK, group: Group, fabric: Fabric, imbalance: FloatK,
+    spread: TokenSpread | None,
+) -> CollectiveTime:  # fmt: skip
+    """The time by the rates and latencies of the links."""
     if kind in ("all_gather", "reduce_scatter"):
         return ring_time(payload_bytes, group, fabric)
     if kind == "all_reduce":

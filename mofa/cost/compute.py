@@ -1,17 +1,22 @@
-"""Time of one op's work on one GPU, from its efficiency curves: pure functions, arrays in, seconds out."""
+"""Time of one op's work on one GPU, from its fitted curves: pure functions, arrays in, seconds out.
+
+The forms are those that `mofa calibrate` fits and checks (:mod:`mofa.cost.forms`). All times are of the sustained
+state: training runs under the power limit, where products and attention keep some nine tenths of their rate at full
+clock (measured between memory-bound kernels, as a block runs them).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.specs.hardware import AttentionCurve, GemmFormat, GpuSpec, GroupedGemmCurve
+from mofa.cost import forms
+from mofa.specs.curves import AttentionForm, GemmFormat
+from mofa.specs.hardware import GpuSpec
 
 FloatN = NDArray[np.float64]
 
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
-# Output tiles that matrix libraries choose from, rows by columns; smaller ones lose efficiency by their shorter reuse.
-TILES: tuple[tuple[int, int, float], ...] = ((128, 256, 1.0), (128, 128, 0.92), (64, 128, 0.72), (64, 64, 0.5))
 
 
 def gemm_s(
@@ -24,7 +29,7 @@ def gemm_s(
     m, n, k
         Rows, columns and reduction length. [-]
     gpu
-        Peak rates and the curve of the format.
+        The curve of the format and the number of multiprocessors.
     format_
         Number format of the operands.
     count
@@ -37,8 +42,7 @@ def gemm_s(
 
     Notes
     -----
-    Output tiles run in whole waves over the multiprocessors, each for ``k + k_overhead`` steps at the sustained rate;
-    the library takes the tile that ends first. Never under the time that its bytes take.
+    See :func:`mofa.cost.forms.gemm_s`. Equal shapes, of which a search has many, are timed once.
 
     Examples
     --------
@@ -48,20 +52,28 @@ def gemm_s(
     >>> float(np.round(gemm_s(8192, 8192, 8192, toy_gpu())[()] * 1e3, 3))
     1.374
     """
-    m, n, k, count = (np.asarray(v, dtype=float) for v in (m, n, k, count))
+    shapes = np.stack([np.asarray(v, dtype=float) for v in np.broadcast_arrays(m, n, k, count)])
+    shape = shapes.shape[1:]
+    unique, inverse = _distinct(shapes.reshape(4, -1))
     curve = gpu.curves.gemm[format_]
-    num_sms = gpu.num_sms.value
-    sm_rate = gpu.peak_flops_per_s[format_].value * curve.fraction.value / num_sms
-    best: FloatN | float = np.inf
-    for rows, columns, share in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * count
-        waves = np.ceil(tiles / num_sms)
-        best = np.minimum(best, waves * rows * columns * 2.0 / share)
-    math_s = best * (k + curve.k_overhead.value) / sm_rate
-    element = ELEMENT_BYTES[format_]
-    moved = count * ((m * k + k * n) * element + 2.0 * m * n)
-    time_s = curve.floor_s.value + np.maximum(math_s, moved / stream_rate(gpu))
-    return np.where(m * n * k * count > 0, time_s, 0.0)
+    rows, columns, length, each = unique
+    time_s = forms.gemm_s(
+        rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
+        sustained=curve.sustained,
+    )  # fmt: skip
+    return np.asarray(np.where((unique > 0).all(axis=0), time_s, 0.0)[inverse].reshape(shape))
+
+
+def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:
+    """The different columns of a matrix, and which of them each column is. Few columns are not worth the search."""
+    if columns.shape[1] < 64:
+        return columns, np.arange(columns.shape[1])
+    code = np.zeros(columns.shape[1], dtype=np.int64)
+    for row in columns:
+        values, inverse = np.unique(row, return_inverse=True)
+        code = code * len(values) + inverse.reshape(-1)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return columns[:, first], inverse.reshape(-1)
 
 
 def grouped_gemm_s(
@@ -70,8 +82,8 @@ def grouped_gemm_s(
 ) -> FloatN:  # fmt: skip
     """Time of the products of ``groups`` experts over ``rows`` token rows in all, spread evenly over them.
 
-    Forward and input gradient pad each expert's rows to whole tiles; the weight gradient has groups x k x n output
-    tiles and reduces over the rows of an expert. ``sequential`` runs one kernel per expert. [s]
+    ``rows`` are those of the slowest rank; within it the experts are taken as equally loaded. ``wgrad`` is the weight
+    gradient, which reduces over the rows of an expert. ``sequential`` runs one kernel per expert. [s]
 
     Examples
     --------
@@ -82,60 +94,75 @@ def grouped_gemm_s(
     0.0
     """
     rows, groups, n, k = (np.asarray(v, dtype=float) for v in (rows, groups, n, k))
-    each = rows / groups
     if sequential:
+        each = rows / groups
         one = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
-        return groups * one
-    curve: GroupedGemmCurve = gpu.curves.grouped_gemm[format_]
-    num_sms = gpu.num_sms.value
-    sm_rate = gpu.peak_flops_per_s[format_].value * curve.fraction.value / num_sms
-    tile = float(curve.tile_m * curve.tile_n)
-    if wgrad:
-        tiles = groups * np.ceil(k / curve.tile_m) * np.ceil(n / curve.tile_n)
-        depth = each
-    else:
-        tiles = groups * np.ceil(each / curve.tile_m) * np.ceil(n / curve.tile_n)
-        depth = k
-    # a persistent kernel lets tiles of different experts share a wave: only the last wave is ragged
-    waves = np.maximum(np.ceil(tiles / num_sms), tiles / num_sms)
-    math_s = waves * tile * 2.0 * (depth + curve.k_overhead.value) / sm_rate
-    element = ELEMENT_BYTES[format_]
-    moved = rows * (k + n) * element + groups * n * k * element
-    time_s = curve.floor_s.value + groups * curve.per_group_s.value + np.maximum(math_s, moved / stream_rate(gpu))
+        return np.asarray(groups * one)
+    curve = gpu.curves.grouped_gemm[format_]
+    time_s = forms.balanced_grouped_gemm_s(
+        rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
+        element_bytes=ELEMENT_BYTES[format_],
+    )  # fmt: skip
     return np.where(rows > 0, time_s, 0.0)
 
 
 def attention_s(
-    flops: ArrayLike, q_len: ArrayLike, gpu: GpuSpec, *, backward: bool, d_qk: float = 128.0
-) -> FloatN:
-    """Time of fused attention: its FLOPs over the share of the bf16 peak that long sequences reach. [s]
+    batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, pairs: ArrayLike, d_qk: float,
+    d_v: float, gpu: GpuSpec, *, backward: bool, backend: str = "cudnn",
+) -> FloatN:  # fmt: skip
+    """Time of fused attention over ``pairs`` query-key pairs of each head and sequence.
 
-    ``q_half`` is the length at which half of that share is reached; heads narrower than 128 lose in proportion to
-    half their width, because the softmax's work per score does not shrink with the head.
+    Parameters
+    ----------
+    batch, heads, kv_heads, q_len
+        Sequences, query heads, key-value heads, queries of a sequence on this rank. [-]
+    pairs
+        Query-key pairs of one head and sequence: ``q (q + 1) / 2`` is a causal kernel; more (context parallelism) a
+        full one over ``pairs / q`` keys; fewer (a window, a part of a ring) the causal kernel's share.
+    d_qk, d_v
+        Head sizes; those that were not measured take the nearest kernel's time by FLOPs.
+    backend
+        ``cudnn`` or ``flash``.
+
+    Returns
+    -------
+    FloatN
+        Time of one call; 0 without pairs. [s]
 
     Examples
     --------
     >>> from mofa.cost.examples import toy_gpu
-    >>> long, short = attention_s([1e12, 1e12], [1e9, 1024.0], toy_gpu(), backward=False)
-    >>> bool(short > long)
+    >>> s = np.array([8192.0, 16384.0])
+    >>> short, long = attention_s(1, 32, 8, s, s * (s + 1) / 2, 128, 128, toy_gpu(), backward=False)
+    >>> bool(3.5 < long / short < 4)
     True
     """
-    flops, q_len = np.asarray(flops, dtype=float), np.asarray(q_len, dtype=float)
-    curve: AttentionCurve = gpu.curves.attention
-    fraction = (curve.backward_fraction if backward else curve.forward_fraction).value
-    narrow = 2.0 * d_qk / (d_qk + 128.0) if d_qk < 128 else 1.0
-    rate = gpu.peak_flops_per_s["bf16"].value * fraction * narrow
-    time_s = curve.floor_s.value + flops / rate * (1.0 + curve.q_half.value / np.maximum(q_len, 1.0))
-    return np.where(flops > 0, time_s, 0.0)
+    batch, heads, kv_heads, q, pairs = (
+        np.asarray(v, dtype=float) for v in np.broadcast_arrays(batch, heads, kv_heads, q_len, pairs)
+    )
+    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, "bwd" if backward else "fwd", d_qk, d_v))
+    form, wider = curve.form, (d_qk + d_v) / (near_qk + near_v)
+    if wider != 1.0:
+        form = AttentionForm(**{**form.__dict__, "unit_s": form.unit_s * wider})
+    rows = np.maximum(q, 1.0)
+    triangle = rows * (rows + 1.0) / 2.0
+    full = pairs > triangle * 1.001
+    keys = np.where(full, pairs / rows, rows)
+    time_s = forms.attention_s(
+        batch, heads, kv_heads, rows, keys, d_qk, d_v, ~full, form, backward=backward, sustained=curve.sustained
+    )
+    band = np.minimum(pairs / triangle, 1.0)
+    time_s = form.floor_s + (time_s - form.floor_s) * np.where(full, 1.0, band)
+    return np.where(batch * heads * pairs > 0, time_s, 0.0)
 
 
-def stream_rate(gpu: GpuSpec) -> float:
+def stream_rate(gpu: GpuSpec, like: str = "", *, compiled: bool = False) -> float:
     """Rate of a memory-bound kernel, reads and writes counted. [B/s]"""
-    return gpu.memory_bandwidth_bytes_per_s.value * gpu.curves.stream.fraction.value
+    return gpu.curves.stream_like(like, compiled).form.bytes_per_s
 
 
-def stream_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.0) -> FloatN:
-    """Time of memory-bound kernels: a floor for each and their bytes over the effective bandwidth. [s]
+def stream_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.0, like: str = "") -> FloatN:
+    """Time of memory-bound kernels: a launch for each and their bytes over the rate of the op they are like. [s]
 
     Examples
     --------
@@ -144,4 +171,5 @@ def stream_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.0) -> 
     0.001002
     """
     moved, kernels = np.asarray(moved_bytes, dtype=float), np.asarray(kernels, dtype=float)
-    return kernels * gpu.curves.stream.floor_s.value + moved / stream_rate(gpu)
+    launch_s = gpu.curves.stream_like("", False).form.launch_s
+    return kernels * launch_s + moved / stream_rate(gpu, like)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import TokenSpread, collective_s
-from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_rate
+from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -50,7 +50,7 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
         elif isinstance(w, Grouped):
             kinds["grouped", w.format, w.wgrad, w.sequential].append(i)
         elif isinstance(w, Attention):
-            kinds["attention", w.backward, w.d_qk].append(i)
+            kinds["attention", w.backward, w.d_qk, w.d_v, w.backend].append(i)
         elif isinstance(w, Stream):
             kinds["stream"].append(i)
         elif isinstance(w, Collective):
@@ -65,11 +65,7 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
             return _stack([getattr(w, name) for w in works], num_k)
 
         if key == "stream":
-            moved = column("bytes")
-            launches = np.maximum(_stack([ops[i].launches for i in rows], num_k), 1.0)
-            busy = (moved > 0) | (launches > 1)
-            floor = gpu.curves.stream.floor_s.value
-            out[rows] = np.where(busy, moved / stream_rate(gpu) + launches * floor, 0.0)
+            out[rows] = _stream_seconds([ops[i] for i in rows], machine)
             continue
         assert isinstance(key, tuple)
         if key[0] == "gemm":
@@ -79,27 +75,65 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
                 column("rows"), column("groups"), column("n"), column("k"), gpu, key[1], wgrad=key[2], sequential=key[3]
             )
         else:
-            out[rows] = attention_s(column("flops"), column("q_len"), gpu, backward=key[1], d_qk=key[2])
+            out[rows] = attention_s(
+                column("batch"), column("heads"), column("groups"), column("q_len"), column("pairs"), key[2], key[3],
+                gpu, backward=key[1], backend=key[4],
+            )  # fmt: skip
     for i, op in enumerate(ops):
         if op.present is not True:
             out[i] = np.where(op.present, out[i], 0.0)
     return out
 
 
+def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
+    """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
+
+    Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and columns.
+    """
+    num_k, curves = machine.num_k, machine.cluster.gpu.curves
+    works = [op.work for op in ops if isinstance(op.work, Stream)]
+    like = [curves.stream_like(w.like, op.compiled).form for w, op in zip(works, ops, strict=True)]
+    moved = _stack([w.bytes for w in works], num_k)
+    launches = np.maximum(_stack([op.launches for op in ops], num_k), 1.0)
+    busy = (moved > 0) | (launches > 1)
+    extra = np.zeros_like(moved)
+    for i, (work, form) in enumerate(zip(works, like, strict=True)):
+        if work.width > 0:
+            moved[i] = work.elements * form.bytes_per_element
+            extra[i] = work.elements * (form.per_row_s / work.width) + form.per_column_s * work.width
+    rate = np.array([[form.bytes_per_s] for form in like])
+    launch_s = curves.stream_like("", False).form.launch_s
+    return np.where(busy, moved / rate + extra + launches * launch_s, 0.0)
+
+
 def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """Host time to issue each op. (len(ops), K) [s]"""
+    """Host time to issue each op. (len(ops), K) [s]
+
+    Eager: a small op's issue for each launch, a product's for its first; in the backward pass what autograd's engine
+    adds for each op. Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed
+    tensors pay their dispatch instead.
+    """
     host = machine.cluster.gpu.curves.host
+    small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
     out = np.zeros((len(ops), machine.num_k))
+    inside = False
     for i, op in enumerate(ops):
         if isinstance(op.work, HostSync) or not np.any(op.launches):
             continue
-        each: ArrayK | float = host.eager_op_s.value
         if op.compiled:
-            each = host.compiled_op_s.value
-        elif np.any(op.dtensor):
-            each = np.where(op.dtensor, host.dtensor_op_s.value, each)
-        out[i] = np.where(op.present, op.launches * each, 0.0)
+            each = op.launches * host.compiled_op_s.value + (0.0 if inside else host.compiled_call_s.value)
+        else:
+            first = product - small if isinstance(op.work, (Gemm, Grouped, Attention)) else 0.0
+            if op.name.endswith(AUTOGRAD):
+                first = first + engine
+            each = op.launches * np.where(op.dtensor, host.dtensor_op_s.value, small) + first
+        inside = op.compiled
+        out[i] = np.where(op.present, np.where(np.asarray(op.launches) > 0, each, 0.0), 0.0)
     return out
+
+
+AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright")
+"""Ends of the names of ops that begin a node of the backward pass: a weight gradient shares its input gradient's."""
 
 
 def tape_flops(tape: Tape, num_k: int) -> ArrayK:

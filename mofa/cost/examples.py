@@ -13,8 +13,22 @@ def _fact(value: object) -> dict[str, Any]:
 
 def toy_gpu() -> GpuSpec:
     """1000 TFLOP/s at 80 % sustained, 128 multiprocessors, 5 TB/s at 80 %, floors of 2 us."""
-    gemm = {"fraction": _fact(0.8), "k_overhead": _fact(0), "floor_s": _fact("0 s")}
-    grouped = {**gemm, "per_group_s": _fact("0 s")}
+    def curve(**form: Any) -> dict[str, Any]:
+        return {"provenance": "assumed", "source": "round numbers for examples", "form": form}
+
+    def gemm(rate: float) -> dict[str, Any]:
+        return curve(tiles=[[128, 256, rate], [128, 128, 0.92 * rate], [64, 64, 0.5 * rate]], k_overhead=0.0,
+                     floor_s=0.0, bytes_per_s=4e12, sharpness=64.0, splits=[1])  # fmt: skip
+
+    def grouped(rate: float) -> dict[str, Any]:
+        return curve(small_rate=0.7 * rate, large_rate=rate, small_k_overhead=0.0, large_k_overhead=0.0, floor_s=0.0,
+                     per_group_s=0.0, bytes_per_s=4e12, sharpness=64.0)  # fmt: skip
+
+    def attention(flops_per_s: float, products: float) -> dict[str, Any]:
+        unit_s = products * 2 * 128 * 128 * 128 * 128 / flops_per_s
+        return curve(block=128, slots=128, unit_s=unit_s, floor_s=2e-6, tail=1.0, wave=1.0, causal=1.0, bytes_per_s=4e12)
+
+    stream = curve(launch_s=2e-6, bytes_per_element=4.0, bytes_per_s=4e12)
     return GpuSpec.model_validate(
         {
             "name": "toy",
@@ -28,15 +42,15 @@ def toy_gpu() -> GpuSpec:
             "tdp_w": _fact("700 W"),
             "context_bytes": _fact("0.5 GiB"),
             "curves": {
-                "gemm": {"bf16": gemm, "fp8": gemm},
-                "grouped_gemm": {"bf16": grouped, "fp8": grouped},
+                "gemm": {"bf16": gemm(800e12), "fp8": gemm(1600e12)},
+                "grouped_gemm": {"bf16": grouped(800e12), "fp8": grouped(1600e12)},
                 "attention": {
-                    "forward_fraction": _fact(0.6), "backward_fraction": _fact(0.5), "q_half": _fact(256),
-                    "floor_s": _fact("2 us"),
+                    "cudnn fwd 128/128": attention(600e12, 2.0), "cudnn bwd 128/128": attention(500e12, 5.0),
                 },
-                "stream": {"fraction": _fact(0.8), "floor_s": _fact("2 us")},
+                "stream": {"default": stream},
                 "host": {
-                    "cpu": "toy", "eager_op_s": _fact("5 us"), "compiled_op_s": _fact("1 us"),
+                    "cpu": "toy", "eager_op_s": _fact("5 us"), "linear_op_s": _fact("5 us"),
+                    "backward_op_s": _fact("0 s"), "compiled_op_s": _fact("1 us"), "compiled_call_s": _fact("0 s"),
                     "dtensor_op_s": _fact("30 us"), "sync_s": _fact("20 us"),
                 },
                 "overlap_slowdown": _fact(0.1),

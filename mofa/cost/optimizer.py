@@ -97,24 +97,27 @@ def static_bytes(
 def optimizer_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str, zero: ArrayN
 ) -> ArrayN:
-    """Optimizer step with gradient norm, clipping and copies, memory-bound; launches by the host apart. (n, pp) [s]
+    """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, pp) [s]
 
-    Bytes a parameter: Adam reads parameter, gradient and two moments and writes all but the gradient (28 in fp32);
-    the norm reads 4, clipping reads and writes 8. Megatron besides zeroes (4) and scales (8) the whole gradient
-    buffer and copies main to bf16 parameters (6, shared out).
+    Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
+    writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
+    8. Megatron besides zeroes (4) and scales (8) the whole gradient buffer and copies main to bf16 parameters (6,
+    shared out).
     """
-    rate = stream_rate(cluster.gpu)
-    clip = 12.0 if workload.optimizer.clip_grad_norm else 0.0
+    gpu = cluster.gpu
     moments = 8.0 if workload.precision.moments == "bf16" else 16.0
-    step = 12.0 + moments + clip
-    if framework.optimizer in ("foreach", "for-loop"):
-        step += 40.0  # separate kernels: weight decay, two lerps, sqrt, division, addcdiv read and write apart
-    host = cluster.gpu.curves.host.eager_op_s.value
+    apart = framework.optimizer in ("foreach", "for-loop")  # weight decay, two lerps, sqrt, division, addcdiv
+    adam = (12.0 + moments + (28.0 if apart else 0.0)) / stream_rate(gpu, "adam_foreach" if apart else "adam_fused")
+    step = adam
+    if workload.optimizer.clip_grad_norm:
+        step += 4.0 / stream_rate(gpu, "grad_norm") + 8.0 / stream_rate(gpu, "grad_clip")
+    host = 100 * gpu.curves.host.eager_op_s.value
     if framework.name != "torchtitan":
-        step += 6.0
-        moved = np.where(zero >= 1, shards.sharded(step), shards.whole(step)) + shards.whole(4.0)
-        moved = moved + np.where(shards.dense_ranks > 1, shards.whole(8.0), 0.0)
-        return np.asarray(moved / rate + 100 * host)
+        step += 6.0 / stream_rate(gpu, "cast_down")
+        once = np.where(zero >= 1, shards.sharded(step), shards.whole(step))
+        once = once + shards.whole(4.0 / stream_rate(gpu, "zero"))
+        scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
+        return np.asarray(once + np.where(shards.dense_ranks > 1, scaled, 0.0) + host)
     if precision in ("autocast", "uniform"):
-        return np.asarray(shards.whole(step) / rate + 100 * host)
-    return np.asarray(shards.sharded(step) / rate + 100 * host)
+        return np.asarray(shards.whole(step) + host)
+    return np.asarray(shards.sharded(step) + host)

@@ -2,39 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
-from mofa.specs.hardware import ClusterSpec, GemmFormat
+from mofa.specs.curves import Curve, GemmFormat
+from mofa.specs.hardware import ClusterSpec
 
 _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
+Sizes = Mapping[str, tuple[float, float]]
+"""Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
 
 
 def weakest(*facts: Fact) -> Provenance:
     """The least certain provenance of several facts."""
-    return max((fact.provenance for fact in facts), key=lambda p: _WEAKEST[p])
+    return _least(*(fact.provenance for fact in facts))
 
 
-def component_provenance(cluster: ClusterSpec, gemm_format: GemmFormat, crosses: dict[str, bool]) -> dict[str, Provenance]:
-    """The provenance of each time component; ``crosses`` says which groups leave their fast domain."""
+def _least(*kinds: Provenance) -> Provenance:
+    return max(kinds, key=lambda p: _WEAKEST[p])
+
+
+def of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
+    """What a time rests on that a curve gave: a measured fit interpolates, and extrapolates outside its range.
+
+    Examples
+    --------
+    >>> from mofa.specs.curves import Curve
+    >>> fitted = Curve(provenance="measured", source="a run", ranges={"m": (64, 8192)})
+    >>> of_curve(fitted, {"m": (128, 4096)}), of_curve(fitted, {"m": (128, 65536)})
+    ('interpolated', 'extrapolated')
+    """
+    for name, (low, high) in (sizes or {}).items():
+        least, most = curve.ranges.get(name, (low, high))
+        if low < least or high > most:
+            return _least("extrapolated", curve.provenance)
+    return "interpolated" if curve.provenance == "measured" else curve.provenance
+
+
+def component_provenance(
+    cluster: ClusterSpec,
+    gemm_format: GemmFormat,
+    crosses: Mapping[str, bool],
+    *,
+    sizes: Mapping[str, Sizes] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    backend: str = "cudnn",
+) -> dict[str, Provenance]:
+    """The provenance of each time component.
+
+    Parameters
+    ----------
+    crosses
+        Which groups leave their fast domain.
+    sizes
+        The shapes that occur, by ``gemm``, ``grouped_gemm``, ``attention``; without them all count as inside the
+        measured range.
+    ranks
+        Size of each group; a larger one than any measured is extrapolated.
+    backend
+        Of attention.
+    """
     curves, node = cluster.gpu.curves, cluster.node
-    inside = weakest(node.intra.efficiency, node.intra.latency_s)
-    inside_a2a = weakest(node.intra.all_to_all_efficiency, node.intra.latency_s)
+    found = sizes or {}
     outside = weakest(node.nic.efficiency, node.nic.latency_s)
     outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
-    gemm, grouped = curves.gemm[gemm_format], curves.grouped_gemm[gemm_format]
-    stream = weakest(curves.stream.fraction, curves.stream.floor_s)
+    stream = _least(*(of_curve(curve) for curve in curves.stream.values()))
+    attention = _least(*(of_curve(curve, found.get("attention")) for key, curve in curves.attention.items()
+                         if key.startswith(backend)) or (stream,))  # fmt: skip
     out: dict[str, Provenance] = {
-        "gemm": weakest(gemm.fraction, gemm.k_overhead, gemm.floor_s),
-        "grouped_gemm": weakest(grouped.fraction, grouped.k_overhead, grouped.floor_s),
-        "attention": weakest(curves.attention.forward_fraction, curves.attention.backward_fraction),
+        "gemm": of_curve(curves.gemm[gemm_format], found.get("gemm")),
+        "grouped_gemm": of_curve(curves.grouped_gemm[gemm_format], found.get("grouped_gemm")),
+        "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),
         "optimizer": stream,
     }
-    out["recompute"] = max((out["gemm"], out["grouped_gemm"], out["attention"], stream), key=lambda p: _WEAKEST[p])
-    for name in ("tp", "cp", "pp", "dp"):
-        out[name] = outside if crosses.get(name, False) else inside
-    out["ep"] = outside_a2a if crosses.get("ep", False) else inside_a2a
+    out["recompute"] = _least(out["gemm"], out["grouped_gemm"], out["attention"], stream)
+    for name, kind in (("tp", "all_gather"), ("cp", "all_gather"), ("pp", "send_recv"), ("dp", "all_gather")):
+        out[name] = outside if crosses.get(name, False) else _inside(cluster, kind, (ranks or {}).get(name, 2))
+    out["ep"] = outside_a2a if crosses.get("ep", False) else _inside(cluster, "all_to_all", (ranks or {}).get("ep", 2))
     out["bubble"] = out["recompute"]
     assert set(out) == set(TIME_COMPONENTS)
     return out
+
+
+def _inside(cluster: ClusterSpec, kind: str, ranks: int) -> Provenance:
+    """Of a collective inside a fast domain: its fitted form's, or the link's."""
+    node = cluster.node
+    measured = {c.form.group: c for key, c in node.collectives.items() if key.split()[0] == kind}
+    if not measured:
+        share = node.intra.all_to_all_efficiency if kind == "all_to_all" else node.intra.efficiency
+        return weakest(share, node.intra.latency_s)
+    whole = _least(*(of_curve(curve) for curve in measured.values()))
+    return _least("extrapolated", whole) if ranks > max(measured) and kind != "send_recv" else whole

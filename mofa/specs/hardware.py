@@ -2,86 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from mofa.specs.base import BytesFact, BytesPerSFact, Fact, FlopsPerSFact, Positive, SecondsFact, Spec, WattsFact
-
-GemmFormat = Literal["bf16", "fp8", "fp32"]
-
-
-class GemmCurve(Spec):
-    """Time of a dense matrix product as whole tiles in whole waves over the multiprocessors.
-
-    ``floor + waves * tile_m * tile_n * 2 * (k + k_overhead) / (peak * fraction / num_sms)``, never under the time
-    its bytes take. ``fraction`` is the sustained share of the peak that a large product reaches.
-    """
-
-    tile_m: Positive = 128
-    tile_n: Positive = 256
-    fraction: Fact
-    k_overhead: Fact
-    """Length in k of the prologue and epilogue of one tile. [elements]"""
-    floor_s: SecondsFact
-
-
-class GroupedGemmCurve(Spec):
-    """Time of products of one expert each in one kernel: as a GEMM whose rows are padded to tiles per expert."""
-
-    tile_m: Positive = 128
-    tile_n: Positive = 128
-    fraction: Fact
-    k_overhead: Fact
-    floor_s: SecondsFact
-    per_group_s: SecondsFact
-
-
-class AttentionCurve(Spec):
-    """Time of fused attention, as the share of the bf16 peak reached at long sequences, and its start.
-
-    ``floor + flops / (peak * fraction) * (1 + q_half / q_len)``.
-    """
-
-    forward_fraction: Fact
-    backward_fraction: Fact
-    q_half: Fact
-    """Sequence length at which the fraction is halved. [tokens]"""
-    floor_s: SecondsFact
-
-
-class StreamCurve(Spec):
-    """Time of a memory-bound kernel: ``floor + bytes / (bandwidth * fraction)``."""
-
-    fraction: Fact
-    floor_s: SecondsFact
-
-
-class HostCurve(Spec):
-    """What the host needs to issue work."""
-
-    cpu: str
-    eager_op_s: SecondsFact
-    """Issue of one eager op of PyTorch. [s]"""
-    compiled_op_s: SecondsFact
-    """Issue of one kernel from a compiled region. [s]"""
-    dtensor_op_s: SecondsFact
-    """Issue of one op on DTensors. [s]"""
-    sync_s: SecondsFact
-    """A host synchronisation: from the device's end to the host's next issue. [s]"""
-
-
-class GpuCurves(Spec):
-    """All efficiency curves of a GPU."""
-
-    gemm: dict[GemmFormat, GemmCurve]
-    grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
-    attention: AttentionCurve
-    stream: StreamCurve
-    host: HostCurve
-    overlap_slowdown: Fact
-    """Seconds that computing loses per second of communication that runs at the same time. [-]"""
-
+from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves
 
 class GpuSpec(Spec):
     """One GPU; for a dual-die package the package."""
@@ -159,6 +85,11 @@ class NodeSpec(Spec):
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
     collective_startup_s: SecondsFact
     """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""
+    collectives: dict[
+        Annotated[str, Field(pattern=r"^(all_gather|reduce_scatter|all_reduce|all_to_all|send_recv) \d+$")],
+        CollectiveCurve,
+    ] = {}
+    """Measured inside a fast domain, keyed by the collective and its group size; what is not here follows the link."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves, predict
-from mofa.calibrate.forms import (
+from mofa.cost.forms import (
     AttentionForm,
     CollectiveForm,
     GemmForm,

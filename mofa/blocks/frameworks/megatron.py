@@ -53,15 +53,23 @@ def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
     return ""
 
 
-def norm_op(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str) -> str:
-    """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums."""
+def norm_op(
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False
+) -> str:
+    """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
+
+    ``torch_kernels`` are PyTorch's, which were measured; Transformer Engine's are taken at the general rate.
+    """
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
     moved = 2.0 * rows * width * ctx.element
-    back = Back(1.5 * moved, 2)
+    like, wide = (ctx.model.norm, width) if torch_kernels else ("", 0.0)
+    there, again = (f"{like}_fwd", f"{like}_bwd") if like else ("", "")
+    back = Back(1.5 * moved, 2, like=again, elements=rows * width, width=wide)
+    work = Stream(moved, there, rows * width, wide)
     b.add(
-        Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), region=region, back=back,
+        Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
     )  # fmt: skip
@@ -92,8 +100,9 @@ def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> s
     elements = b.tensors[x].bytes / ctx.element
     out = b.tensor(f"{name}.fp8", 2.0 * elements)
     return stream(
-        b, f"{name}.cast", (x,), out, bytes_=4.0 * elements, launches=2, back_bytes=4.0 * elements, back_launches=2
-    )
+        b, f"{name}.cast", (x,), out, bytes_=4.0 * elements, launches=2, back_bytes=4.0 * elements, back_launches=2,
+        like="cast_down", back_like="cast_down",
+    )  # fmt: skip
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -108,13 +117,13 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (whole,), (q, k, v_part), view=True, launches=0,
-           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1))
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
     if ctx.model.positions != "rope":  # q, k and v are one interleaved tensor, which fused attention takes as it is
         return q, k, v_part
     v = b.tensor("v", t * kv_width * e)
-    stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0)
+    stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0, like="copy")
     return q, k, v
 
 
@@ -122,7 +131,7 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
     copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
-    return b.add(Op("q.reshape", "memory_bound", Stream(2 * nbytes), (q,), (out,), present=copies, back=Back(0.0, 0)))
+    return b.add(Op("q.reshape", "memory_bound", Stream(2 * nbytes, "copy"), (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -215,7 +224,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     if ctx.model.dropout > 0:
         mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
         writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
-    b.add(Op(f"{name}.add", "memory_bound", Stream(3 * nbytes), (x, y), writes, saves, back=back))
+    b.add(Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back))
     return out
 
 
@@ -226,9 +235,11 @@ def activation(
     gated = ctx.model.mlp.activation == "swiglu"
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
+    like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
+    back = Back((2 * wide + 1) * moved * ctx.element, launches, like=again)
     b.add(
-        Op(f"{name}.activation", "memory_bound", Stream((wide + 1) * moved * ctx.element), (h,), (out,), (h,),
-           region=region, launches=launches, back=Back((2 * wide + 1) * moved * ctx.element, launches))
+        Op(f"{name}.activation", "memory_bound", Stream((wide + 1) * moved * ctx.element, like), (h,), (out,), (h,),
+           region=region, launches=launches, back=back)
     )  # fmt: skip
     return out
 
@@ -260,7 +271,8 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     if moe.num_groups > 1:
         launches += 7
     b.add(
-        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0), (logits,), (scores, chosen),
+        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0, "router_topk", s * experts, experts),
+           (logits,), (scores, chosen),
            (scores, chosen), launches=launches, back=Back(4 * s * experts * 4.0, 6))
     )  # fmt: skip
     return scores
@@ -283,7 +295,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     sent = b.tensor("moe.sent", copies * row)
     row_ids = b.tensor("moe.row_ids", ctx.shard * (2 * spec.num_experts + 1) * 4.0, grad=False)
     b.add(
-        Op("moe.permute", "memory_bound", Stream(2 * copies * row), (h, scores), (sent, row_ids), (row_ids,),
+        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (h, scores), (sent, row_ids), (row_ids,),
            launches=3, back=Back((copies + ctx.shard) * row, 3))
     )  # fmt: skip
     for i in range(fw.dispatch_syncs):  # the counts reach the host before the all-to-all needs its splits
@@ -299,14 +311,14 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     several = ctx.local_experts * ctx.ep > ctx.local_experts
     sorted_ = b.tensor("moe.sorted", kept * row)
     received = b.add(
-        Op("moe.sort", "memory_bound", Stream(2 * rows * row), (received,), (sorted_,), launches=2,
-           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2))
+        Op("moe.sort", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (sorted_,), launches=2,
+           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2, like="copy"))
     )  # fmt: skip
     y = experts(b, ctx, received, rows, kept)
     unsorted = b.tensor("moe.unsorted", kept * row)
     y = b.add(
-        Op("moe.unsort", "memory_bound", Stream(2 * rows * row), (y,), (unsorted,), launches=2,
-           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2))
+        Op("moe.unsort", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (unsorted,), launches=2,
+           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2, like="copy"))
     )  # fmt: skip
     if np.any(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
@@ -318,11 +330,13 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     out = b.tensor("moe.out", ctx.shard * row)
     b.add(
         Op("moe.unpermute", "memory_bound", Stream((copies + ctx.shard) * row), (y,), (out,), (row_ids,), launches=2,
-           back=Back(2 * copies * row, 1))
+           back=Back(2 * copies * row, 1, like="permute"))
     )  # fmt: skip
     if shared:
         total = b.tensor("moe.total", ctx.shard * row)
-        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0)
+        out = stream(
+            b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0, like="residual_add"
+        )
     b.region = ""
     assert fw.dispatcher in ("alltoall", "allgather", "deepep")
     return out

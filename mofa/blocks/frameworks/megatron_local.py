@@ -19,7 +19,7 @@ from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """PyTorch's fused norm, a module of its own."""
     own = name in ("attn_norm", "mlp_norm")
-    return te.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region)
+    return te.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region, torch_kernels=True)
 
 
 def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
@@ -42,7 +42,7 @@ def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
     back = Back(work=Stream(nbytes), family="memory_bound", view=True)
-    return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes), (x,), (out,), back=back))
+    return b.add(Op(f"{name}.bias", "memory_bound", Stream(2.0 * nbytes, "mul"), (x,), (out,), back=back))
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -59,7 +59,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
-           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1))
+           back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     return te.query_copy(b, ctx, q, t * q_width * e), k, v
 
@@ -77,9 +77,9 @@ def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_d
     extra = 2.0 if pairs else 0.0
     moved = (12.0 + extra) * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
     b.add(
-        Op(f"{name}.rope", "memory_bound", Stream(moved), (x,), (out, trig), (trig,),
+        Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, trig), (trig,),
            scratch=(2.0 + extra / 2) * nbytes, launches=13 if pairs else 12,
-           back=Back((10.0 + extra) * nbytes, 6 if pairs else 5, 2.5 * nbytes))
+           back=Back((10.0 + extra) * nbytes, 6 if pairs else 5, 2.5 * nbytes, like="rope_half"))
     )  # fmt: skip
     return out
 
@@ -203,7 +203,8 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     kh, vh = expanded
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
     lse = b.tensor("attn.lse", t * ctx.heads * 4.0, grad=False)
-    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v,
+                     kv_heads=ctx.kv_heads)  # fmt: skip
     back = Back(0.0, 3, t * ctx.heads * a.d_qk * 4.0)
     b.add(Op("attn.core", "attention", work, (q, kh, vh), (out, lse), (q, kh, vh, out, lse), back=back))
     return out
@@ -283,22 +284,22 @@ def activation(
     gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
     b.add(
         Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
-           back=Back(4 * passed, launches))
+           back=Back(4 * passed, launches, like="copy"))
     )  # fmt: skip
     silu, shifted = b.tensor(f"{name}.silu", held), b.tensor(f"{name}.shifted", held)
     out = b.tensor(f"{name}.act", held)
-    back = Back(3 * passed, launches)
+    back = Back(3 * passed, launches, like="gelu_bwd")
     b.add(
-        Op(f"{name}.silu", "memory_bound", Stream(2 * passed), (gate,), (silu,), (gate,), launches=launches,
+        Op(f"{name}.silu", "memory_bound", Stream(2 * passed, "silu"), (gate,), (silu,), (gate,), launches=launches,
            region=region, back=back)
     )  # fmt: skip
     b.add(
-        Op(f"{name}.offset", "memory_bound", Stream(2 * passed), (up,), (shifted,), launches=launches, region=region,
+        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches, region=region,
            back=Back(0.0, 0))
     )  # fmt: skip
     b.add(
-        Op(f"{name}.product", "memory_bound", Stream(3 * passed), (silu, shifted), (out,), (silu, shifted),
-           launches=launches, region=region, back=Back(6 * passed, 2 * launches))
+        Op(f"{name}.product", "memory_bound", Stream(3 * passed, "mul"), (silu, shifted), (out,), (silu, shifted),
+           launches=launches, region=region, back=Back(6 * passed, 2 * launches, like="mul"))
     )  # fmt: skip
     return out
 
@@ -333,7 +334,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         out = _moe_alltoall(b, ctx, h, scores)
     if shared:
         total = b.tensor("moe.total", ctx.shard * row)
-        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0)
+        out = stream(b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0,
+                     like="residual_add")  # fmt: skip
     b.region = ""
     return out
 
@@ -355,8 +357,8 @@ def permute(b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, c
     for i in range(max(ctx.framework.dispatch_syncs - 1, 0)):
         b.add(Op(f"moe.sync{i}", "host", HostSync()))
     b.add(
-        Op("moe.permute", "memory_bound", Stream(2 * copies * row), (x, scores), (sent,), (rows, mask), launches=1,
-           back=Back((3 * copies + tokens) * row + 8.0 * table, 4))
+        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
+           launches=1, back=Back((3 * copies + tokens) * row + 8.0 * table, 4, like="unpermute"))
     )  # fmt: skip
     if ctx.framework.dispatch_syncs:
         b.add(Op("moe.sync", "host", HostSync()))
@@ -368,8 +370,8 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
     row = float(ctx.model.hidden) * ctx.element
     out = b.tensor("moe.summed", tokens * row)
     b.add(
-        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row), (y,), (out,), ("moe.row_ids",),
-           launches=2, back=Back(2 * copies * row, 1))
+        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
+           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"))
     )  # fmt: skip
     return out
 
@@ -424,8 +426,8 @@ def _sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: F
     row = float(ctx.model.hidden) * ctx.element
     out = b.tensor(f"moe.{name}ed", kept * row)
     return b.add(
-        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row), (x,), (out,), launches=2,
-           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2))
+        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
+           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"))
     )  # fmt: skip
 
 
@@ -437,12 +439,12 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     parts = b.tensor("experts.parts", kept * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
-           back=Back(2 * rows * row, 1))
+           back=Back(2 * rows * row, 1, like="copy"))
     )  # fmt: skip
     y = te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
-        Op("experts.cat", "memory_bound", Stream(2 * rows * row), (y,), (joined,), present=several, back=Back(0.0, 0))
+        Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several, back=Back(0.0, 0))
     )
 
 

@@ -48,13 +48,18 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if autocast(ctx) and element == 2 and not compiled:
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
-        b.add(Op(name, "memory_bound", Stream(36.0 * count), (x,), (out, scale, wide, normed), (scale, wide, normed),
-                 scratch=4.0 * count, launches=8, back=Back(92.0 * count, 14, 8.0 * count)))  # fmt: skip
+        b.add(Op(name, "memory_bound", Stream(36.0 * count, "mul"), (x,), (out, scale, wide, normed), (scale, wide, normed),
+                 scratch=4.0 * count, launches=8, back=Back(92.0 * count, 14, 8.0 * count, like="mul")))  # fmt: skip
         return out
     read = 0.0 if compiled and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
-    back = Back((3.0 * element + 2.0 * out_element) * count, 2)
-    b.add(Op(name, "memory_bound", Stream(moved), (x,), (out, scale), (x, scale), back=back))
+    like = ctx.model.norm
+    # the measured kernels read and write 2 bytes an element; wider elements count as more of them
+    behind = compiled and not read
+    work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
+    back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
+                elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
+    b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
 
 
@@ -94,7 +99,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
         else:
             work, back, scratch, launches = (
-                Stream(10.0 * e * total), Back(15.0 * e * total, 18, 3.0 * e * sizes[0]), 3.0 * e * sizes[0], 10,
+                Stream(10.0 * e * total, "rope_half"),
+                Back(15.0 * e * total, 18, 3.0 * e * sizes[0], like="rope_half"), 3.0 * e * sizes[0], 10,
             )  # fmt: skip
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
              back=back))  # fmt: skip
@@ -104,9 +110,10 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
 def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
     """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
     if ctx.element == 4:
-        return Stream(8.0 * total), Back(8.0 * total, 4), 0.0 * total, 2
-    moved = (2.0 * CAST + 8.0) * total
-    return Stream(moved), Back(moved, 8, 8.0 * largest), 8.0 * total, 6
+        return Stream(8.0 * total, "mul"), Back(8.0 * total, 4, like="mul"), 0.0 * total, 2
+    moved, like, width = (2.0 * CAST + 8.0) * total, "rope_complex", float(ctx.model.hidden)
+    back = Back(moved, 8, 8.0 * largest, like=like, elements=total, width=width)
+    return Stream(moved, like, total, width), back, 8.0 * total, 6
 
 
 def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0) -> tuple[str, ...]:
@@ -149,24 +156,25 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     query = b.tensor("q", t * heads * d_qk * e)
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
     joined = 2.0 * t * heads * d_qk * e
-    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined), (q_raw,), (query,), scratch=scratch,
+    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query,), scratch=scratch,
              launches=launches // 2 + 1,
-             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch)))  # fmt: skip
+             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex")))  # fmt: skip
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=True)
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
-             back=Back(2 * t * (rank + turn) * e, 3)))  # fmt: skip
+             back=Back(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
     spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
     rotated = b.tensor("k.rope", t * turn * e)
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
-             back=Back(back.bytes, launches // 2 + 1, back.scratch)))  # fmt: skip
+             back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
     latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
     b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
-             back=Back(2 * t * heads * (nope + d_v) * e, 1)))  # fmt: skip
+             back=Back(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
     key = b.tensor("k", t * heads * d_qk * e)
-    b.add(Op("attn.k_join", "memory_bound", Stream(joined), (part, rotated), (key,), back=Back(joined, 3)))
+    b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,),
+             back=Back(joined, 3, like="copy")))  # fmt: skip
     return query, key, value
 
 
@@ -209,7 +217,8 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
     soft = b.tensor("attn.soft", scores, grad=False)
     raw = b.tensor("attn.raw", wide_v)
     out = b.tensor("attn.out", wide_v)
-    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len, 2 * ctx.attention_pairs(False), a.d_qk, a.d_v)
+    work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len, 2 * ctx.attention_pairs(False), a.d_qk, a.d_v,
+                     kv_heads=ctx.kv_heads)  # fmt: skip
     saved = (scaled_q, scaled_k, repeated, soft)
     b.add(Op("attn.core", "attention", work, (scaled_q, scaled_k, repeated), (raw, soft), saved, scratch=2 * scores,
              launches=2, back=Back(0.0, 4, 2 * scores)))  # fmt: skip
@@ -242,11 +251,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     if wide != narrow:
         promoted = b.tensor(f"{name}.promoted", count * wide)
         b.add(Op(f"{name}.promote", "memory_bound", None, (y,), (promoted,), view=True, launches=0,
-                 back=Back(work=Stream(CAST * count), family="memory_bound")))  # fmt: skip
+                 back=Back(work=Stream(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
         y = promoted
     total = b.tensor(name, count * wide)
     weights = fsdp.release(b) if name == "out" else ()
-    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count), (x, y, *weights), (total,),
+    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"), (x, y, *weights), (total,),
              launches=0 if compiled and name == "mid" else 1, back=Back(0.0, 0)))  # fmt: skip
     return total
 
@@ -277,7 +286,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
     width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
     many = np.where(ctx.has_tp, 4.0, 1.0)
-    b.add(Op("embedding", "memory_bound", Stream(2 * rows * r), weights, (looked,), launches=many,
+    b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
              back=Back(width * params + 2 * rows * r, 5), weight_params=params,
              weight_bytes=grad * params))  # fmt: skip
     if positions:

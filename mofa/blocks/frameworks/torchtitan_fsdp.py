@@ -75,7 +75,7 @@ def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here
     if not np.any(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0)), (), (f"{out}.in",),
+        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (), (f"{out}.in",),
            launches=2, present=runs, stream=GATHER, region=OUTSIDE)
     )  # fmt: skip
     p.ops.append(
@@ -95,7 +95,7 @@ def copy_out(
     p.tensor(weights, 2.0 * params, "weight_copy")
     launches = 6 if experts and np.all(ranks == 1) else 1
     p.ops.append(
-        Op(f"{weights}.copy_out", "dp", Stream(moved), reads, (weights,), scratch=scratch, launches=launches,
+        Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
            present=params > 0, region=OUTSIDE)
     )  # fmt: skip
     return weights
@@ -143,7 +143,7 @@ def reduce(
         )  # fmt: skip
     if ctx.accumulating:
         p.ops.append(
-            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks), (out,), (), launches=num_weights,
+            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks, "mul"), (out,), (), launches=num_weights,
                present=here, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
 
@@ -276,12 +276,12 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool
             last = grad
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                out.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params), (grad,), (last,),
+                out.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,), (last,),
                               present=op.present))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
-                out.append(Op(f"{base}.accumulate", "memory_bound", Stream(12.0 * params), (last,), (),
+                out.append(Op(f"{base}.accumulate", "memory_bound", Stream(12.0 * params, "mul"), (last,), (),
                               present=op.present))  # fmt: skip
     return out
 

@@ -72,13 +72,15 @@ def weight_grad_bytes(ctx: Context) -> float:
 def weight_copy(b: TapeBuilder, name: str, params: FloatK) -> str:
     """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
     copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
-    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params), (), (copy,)))
+    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, "cast_down"), (), (copy,)))
 
 
 def cast(b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0) -> str:
     """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass."""
     out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements)
-    return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements)
+    like, back_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
+    return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
+                        back_like=back_like)  # fmt: skip
 
 
 def linear(
@@ -120,11 +122,11 @@ def _chunks(
 ) -> str:  # fmt: skip
     moved = 2.0 * ctx.tokens * width * ctx.element
     out = b.tensor(name, ctx.tokens * width * ctx.element)
-    back = Back(work=Stream(moved * np.asarray(backward)), family="memory_bound", present=ctx.gathers,
+    back = Back(work=Stream(moved * np.asarray(backward), "copy"), family="memory_bound", present=ctx.gathers,
                 view=~np.broadcast_to(np.asarray(backward, dtype=bool), ctx.tp.shape))  # fmt: skip
     here = np.broadcast_to(np.asarray(forward, dtype=bool), ctx.tp.shape)
     return b.add(
-        Op(name, "memory_bound", Stream(moved * here), (x,), (out,), present=ctx.gathers, view=~here, back=back)
+        Op(name, "memory_bound", Stream(moved * here, "copy"), (x,), (out,), present=ctx.gathers, view=~here, back=back)
     )
 
 

@@ -1,46 +1,33 @@
 """The functional forms of kernels and collectives: pure functions of a shape and a few fitted parameters.
 
-All are vectorised: shapes are arrays (n,), times come back as (n,) in seconds. Rates are absolute, at full clock; see
-`sustained` of `mofa.calibrate.fit` for what the power limit takes.
+All are vectorised: shapes are arrays, times come back in their shape, in seconds. Rates are absolute, at full clock;
+``sustained`` is the share of them that the power limit leaves in long runs. `mofa.calibrate` fits the parameters with
+these same functions, and the planner's times are theirs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+
 FloatN = NDArray[np.float64]
+AT_ONCE = 2048
+"""Shapes whose tiles are tried together: keeps the temporaries in the cache."""
 
 
-@dataclass(frozen=True)
-class GemmForm:
-    """Parameters of `gemm_s`."""
-
-    tiles: tuple[tuple[int, int, float], ...]
-    """Rows and columns of each output tile that the library may choose, and the rate it reaches. [-, -, FLOP/s]"""
-    k_overhead: float
-    """Prologue and epilogue of a tile, as a length in k. [elements]"""
-    floor_s: float
-    bytes_per_s: float
-    sharpness: float
-    """Exponent that joins computing and moving: 1 adds them, infinity takes the larger."""
-    split_s: float = 1.5e-6
-    """Launch of the reduction over split k."""
-    split_bytes: float = 4.0
-    """Bytes moved per output element and split."""
-    splits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
-
-
-def gemm_s(m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_bytes: float, num_sms: int) -> FloatN:
-    """Time of one dense product (m, k) x (k, n).
+def gemm_s(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_bytes: float, num_sms: float,
+    count: ArrayLike = 1.0, sustained: float = 1.0,
+) -> FloatN:  # fmt: skip
+    """Time of ``count`` equal dense products (m, k) x (k, n) in one kernel, at ``sustained`` of the full clock's rate.
 
     Notes
     -----
     ``floor + (compute^p + bytes^p)^(1/p)``, where compute is the least over tiles and splits of k of
-    ``ceil(tiles * split / SMs) * tile_m * tile_n * 2 * (k / split + k_overhead) * SMs / rate``, k in steps of 64.
-    Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
+    ``ceil(count * tiles * split / SMs) * tile_m * tile_n * 2 * (k / split + k_overhead) * SMs / rate``, k in steps of
+    64. Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
 
     Examples
     --------
@@ -50,17 +37,32 @@ def gemm_s(m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_
     >>> gemm_s([128 * 132, 128 * 133], 128, 6400, form, element_bytes=2, num_sms=132) * 1e6
     array([209.7152, 419.4304])
     """
-    m, n, k = (np.asarray(x, dtype=np.float64)[..., None, None] for x in np.broadcast_arrays(m, n, k))
-    rows, columns, rate = (np.array(x, dtype=np.float64)[:, None] for x in zip(*form.tiles, strict=True))
-    split = np.array(form.splits, dtype=np.float64)
-    waves = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) * split / num_sms)
-    length = np.ceil(k / split / 64) * 64 + form.k_overhead
-    compute = waves * rows * columns * 2 * length / (rate / num_sms)
-    reduction = np.where(split > 1, split * m * n * form.split_bytes / form.bytes_per_s + form.split_s, 0.0)
-    compute_s = (compute + reduction).min(axis=(-2, -1))
-    m, n, k = (x[..., 0, 0] for x in (m, n, k))
-    bytes_s = ((m + n) * k * element_bytes + 2 * m * n) / form.bytes_per_s
+    m, n, k, count = (np.asarray(x, dtype=np.float64) for x in np.broadcast_arrays(m, n, k, count))
+    compute_s = np.empty(m.shape)
+    flat = [x.reshape(-1) for x in (m, n, k, count)]
+    out = compute_s.reshape(-1)
+    for start in range(0, out.size, AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        out[part] = _tiled_s(*(x[part] for x in flat), form, num_sms, sustained)
+    bytes_s = count * ((m + n) * k * element_bytes + 2 * m * n) / form.bytes_per_s
     return form.floor_s + join(compute_s, bytes_s, form.sharpness)
+
+
+def _tiled_s(
+    m: FloatN, n: FloatN, k: FloatN, count: FloatN, form: GemmForm, num_sms: float, sustained: float
+) -> FloatN:
+    """Computing alone: the fastest of the form's tiles and splits. Axes: tiles, splits, shapes."""
+    rows, columns, rate = np.array(form.tiles, dtype=np.float64).T[:, :, None, None]
+    split = np.array(form.splits, dtype=np.float64)[:, None]
+    each = rows * columns * (2.0 * num_sms / sustained) / rate
+    length = np.ceil(k / (64 * split)) * 64 + form.k_overhead
+    compute = np.ceil(m / rows) * np.ceil(n / columns) * (count / num_sms) * split
+    np.ceil(compute, out=compute)
+    compute *= length
+    compute *= each
+    moved = np.where(split > 1, split * (count * m * n * (form.split_bytes / form.bytes_per_s)) + form.split_s, 0.0)
+    best: FloatN = (compute.min(axis=0) + moved).min(axis=0)
+    return best
 
 
 def join(one: FloatN, other: FloatN, sharpness: float) -> FloatN:
@@ -76,24 +78,6 @@ def join(one: FloatN, other: FloatN, sharpness: float) -> FloatN:
     return joined
 
 
-@dataclass(frozen=True)
-class GroupedForm:
-    """Parameters of `grouped_gemm_s`."""
-
-    small_tile: tuple[int, int] = (64, 128)
-    large_tile: tuple[int, int] = (128, 256)
-    small_rate: float = 6e14
-    large_rate: float = 8e14
-    small_k_overhead: float = 200.0
-    large_k_overhead: float = 200.0
-    small_limit: int = 128
-    """Products with at most so many rows or columns per group take the small tile."""
-    cluster: int = 2
-    """Tiles along the rows that run together."""
-    floor_s: float = 8e-6
-    per_group_s: float = 1e-7
-    bytes_per_s: float = 4e12
-    sharpness: float = 2.7
 
 
 def grouped_gemm_s(
@@ -103,8 +87,9 @@ def grouped_gemm_s(
     layout: ArrayLike,
     form: GroupedForm,
     *,
-    num_sms: int,
+    num_sms: float,
     groups: ArrayLike,
+    sustained: float = 1.0,
 ) -> FloatN:
     """Time of the products of all experts in one kernel.
 
@@ -136,53 +121,81 @@ def grouped_gemm_s(
     loads = np.atleast_2d(np.asarray(loads, dtype=np.float64))
     shape = loads.shape[0]
     n, k, layout, groups = (np.broadcast_to(np.asarray(x, dtype=np.float64), shape) for x in (n, k, layout, groups))
-    wgrad = layout == 2
+    wgrad = (layout == 2)[:, None]
     tokens = loads.sum(axis=1)
-    columns = np.where(layout == 0, n, k)
-    reduce = np.where(layout == 0, k, n)
-    rows_per_group = np.where(wgrad, n, tokens / groups)
-    small = (rows_per_group <= form.small_limit) | (columns <= form.small_limit)
-    tile_m = np.where(small, form.small_tile[0], form.large_tile[0])
-    tile_n = np.where(small, form.small_tile[1], form.large_tile[1])
-    row_tiles = np.where(wgrad, n, 0.0)[:, None] + np.where(wgrad[:, None], 0.0, loads)
-    row_tiles = np.ceil(np.ceil(row_tiles / tile_m[:, None]) / form.cluster) * form.cluster
+    columns, reduce = np.where(layout == 0, n, k), np.where(layout == 0, k, n)
+    small, tile_m, tile_n = _grouped_tile(tokens / groups, n, columns, layout == 2, form)
+    row_tiles = _clustered(np.where(wgrad, n[:, None], loads), tile_m[:, None], form)
     present = np.arange(loads.shape[1]) < groups[:, None]
     tiles = np.where(present, row_tiles * np.ceil(columns / tile_n)[:, None], 0.0)
-    length = np.where(wgrad[:, None], loads, reduce[:, None])
-    num_tiles, work = tiles.sum(axis=1), (tiles * length).sum(axis=1)
+    length = np.where(wgrad, loads, reduce[:, None])
     longest = np.where(tiles > 0, length, 0.0).max(axis=1)
+    steps = _grouped_steps(tiles.sum(axis=1), (tiles * length).sum(axis=1), longest, small, form, num_sms)
+    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained)
+
+
+def balanced_grouped_gemm_s(
+    tokens: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, form: GroupedForm, *, num_sms: float,
+    wgrad: bool = False, sustained: float = 1.0, element_bytes: float = 2.0,
+) -> FloatN:  # fmt: skip
+    """As :func:`grouped_gemm_s` with the same tokens for every expert, in closed form; ``wgrad`` is layout 2.
+
+    Examples
+    --------
+    >>> form = GroupedForm()
+    >>> one = grouped_gemm_s([[512] * 8], 2048, 4096, 0, form, num_sms=132, groups=8)
+    >>> bool(np.isclose(balanced_grouped_gemm_s(4096, 8, 2048, 4096, form, num_sms=132), one[0]))
+    True
+    """
+    tokens, groups, n, k = (np.asarray(x, dtype=np.float64) for x in np.broadcast_arrays(tokens, groups, n, k))
+    each = tokens / groups
+    columns = k if wgrad else n
+    small, tile_m, tile_n = _grouped_tile(each, n, columns, np.asarray(wgrad), form)
+    tiles = groups * _clustered(n if wgrad else each, tile_m, form) * np.ceil(columns / tile_n)
+    length = each if wgrad else k
+    steps = _grouped_steps(tiles, tiles * length, length, small, form, num_sms)
+    return _grouped_total(
+        steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes
+    )
+
+
+def _grouped_tile(
+    each: FloatN, n: FloatN, columns: FloatN, wgrad: NDArray[np.bool_], form: GroupedForm
+) -> tuple[NDArray[np.bool_], FloatN, FloatN]:
+    """Whether the small tile is taken, and the tile's rows and columns."""
+    small = (np.where(wgrad, n, each) <= form.small_limit) | (columns <= form.small_limit)
+    tile_m, tile_n = (np.where(small, float(a), float(b)) for a, b in zip(form.small_tile, form.large_tile, strict=True))
+    return small, tile_m, tile_n
+
+
+def _clustered(rows: FloatN, tile_m: FloatN, form: GroupedForm) -> FloatN:
+    """Tiles along the rows, in whole clusters."""
+    tiles: FloatN = np.ceil(np.ceil(rows / tile_m) / form.cluster) * form.cluster
+    return tiles
+
+
+def _grouped_steps(
+    tiles: FloatN, work: FloatN, longest: FloatN, small: NDArray[np.bool_], form: GroupedForm, num_sms: float
+) -> FloatN:
+    """Steps along k of the busiest multiprocessor."""
     overhead = np.where(small, form.small_k_overhead, form.large_k_overhead)
-    filled = np.maximum(num_tiles / num_sms, 1e-12)
-    steps = np.maximum((work + num_tiles * overhead) / num_sms * np.ceil(filled) / filled, longest + overhead)
-    rate = np.where(small, form.small_rate, form.large_rate) / num_sms
-    compute_s = steps * tile_m * tile_n * 2 / rate
-    bytes_s = 2 * (tokens * (n + k) + groups * n * k) / form.bytes_per_s
+    filled = np.maximum(tiles / num_sms, 1e-12)
+    return np.maximum((work + tiles * overhead) / num_sms * np.ceil(filled) / filled, longest + overhead)
+
+
+def _grouped_total(
+    steps: FloatN, tokens: FloatN, groups: FloatN, n: FloatN, k: FloatN, small: NDArray[np.bool_], tile: FloatN,
+    form: GroupedForm, num_sms: float, sustained: float, element_bytes: float = 2.0,
+) -> FloatN:  # fmt: skip
+    rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)
+    compute_s = steps * tile * 2 / rate
+    bytes_s = element_bytes * (tokens * (n + k) + groups * n * k) / form.bytes_per_s
     return form.floor_s + form.per_group_s * groups + join(compute_s, bytes_s, form.sharpness)
-
-
-@dataclass(frozen=True)
-class AttentionForm:
-    """Parameters of `attention_s`, of one kernel: a backend, a way (forward, backward) and head sizes."""
-
-    block: int
-    """Rows that one unit of work holds. [tokens]"""
-    slots: int
-    """Units that run at the same time."""
-    unit_s: float
-    """Time of one unit against 128 tokens of the other side."""
-    floor_s: float
-    tail: float
-    """Share of a causal kernel's longest unit that runs alone at the end."""
-    wave: float
-    """How much of the last, partly filled wave of a full kernel counts as a whole one."""
-    causal: float
-    """Time of a causal kernel's blocks over a full one's."""
-    bytes_per_s: float
 
 
 def attention_s(
     b: ArrayLike, hq: ArrayLike, hkv: ArrayLike, q: ArrayLike, kv: ArrayLike, d_qk: ArrayLike, d_v: ArrayLike,
-    causal: ArrayLike, form: AttentionForm, *, backward: bool,
+    causal: ArrayLike, form: AttentionForm, *, backward: bool, sustained: float = 1.0,
 ) -> FloatN:  # fmt: skip
     """Time of fused attention.
 
@@ -216,20 +229,10 @@ def attention_s(
         expanded = np.where(hq != hkv, 4 * b * kv * hq * (d_qk + d_v), 0.0)
         moved = 2 * moved + expanded + 8 * b * q * hq * d_qk
     units = np.where(np.asarray(causal) > 0, form.causal * triangle, full)
-    time_s: FloatN = form.floor_s + form.unit_s * units + moved / form.bytes_per_s
+    time_s: FloatN = form.floor_s + form.unit_s / sustained * units + moved / form.bytes_per_s
     return time_s
 
 
-@dataclass(frozen=True)
-class StreamForm:
-    """Parameters of `stream_s`, of one memory-bound op as one framework style runs it."""
-
-    launch_s: float
-    bytes_per_element: float
-    """What its kernels read and write per element. [B]"""
-    bytes_per_s: float
-    per_row_s: float = 0.0
-    per_column_s: float = 0.0
 
 
 def stream_s(elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: StreamForm) -> FloatN:
@@ -246,13 +249,6 @@ def stream_s(elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: Str
     return time_s
 
 
-@dataclass(frozen=True)
-class CollectiveForm:
-    """Parameters of `collective_s`: one (start, rate) per protocol, of one collective over one group size."""
-
-    protocols: tuple[tuple[float, float], ...]
-    """Start and bus bandwidth of each. [s, B/s]"""
-    group: int
 
 
 def collective_s(payload_bytes: ArrayLike, op: str, form: CollectiveForm, *, group: int | None = None) -> FloatN:

@@ -1,0 +1,81 @@
+"""The curves of one GPU taken over for another: by the ratios of their datasheets, said to be transferred or assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RATES = ("small_rate", "large_rate")
+COMPUTE = ("gemm", "grouped_gemm")
+FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
+"""What holds of a fit on one processor and format alone."""
+
+
+def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: float) -> dict[str, Any]:
+    """A curve whose computing is ``rate`` times as fast, whose bytes move ``bandwidth`` times as fast, on ``sms`` times
+    as many multiprocessors; floors and what a row or an expert costs stay.
+
+    Examples
+    --------
+    >>> form = {"tiles": [[128, 128, 8e14]], "bytes_per_s": 4e12, "floor_s": 3e-6}
+    >>> scaled_curve({"form": form}, 0.5, 0.75, 1.0)["form"]
+    {'tiles': [[128, 128, 400000000000000.0]], 'bytes_per_s': 3000000000000.0, 'floor_s': 3e-06}
+    """
+    form = dict(curve["form"])
+    if "tiles" in form:
+        form["tiles"] = [[rows, columns, _digits(value * rate)] for rows, columns, value in form["tiles"]]
+    for name in RATES:
+        if name in form:
+            form[name] = _digits(form[name] * rate)
+    if "unit_s" in form:
+        form["unit_s"] = _digits(form["unit_s"] * sms / rate)
+        form["slots"] = max(1, round(form["slots"] * sms))
+    form["bytes_per_s"] = _digits(form["bytes_per_s"] * bandwidth)
+    return {**curve, "form": form}
+
+
+def transferred_curves(
+    curves: dict[str, Any], *, rates: dict[str, float], bandwidth: float, sms: float, provenance: str, source: str,
+    exact: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """All curves of a GPU for another one.
+
+    Parameters
+    ----------
+    rates
+        Peak rate of each format over the measured GPU's; formats that are not in it are dropped. [-]
+    bandwidth, sms
+        Memory bandwidth and multiprocessors over the measured GPU's. [-]
+    provenance, source
+        What is said of every curve.
+    exact
+        Whether it is the same processor, so that fit errors and ranges still hold.
+    """
+
+    def said(curve: dict[str, Any], rate: float) -> dict[str, Any]:
+        made = {**scaled_curve(curve, rate, bandwidth, sms), "source": source}
+        made["provenance"] = curve["provenance"] if curve["provenance"] == "assumed" else provenance
+        if not exact:
+            made = {k: v for k, v in made.items() if k not in FIT_FIELDS}
+        return made
+
+    made: dict[str, Any] = {
+        family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
+    }
+    made["attention"] = {key: said(curve, rates["bf16"]) for key, curve in curves["attention"].items()}
+    made["stream"] = {key: said(curve, 1.0) for key, curve in curves["stream"].items()}
+    for family in ("host", "overlap_slowdown"):
+        facts = curves[family]
+        made[family] = (
+            {key: _restated(fact, source) for key, fact in facts.items()} if family == "host" else _restated(facts, source)
+        )
+    return made
+
+
+def _restated(fact: Any, source: str) -> Any:
+    if not isinstance(fact, dict):
+        return fact
+    return {**fact, "provenance": "transferred", "source": source}
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,233 @@
+"""Facts of how fast a GPU runs each kind of kernel: fitted forms with their residual, measured range and provenance.
+
+The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.forms`. Rates are SI and
+at full clock; ``sustained`` is what the power limit leaves of them in training, between memory-bound kernels.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from mofa.specs.base import Count, Fact, Provenance, SecondsFact, Spec
+
+GemmFormat = Literal["bf16", "fp8", "fp32"]
+Backend = Literal["cudnn", "flash"]
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class GemmForm:
+    """Parameters of :func:`mofa.cost.forms.gemm_s`."""
+
+    tiles: tuple[tuple[int, int, float], ...]
+    """Rows and columns of each output tile that the library may choose, and the rate it reaches. [-, -, FLOP/s]"""
+    k_overhead: float
+    """Prologue and epilogue of a tile, as a length in k. [elements]"""
+    floor_s: float
+    bytes_per_s: float
+    sharpness: float
+    """Exponent that joins computing and moving: 1 adds them, infinity takes the larger."""
+    split_s: float = 1.5e-6
+    """Launch of the reduction over split k."""
+    split_bytes: float = 4.0
+    """Bytes moved per output element and split."""
+    splits: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class GroupedForm:
+    """Parameters of :func:`mofa.cost.forms.grouped_gemm_s`."""
+
+    small_tile: tuple[int, int] = (64, 128)
+    large_tile: tuple[int, int] = (128, 256)
+    small_rate: float = 6e14
+    large_rate: float = 8e14
+    small_k_overhead: float = 200.0
+    large_k_overhead: float = 200.0
+    small_limit: int = 128
+    """Products with at most so many rows or columns per group take the small tile."""
+    cluster: int = 2
+    """Tiles along the rows that run together."""
+    floor_s: float = 8e-6
+    per_group_s: float = 1e-7
+    bytes_per_s: float = 4e12
+    sharpness: float = 2.7
+
+
+@dataclass(frozen=True, config=_STRICT)
+class AttentionForm:
+    """Parameters of :func:`mofa.cost.forms.attention_s`, of one kernel: a backend, a way and head sizes."""
+
+    block: int
+    """Rows that one unit of work holds. [tokens]"""
+    slots: int
+    """Units that run at the same time."""
+    unit_s: float
+    """Time of one unit against 128 tokens of the other side."""
+    floor_s: float
+    tail: float
+    """Share of a causal kernel's longest unit that runs alone at the end."""
+    wave: float
+    """How much of the last, partly filled wave of a full kernel counts as a whole one."""
+    causal: float
+    """Time of a causal kernel's blocks over a full one's."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, config=_STRICT)
+class StreamForm:
+    """Parameters of :func:`mofa.cost.forms.stream_s`, of one memory-bound op as one framework style runs it."""
+
+    launch_s: float
+    bytes_per_element: float
+    """What its kernels read and write per element. [B]"""
+    bytes_per_s: float
+    per_row_s: float = 0.0
+    per_column_s: float = 0.0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class CollectiveForm:
+    """Parameters of :func:`mofa.cost.forms.collective_s`: one collective over one group size."""
+
+    protocols: tuple[tuple[float, float], ...]
+    """Start and bus bandwidth of each. [s, B/s]"""
+    group: int
+
+
+class Curve(Spec):
+    """A fitted form: where its numbers come from, how well it meets what was measured, and where that was."""
+
+    provenance: Provenance
+    source: str = Field(min_length=3)
+    points: Count = 0
+    """Measured shapes that the form was fitted on."""
+    median_abs_error: float | None = None
+    """Of the fit, relative. [-]"""
+    p90_abs_error: float | None = None
+    ranges: dict[str, tuple[float, float]] = {}
+    """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
+
+
+Sustained = Annotated[float, Field(gt=0, le=1.05)]
+
+
+class GemmCurve(Curve):
+    """Dense products of one format, in all three layouts (forward, input gradient, weight gradient)."""
+
+    form: GemmForm
+    sustained: Sustained = 1.0
+    """Rate in training over the rate at full clock. [-]"""
+
+
+class GroupedGemmCurve(Curve):
+    """Products of one expert each in one kernel."""
+
+    form: GroupedForm
+    sustained: Sustained = 1.0
+
+
+class AttentionCurve(Curve):
+    """Fused attention of one backend, way and pair of head sizes."""
+
+    form: AttentionForm
+    sustained: Sustained = 1.0
+
+
+class StreamCurve(Curve):
+    """One memory-bound op, eager or compiled."""
+
+    form: StreamForm
+
+
+class CollectiveCurve(Curve):
+    """One collective inside a fast domain, over one group size."""
+
+    form: CollectiveForm
+
+
+class HostCurve(Spec):
+    """What the host needs to issue work."""
+
+    cpu: str
+    eager_op_s: SecondsFact
+    """Issue of one small eager op of PyTorch. [s]"""
+    linear_op_s: SecondsFact
+    """Issue of one matrix product with autograd. [s]"""
+    backward_op_s: SecondsFact
+    """What autograd's engine adds to a backward op, besides the issue of its kernels. [s]"""
+    compiled_op_s: SecondsFact
+    """Issue of one kernel from a compiled region. [s]"""
+    compiled_call_s: SecondsFact
+    """Guards and wrapping of one call of a compiled region, its kernels apart. [s]"""
+    dtensor_op_s: SecondsFact
+    """Issue of one op on DTensors. [s]"""
+    sync_s: SecondsFact
+    """A host synchronisation: from the device's end to the host's next issue. [s]"""
+
+
+AttentionKey = tuple[str, str, float, float]
+DEFAULT_STREAM = "default"
+
+
+class GpuCurves(Spec):
+    """All curves of a GPU.
+
+    ``attention`` is keyed ``"BACKEND fwd|bwd D_QK/D_V"``, ``stream`` by ``"eager|compiled OP"`` with ``default`` for
+    ops that are like none of them.
+    """
+
+    gemm: dict[GemmFormat, GemmCurve]
+    grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
+    attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash) (fwd|bwd) \d+/\d+$")], AttentionCurve]
+    stream: dict[Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")], StreamCurve]
+    host: HostCurve
+    overlap_slowdown: Fact
+    """Seconds that computing loses per second of communication that runs at the same time. [-]"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if DEFAULT_STREAM not in self.stream:
+            raise ValueError("curves.stream needs an entry default, for ops that are like none that was measured")
+        for way in ("fwd", "bwd"):
+            if not any(way in key.split() for key in self.attention):
+                raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
+        return self
+
+    @cached_property
+    def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:
+        """The attention curves by backend, way and head sizes."""
+        found: dict[AttentionKey, AttentionCurve] = {}
+        for key, curve in self.attention.items():
+            backend, way, sizes = key.split()
+            d_qk, d_v = sizes.split("/")
+            found[backend, way, float(d_qk), float(d_v)] = curve
+        return found
+
+    @cached_property
+    def _nearest(self) -> dict[AttentionKey, tuple[AttentionKey, AttentionCurve]]:
+        return {}
+
+    def attention_near(self, key: AttentionKey) -> tuple[AttentionKey, AttentionCurve]:
+        """The curve of a kernel, or of the one that is nearest in head sizes, of the same backend where it has any."""
+        found = self._nearest.get(key)
+        if found is None:
+            backend, way, d_qk, d_v = key
+            kernels = [k for k in self.attention_kernels if k[1] == way]
+            best = min(kernels, key=lambda k: (k[0] != backend, abs(k[2] - d_qk) + abs(k[3] - d_v)))
+            found = self._nearest[key] = best, self.attention_kernels[best]
+        return found
+
+    def stream_like(self, like: str, compiled: bool) -> StreamCurve:
+        """The curve of a memory-bound op: compiled where it was measured compiled, else eager, else the default."""
+        if " " in like:
+            return self.stream.get(like) or self.stream_like(like.split()[1], compiled)
+        if like:
+            for variant in ("compiled", "eager") if compiled else ("eager", "compiled"):
+                if (curve := self.stream.get(f"{variant} {like}")) is not None:
+                    return curve
+        return self.stream[DEFAULT_STREAM]
