@@ -108,24 +108,24 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     """
     made = dict(base)
     best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
-    kept = {f: curves.sustained.get(f"gemm {f} {BETWEEN}", 1.0) for f in peaks}
+    kept = {f: _powered(curves, f"gemm {f}") for f in peaks}
     if "bf16" in curves.gemm:
         made["gemm"] = {}
         for dtype, peak in peaks.items():
             if dtype in curves.gemm:
-                made["gemm"][dtype] = _curve(curves.gemm[dtype], source, sustained=kept[dtype])
+                made["gemm"][dtype] = _curve(curves.gemm[dtype], source, **kept[dtype])
             else:
                 faster = peak / peaks["bf16"]
-                made["gemm"][dtype] = _scaled(_curve(curves.gemm["bf16"], source, sustained=kept["bf16"]), faster)
+                made["gemm"][dtype] = _scaled(_curve(curves.gemm["bf16"], source, **kept["bf16"]), faster)
     if "bf16" in curves.grouped_gemm:
-        one = _curve(curves.grouped_gemm["bf16"], source, sustained=kept["bf16"])
+        one = _curve(curves.grouped_gemm["bf16"], source, **kept["bf16"])
         made["grouped_gemm"] = {
             dtype: one if dtype == "bf16"
             else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
     if curves.attention:
-        made["attention"] = {key: _curve(fitted, source, sustained=_attention_sustained(curves, key))
+        made["attention"] = {key: _curve(fitted, source, **_attention_powered(curves, key))
                              for key, fitted in curves.attention.items()}  # fmt: skip
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
@@ -141,13 +141,14 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     return made
 
 
-def _curve(fitted: Fitted, source: str, *, sustained: float | None = None) -> dict[str, Any]:
+def _curve(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
     found = {
         "provenance": "measured", "source": source, "points": fitted.points,
         "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
-        "ranges": fitted.ranges, "form": asdict(fitted.form),
+        "ranges": fitted.ranges, "form": asdict(fitted.form), **more,
     }  # fmt: skip
-    return tidy(found if sustained is None else {**found, "sustained": min(sustained, 1.0)})
+    made: dict[str, Any] = tidy(found)
+    return made
 
 
 def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -157,10 +158,18 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
             "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
 
 
-def _attention_sustained(curves: Curves, key: str) -> float:
+def _powered(curves: Curves, *names: str) -> dict[str, float]:
+    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured."""
+    for name in names:
+        if f"{name} {BETWEEN}" in curves.sustained:
+            between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
+            return {"sustained": between, "alone": min(curves.sustained.get(f"{name} alone", between), between)}
+    return {"sustained": 1.0, "alone": 1.0}
+
+
+def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
     backend, way, _ = key.split()
-    names = (f"attention_{backend}_{way} bf16 {BETWEEN}", f"attention_{backend} bf16 {BETWEEN}")
-    return next((curves.sustained[n] for n in names if n in curves.sustained), 1.0)
+    return _powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
 
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
@@ -170,7 +179,8 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     rates = [f.bytes_per_s for f in eager.values()]
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]
     form = {"launch_s": float(np.median(launches)), "bytes_per_element": 4.0, "bytes_per_s": float(np.median(rates))}
-    return tidy({"provenance": "interpolated", "source": f"{source}: median of {len(eager)} ops", "form": form})
+    made: dict[str, Any] = tidy({"provenance": "interpolated", "source": f"{source}: median of {len(eager)} ops", "form": form})
+    return made
 
 
 def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, S
 from mofa.cost.collectives import TokenSpread, collective_s
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
+from mofa.specs.curves import PoweredCurve
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 
@@ -42,7 +44,7 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     """Device time of each op, 0 where it is not present. (len(ops), K) [s]"""
     gpu, num_k = machine.cluster.gpu, machine.num_k
     out = np.zeros((len(ops), num_k))
-    kinds: dict[object, list[int]] = defaultdict(list)
+    kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         w = op.work
         if isinstance(w, Gemm):
@@ -82,7 +84,27 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     for i, op in enumerate(ops):
         if op.present is not True:
             out[i] = np.where(op.present, out[i], 0.0)
+    _throttle(out, ops, kinds, machine)
     return out
+
+
+def _throttle(out: ArrayK, ops: tuple[Op, ...], kinds: dict[Any, list[int]], machine: Machine) -> None:
+    """The clock that the power limit leaves depends on the share of products and attention: in place.
+
+    Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
+    """
+    curves = machine.cluster.gpu.curves
+    powered = [(key, rows) for key, rows in kinds.items() if key != "stream"]
+    work = sum((out[rows].sum(axis=0) for _, rows in powered), np.zeros(machine.num_k))
+    whole = out[[i for i, op in enumerate(ops) if op.stream == "compute"]].sum(axis=0)
+    share = work / np.maximum(whole, 1e-12)
+    for key, rows in powered:
+        if key[0] == "attention":
+            curve: PoweredCurve = curves.attention_near((key[4], "bwd" if key[1] else "fwd", key[2], key[3]))[1]
+        else:
+            curve = curves.grouped_gemm[key[1]] if key[0] == "grouped" and not key[3] else curves.gemm[key[1]]
+        if curve.sustained != curve.alone:
+            out[rows] *= curve.sustained / curve.kept(np.minimum(share, 1.0))
 
 
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:

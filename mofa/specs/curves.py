@@ -1,7 +1,7 @@
 """Facts of how fast a GPU runs each kind of kernel: fitted forms with their residual, measured range and provenance.
 
 The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.forms`. Rates are SI and
-at full clock; ``sustained`` is what the power limit leaves of them in training, between memory-bound kernels.
+at full clock; ``sustained`` and ``alone`` are what the power limit leaves of them in long runs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from mofa.specs.base import Count, Fact, Provenance, SecondsFact, Spec
 
 GemmFormat = Literal["bf16", "fp8", "fp32"]
 Backend = Literal["cudnn", "flash"]
+FloatArray = NDArray[np.float64]
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -113,29 +116,49 @@ class Curve(Spec):
     """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
 
 
-Sustained = Annotated[float, Field(gt=0, le=1.05)]
+Share = Annotated[float, Field(gt=0, le=1)]
+BETWEEN_SHARE = 0.61
+"""Share of the time that products took where they were measured between memory-bound kernels. [-]"""
 
 
-class GemmCurve(Curve):
+class PoweredCurve(Curve):
+    """Of kernels that the power limit slows down: products and attention."""
+
+    sustained: Share = 1.0
+    """Rate in long runs between memory-bound kernels over the rate at full clock. [-]"""
+    alone: Share = 1.0
+    """Rate in long runs of nothing else over the rate at full clock. [-]"""
+
+    def kept(self, share: FloatArray) -> FloatArray:
+        """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
+        measured states, never above full clock.
+
+        Examples
+        --------
+        >>> curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
+        >>> curve.kept(np.array([0.0, 0.61, 1.0])).round(3)
+        array([0.978, 0.9  , 0.85 ])
+        """
+        slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
+        return np.minimum(self.alone + slope * (1.0 - share), 1.0)
+
+
+class GemmCurve(PoweredCurve):
     """Dense products of one format, in all three layouts (forward, input gradient, weight gradient)."""
 
     form: GemmForm
-    sustained: Sustained = 1.0
-    """Rate in training over the rate at full clock. [-]"""
 
 
-class GroupedGemmCurve(Curve):
+class GroupedGemmCurve(PoweredCurve):
     """Products of one expert each in one kernel."""
 
     form: GroupedForm
-    sustained: Sustained = 1.0
 
 
-class AttentionCurve(Curve):
+class AttentionCurve(PoweredCurve):
     """Fused attention of one backend, way and pair of head sizes."""
 
     form: AttentionForm
-    sustained: Sustained = 1.0
 
 
 class StreamCurve(Curve):
