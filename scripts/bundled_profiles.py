@@ -85,7 +85,8 @@ def main() -> None:
     source = "mofa calibrate, measurements/" + ", ".join(FOLDERS)
     h200 = gpu_profile(read("gpus", "h200-sxm"), curves, "h200-sxm", source)
     write("gpus", "h200-sxm", h200)
-    write("nodes", "h200-hgx", {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"})
+    node = node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source)
+    write("nodes", "h200-hgx", {**node, "gpu": "h200-sxm"})
     for name in (*SAME_PROCESSOR, *OTHERS):
         gpu = read("gpus", name)
         same = name in SAME_PROCESSOR

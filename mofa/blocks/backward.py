@@ -11,7 +11,19 @@ from typing import Literal
 
 import numpy as np
 
-from mofa.blocks.op import Attention, Back, Collective, CollectiveKind, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor
+from mofa.blocks.op import (
+    Attention,
+    Back,
+    Collective,
+    CollectiveKind,
+    Gemm,
+    Grouped,
+    HostSync,
+    Op,
+    Stream,
+    Tape,
+    Tensor,
+)
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -160,8 +172,9 @@ class _Differentiator:
         branch = sum((np.asarray(self.forward.tensors[w].bytes, dtype=float) for w in op.writes), np.zeros(1))
         gives = np.logical_or(op.present, branch > 0) if op.present is not True else True
         self.ops.append(
-            Op(f"accumulate {name} at {op.name}", "memory_bound", Stream(3.0 * self.tensors[total].bytes, "residual_add"),
-               reads=(self.grads[name], given), writes=(total,), present=gives)
+            Op(f"accumulate {name} at {op.name}", "memory_bound",
+               Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
+               writes=(total,), present=gives)
         )  # fmt: skip
         self.grads[name] = total
 
@@ -294,7 +307,8 @@ class _Differentiator:
         if not op.accumulate_bytes_per_param or not np.any(op.weight_params):
             return
         self.ops.append(
-            Op(f"{op.name}.accumulate", "memory_bound", Stream(op.accumulate_bytes_per_param * op.weight_params, "accumulate"),
+            Op(f"{op.name}.accumulate", "memory_bound",
+               Stream(op.accumulate_bytes_per_param * op.weight_params, "accumulate"),
                reads=(grad,) if grad else (), launches=op.num_weights)
         )  # fmt: skip
 

@@ -17,8 +17,9 @@ def stream(
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
     back = Back(back_bytes, back_launches, back_scratch, like=back_like)
     return b.add(
-        Op(name, family, Stream(bytes_, like), reads, (out,), saves, scratch, launches, back=back, weight_params=weight_params)
-    )
+        Op(name, family, Stream(bytes_, like), reads, (out,), saves, scratch, launches, back=back,
+           weight_params=weight_params)
+    )  # fmt: skip
 
 
 def view(b: TapeBuilder, name: str, source: str, out: str) -> str:

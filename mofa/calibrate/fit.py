@@ -1,4 +1,4 @@
-"""From measured rows to the parameters of `mofa.calibrate.forms`, with residuals and ranges."""
+"""From measured rows to the parameters of `mofa.cost.forms`, with residuals and ranges."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
-from mofa.cost.forms import (
-    AttentionForm,
-    CollectiveForm,
-    GemmForm,
-    GroupedForm,
-    StreamForm,
-    attention_s,
-    bus_share,
-    collective_s,
-    gemm_s,
-    grouped_gemm_s,
-    stream_s,
-)  # fmt: skip
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.traffic import bytes_per_element
+from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, stream_s
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 
 FloatN = NDArray[np.float64]
 TILES = (

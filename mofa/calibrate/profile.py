@@ -179,7 +179,8 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     rates = [f.bytes_per_s for f in eager.values()]
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]
     form = {"launch_s": float(np.median(launches)), "bytes_per_element": 4.0, "bytes_per_s": float(np.median(rates))}
-    made: dict[str, Any] = tidy({"provenance": "interpolated", "source": f"{source}: median of {len(eager)} ops", "form": form})
+    words = f"{source}: median of {len(eager)} ops"
+    made: dict[str, Any] = tidy({"provenance": "interpolated", "source": words, "form": form})
     return made
 
 

@@ -1,4 +1,4 @@
-"""The curves of one GPU taken over for another: by the ratios of their datasheets, said to be transferred or assumed."""
+"""The curves of one GPU taken over for another, by the ratios of their datasheets: transferred or assumed."""
 
 from __future__ import annotations
 
@@ -63,11 +63,8 @@ def transferred_curves(
     }
     made["attention"] = {key: said(curve, rates["bf16"]) for key, curve in curves["attention"].items()}
     made["stream"] = {key: said(curve, 1.0) for key, curve in curves["stream"].items()}
-    for family in ("host", "overlap_slowdown"):
-        facts = curves[family]
-        made[family] = (
-            {key: _restated(fact, source) for key, fact in facts.items()} if family == "host" else _restated(facts, source)
-        )
+    made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
+    made["overlap_slowdown"] = _restated(curves["overlap_slowdown"], source)
     return made
 
 

@@ -13,6 +13,7 @@ def _fact(value: object) -> dict[str, Any]:
 
 def toy_gpu() -> GpuSpec:
     """1000 TFLOP/s at 80 % sustained, 128 multiprocessors, 5 TB/s at 80 %, floors of 2 us."""
+
     def curve(**form: Any) -> dict[str, Any]:
         return {"provenance": "assumed", "source": "round numbers for examples", "form": form}
 
@@ -26,7 +27,8 @@ def toy_gpu() -> GpuSpec:
 
     def attention(flops_per_s: float, products: float) -> dict[str, Any]:
         unit_s = products * 2 * 128 * 128 * 128 * 128 / flops_per_s
-        return curve(block=128, slots=128, unit_s=unit_s, floor_s=2e-6, tail=1.0, wave=1.0, causal=1.0, bytes_per_s=4e12)
+        return curve(block=128, slots=128, unit_s=unit_s, floor_s=2e-6, tail=1.0, wave=1.0, causal=1.0,
+                     bytes_per_s=4e12)  # fmt: skip
 
     stream = curve(launch_s=2e-6, bytes_per_element=4.0, bytes_per_s=4e12)
     return GpuSpec.model_validate(

@@ -39,19 +39,17 @@ def gemm_s(
     """
     m, n, k, count = (np.asarray(x, dtype=np.float64) for x in np.broadcast_arrays(m, n, k, count))
     compute_s = np.empty(m.shape)
-    flat = [x.reshape(-1) for x in (m, n, k, count)]
-    out = compute_s.reshape(-1)
+    flat, out = np.stack([m, n, k, count]).reshape(4, -1), compute_s.reshape(-1)
     for start in range(0, out.size, AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        out[part] = _tiled_s(*(x[part] for x in flat), form, num_sms, sustained)
+        out[part] = _tiled_s(flat[:, part], form, num_sms, sustained)
     bytes_s = count * ((m + n) * k * element_bytes + 2 * m * n) / form.bytes_per_s
     return form.floor_s + join(compute_s, bytes_s, form.sharpness)
 
 
-def _tiled_s(
-    m: FloatN, n: FloatN, k: FloatN, count: FloatN, form: GemmForm, num_sms: float, sustained: float
-) -> FloatN:
+def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float) -> FloatN:
     """Computing alone: the fastest of the form's tiles and splits. Axes: tiles, splits, shapes."""
+    m, n, k, count = shapes
     rows, columns, rate = np.array(form.tiles, dtype=np.float64).T[:, :, None, None]
     split = np.array(form.splits, dtype=np.float64)[:, None]
     each = rows * columns * (2.0 * num_sms / sustained) / rate
@@ -76,8 +74,6 @@ def join(one: FloatN, other: FloatN, sharpness: float) -> FloatN:
     larger = np.maximum(np.maximum(one, other), 1e-30)
     joined: FloatN = larger * ((one / larger) ** sharpness + (other / larger) ** sharpness) ** (1 / sharpness)
     return joined
-
-
 
 
 def grouped_gemm_s(
@@ -154,9 +150,7 @@ def balanced_grouped_gemm_s(
     tiles = groups * _clustered(n if wgrad else each, tile_m, form) * np.ceil(columns / tile_n)
     length = each if wgrad else k
     steps = _grouped_steps(tiles, tiles * length, length, small, form, num_sms)
-    return _grouped_total(
-        steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes
-    )
+    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes)
 
 
 def _grouped_tile(
@@ -164,7 +158,8 @@ def _grouped_tile(
 ) -> tuple[NDArray[np.bool_], FloatN, FloatN]:
     """Whether the small tile is taken, and the tile's rows and columns."""
     small = (np.where(wgrad, n, each) <= form.small_limit) | (columns <= form.small_limit)
-    tile_m, tile_n = (np.where(small, float(a), float(b)) for a, b in zip(form.small_tile, form.large_tile, strict=True))
+    tiles = zip(form.small_tile, form.large_tile, strict=True)
+    tile_m, tile_n = (np.where(small, float(little), float(large)) for little, large in tiles)
     return small, tile_m, tile_n
 
 
@@ -233,8 +228,6 @@ def attention_s(
     return time_s
 
 
-
-
 def stream_s(elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: StreamForm) -> FloatN:
     """Time of a memory-bound op: launches, bytes over bandwidth, and what each row (token) and column costs.
 
@@ -247,8 +240,6 @@ def stream_s(elements: ArrayLike, rows: ArrayLike, columns: ArrayLike, form: Str
     moved_s = elements * form.bytes_per_element / form.bytes_per_s
     time_s: FloatN = np.asarray(form.launch_s + moved_s + rows * form.per_row_s + columns * form.per_column_s)
     return time_s
-
-
 
 
 def collective_s(payload_bytes: ArrayLike, op: str, form: CollectiveForm, *, group: int | None = None) -> FloatN:

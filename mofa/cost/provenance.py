@@ -68,8 +68,8 @@ def component_provenance(
     outside = weakest(node.nic.efficiency, node.nic.latency_s)
     outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
     stream = _least(*(of_curve(curve) for curve in curves.stream.values()))
-    attention = _least(*(of_curve(curve, found.get("attention")) for key, curve in curves.attention.items()
-                         if key.startswith(backend)) or (stream,))  # fmt: skip
+    kernels = [curve for key, curve in curves.attention.items() if key.startswith(backend)]
+    attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
     out: dict[str, Provenance] = {
         "gemm": of_curve(curves.gemm[gemm_format], found.get("gemm")),
         "grouped_gemm": of_curve(curves.grouped_gemm[gemm_format], found.get("grouped_gemm")),

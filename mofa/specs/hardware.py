@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from mofa.specs.base import BytesFact, BytesPerSFact, Fact, FlopsPerSFact, Positive, SecondsFact, Spec, WattsFact
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves
 
+
 class GpuSpec(Spec):
     """One GPU; for a dual-die package the package."""
 

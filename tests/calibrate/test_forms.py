@@ -9,19 +9,16 @@ from hypothesis import strategies as st
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves, predict
+from mofa.calibrate.measurements import Row
 from mofa.cost.forms import (
-    AttentionForm,
-    CollectiveForm,
-    GemmForm,
-    GroupedForm,
-    StreamForm,
     attention_s,
+    balanced_grouped_gemm_s,
     collective_s,
     gemm_s,
     grouped_gemm_s,
     stream_s,
-)  # fmt: skip
-from mofa.calibrate.measurements import Row
+)
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 
 GEMM = GemmForm(((128, 256, 8.5e14), (128, 128, 8.2e14), (64, 64, 5e14)), 130.0, 3e-6, 4e12, 3.2)
 SIZE = st.integers(1, 40000)
@@ -52,6 +49,25 @@ def test_grouped_padding_of_experts_is_free_and_skew_never_helps(layout: int) ->
     skewed = grouped_gemm_s([[1024 * 8 - 7, *[1] * 7]], 2048, 4096, layout, form, num_sms=132, groups=8)
     assert even == padded
     assert skewed >= even * 0.999
+
+
+@given(st.integers(1, 200_000), st.integers(1, 64), st.integers(16, 8192), st.integers(16, 8192), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_balanced_experts_are_the_general_form(each: int, groups: int, n: int, k: int, wgrad: bool) -> None:
+    each = max(each // groups, 1)
+    loads, layout = np.full((1, groups), each), 2 if wgrad else 0
+    whole = grouped_gemm_s(loads, n, k, layout, GroupedForm(), num_sms=132, groups=groups)
+    short = balanced_grouped_gemm_s(each * groups, groups, n, k, GroupedForm(), num_sms=132, wgrad=wgrad)
+    np.testing.assert_allclose(short, whole)
+
+
+@given(SIZE, SIZE, SIZE, st.floats(0.5, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_a_throttled_clock_and_a_batch_never_save_time(m: int, n: int, k: int, kept: float) -> None:
+    alone = gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132)
+    assert gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132, sustained=kept) >= alone
+    batch = gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132, count=3)
+    assert alone <= batch <= 3 * alone + 1e-12
 
 
 def test_attention_causal_is_between_half_and_full() -> None:

@@ -74,9 +74,12 @@ def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> No
     node = NodeSpec.model_validate(yaml.safe_load(written["nodes"].read_text()))
     curves = yaml.safe_load(written["curves"].read_text())
     assert gpu.name == node.gpu == "mine"
-    assert gpu.curves.gemm["bf16"].fraction.provenance == "measured"
-    assert 0.7 < gpu.curves.gemm["bf16"].fraction.value < 0.85
-    assert "h200-1gpu" in gpu.curves.gemm["bf16"].fraction.source
+    gemm = gpu.curves.gemm["bf16"]
+    assert gemm.provenance == "measured" and "h200-1gpu" in gemm.source
+    assert 0.8 < max(rate for _, _, rate in gemm.form.tiles) / gpu.peak_flops_per_s["bf16"].value < 0.9
+    assert 0.8 < gemm.alone < gemm.sustained < 0.95
+    assert gemm.median_abs_error is not None and gemm.median_abs_error < 0.05
+    assert node.collectives["all_gather 4"].form.group == 4
     assert 0.6 < node.intra.efficiency.value < 0.85
     assert curves["gemm"]["bf16"]["ranges"]["m"][1] > 1e5
     assert 0.8 < curves["sustained"]["gemm bf16 alone"] < 0.95

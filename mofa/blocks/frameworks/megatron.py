@@ -131,7 +131,8 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
     copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
-    return b.add(Op("q.reshape", "memory_bound", Stream(2 * nbytes, "copy"), (q,), (out,), present=copies, back=Back(0.0, 0)))
+    work = Stream(2 * nbytes, "copy")
+    return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:

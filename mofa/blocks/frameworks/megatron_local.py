@@ -294,8 +294,8 @@ def activation(
            region=region, back=back)
     )  # fmt: skip
     b.add(
-        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches, region=region,
-           back=Back(0.0, 0))
+        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches,
+           region=region, back=Back(0.0, 0))
     )  # fmt: skip
     b.add(
         Op(f"{name}.product", "memory_bound", Stream(3 * passed, "mul"), (silu, shifted), (out,), (silu, shifted),
@@ -444,8 +444,9 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     y = te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
-        Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several, back=Back(0.0, 0))
-    )
+        Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
+           back=Back(0.0, 0))
+    )  # fmt: skip
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:

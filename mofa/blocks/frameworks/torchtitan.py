@@ -48,8 +48,9 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if autocast(ctx) and element == 2 and not compiled:
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
-        b.add(Op(name, "memory_bound", Stream(36.0 * count, "mul"), (x,), (out, scale, wide, normed), (scale, wide, normed),
-                 scratch=4.0 * count, launches=8, back=Back(92.0 * count, 14, 8.0 * count, like="mul")))  # fmt: skip
+        b.add(Op(name, "memory_bound", Stream(36.0 * count, "mul"), (x,), (out, scale, wide, normed),
+                 (scale, wide, normed), scratch=4.0 * count, launches=8,
+                 back=Back(92.0 * count, 14, 8.0 * count, like="mul")))  # fmt: skip
         return out
     read = 0.0 if compiled and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
@@ -255,8 +256,8 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
         y = promoted
     total = b.tensor(name, count * wide)
     weights = fsdp.release(b) if name == "out" else ()
-    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"), (x, y, *weights), (total,),
-             launches=0 if compiled and name == "mid" else 1, back=Back(0.0, 0)))  # fmt: skip
+    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"), (x, y, *weights),
+             (total,), launches=0 if compiled and name == "mid" else 1, back=Back(0.0, 0)))  # fmt: skip
     return total
 
 

@@ -37,13 +37,13 @@ def gated(
     product = b.tensor(f"{name}.product", kept * e)
     if fused:
         third = up("w3")
-        b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third), (product,),
-                 (first, third), back=Back(5 * moved * e, 1, like="compiled swiglu_bwd")))  # fmt: skip
+        b.add(Op(f"{name}.act", "memory_bound", Stream(3 * moved * e, "compiled swiglu_fwd"), (first, third),
+                 (product,), (first, third), back=Back(5 * moved * e, 1, like="compiled swiglu_bwd")))  # fmt: skip
         return product
     silu = b.tensor(f"{name}.silu", kept * e)
     b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved * e, "silu"), (first,), (silu,), (first,),
              back=Back(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
     third = up("w3")
-    b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e, "mul"), (silu, third), (product,), (silu, third),
-             back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
+    b.add(Op(f"{name}.act_product", "memory_bound", Stream(3 * moved * e, "mul"), (silu, third), (product,),
+             (silu, third), back=Back(6 * moved * e, 2, like="mul")))  # fmt: skip
     return product

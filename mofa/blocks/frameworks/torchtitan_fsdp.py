@@ -75,8 +75,8 @@ def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here
     if not np.any(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (), (f"{out}.in",),
-           launches=2, present=runs, stream=GATHER, region=OUTSIDE)
+        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (),
+           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
     )  # fmt: skip
     p.ops.append(
         Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
@@ -118,7 +118,7 @@ def reduce(
     by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
     p.tensor(f"{name}.reduce_input", 4.0 * params)
     p.ops.append(
-        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + np.where(by_rows, 4.0, 0.0)) * params), grads,
+        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + np.where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
            (f"{name}.reduce_input",), scratch=np.where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
            region=OUTSIDE)
     )  # fmt: skip

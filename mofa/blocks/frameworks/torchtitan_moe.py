@@ -42,8 +42,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
-    b.add(Op("moe.gather", "memory_bound", Stream(2 * sent * row + 16 * sent, "permute"), (full, order), (routed, index), (index,),
-             launches=2, back=Back((sent + 2 * t) * row, 6, like="unpermute")))  # fmt: skip
+    b.add(Op("moe.gather", "memory_bound", Stream(2 * sent * row + 16 * sent, "permute"), (full, order),
+             (routed, index), (index,), launches=2, back=Back((sent + 2 * t) * row, 6, like="unpermute")))  # fmt: skip
     held = b.tensor("moe.routed_held", sent * row, grad=False)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
     received = _exchange(b, ctx, routed, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
@@ -52,12 +52,12 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     padded_time, padded = rows + padding, kept + padding
     x = b.tensor("moe.permuted", padded * row)
     fill = b.tensor("moe.permutation", 4.0 * padded, grad=False)
-    b.add(Op("moe.permute", "memory_bound", Stream(2 * (rows + padded_time) * row, "permute"), (received,), (x, fill), (fill,),
-             scratch=kept * row, launches=12, back=Back(2 * (rows + padded_time) * row, 7)))  # fmt: skip
+    b.add(Op("moe.permute", "memory_bound", Stream(2 * (rows + padded_time) * row, "permute"), (received,), (x, fill),
+             (fill,), scratch=kept * row, launches=12, back=Back(2 * (rows + padded_time) * row, 7)))  # fmt: skip
     y = experts(b, ctx, x, rows, padded_time, padded, element)
     back_in_place = b.tensor("moe.unpermuted", kept * row)
-    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, "permute"), (y, fill), (back_in_place,), (fill,),
-             launches=2, back=Back(2 * padded_time * row, 2, like="permute")))  # fmt: skip
+    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, "permute"), (y, fill), (back_in_place,),
+             (fill,), launches=2, back=Back(2 * padded_time * row, 2, like="permute")))  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     shared = ""
     if spec.shared_hidden:
@@ -94,8 +94,9 @@ def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str
     sums = b.tensor("router.sums", 8.0 * t * spec.top_k, grad=False)
     grouping = 7 if spec.num_groups > 1 else 0
     moved = 4.0 * t * count * (5 + 2 * bool(grouping)) + 40.0 * t * spec.top_k
-    b.add(Op("router.topk", "memory_bound", Stream(moved, "router_topk", t * count, count), (scores,), (chosen, experts, sums), (experts, sums),
-             scratch=4.0 * t * count, launches=10 + grouping, back=Back(12.0 * t * count, 8)))  # fmt: skip
+    b.add(Op("router.topk", "memory_bound", Stream(moved, "router_topk", t * count, count), (scores,),
+             (chosen, experts, sums), (experts, sums), scratch=4.0 * t * count, launches=10 + grouping,
+             back=Back(12.0 * t * count, 8)))  # fmt: skip
     order = b.tensor("router.order", 8.0 * sent, grad=False)
     b.add(Op("router.sort", "memory_bound", Stream(96.0 * sent), (experts,), (order,), scratch=16.0 * sent,
              launches=9))  # fmt: skip

@@ -1,0 +1,152 @@
+"""Times of single ops: by hand, vector equals scalar, more is never faster, measured rows met by the planner's path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mofa.blocks.op import Attention, Gemm, Op, Stream
+from mofa.calibrate.measurements import read_rows
+from mofa.cost.collectives import collective_s
+from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_s
+from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.examples import toy_gpu
+from mofa.cost.topology import Group
+from mofa.specs.hardware import ClusterSpec, GpuSpec
+from mofa.specs.load import load_cluster, load_framework
+
+ROOT = Path(__file__).parents[2]
+SIZE = st.integers(1, 20000)
+CLUSTER = load_cluster("h200-hgx", 8)
+GPU = CLUSTER.gpu
+FRAMEWORK = load_framework("torchtitan")
+
+
+def machine(num_k: int, cluster: ClusterSpec = CLUSTER) -> Machine:
+    return Machine(cluster, {}, FRAMEWORK, num_k)
+
+
+def faster(gpu: GpuSpec, factor: float) -> GpuSpec:
+    """The GPU with memory ``factor`` times as fast."""
+    stream = {
+        key: curve.model_copy(update={"form": replace(curve.form, bytes_per_s=curve.form.bytes_per_s * factor)})
+        for key, curve in gpu.curves.stream.items()
+    }
+    return gpu.model_copy(update={"curves": gpu.curves.model_copy(update={"stream": stream})})
+
+
+@given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_many_equal_products_are_timed_as_each_alone(shapes: list[tuple[int, int, int]]) -> None:
+    m, n, k = (np.tile(np.array(x, dtype=float), (30, 1)) for x in zip(*shapes, strict=True))
+    together = gemm_s(m, n, k, GPU)
+    alone = [float(gemm_s(*shape, GPU)) for shape in shapes]
+    np.testing.assert_allclose(together, np.tile(alone, (30, 1)))
+
+
+def test_nothing_takes_no_time() -> None:
+    assert float(gemm_s(0, 128, 128, GPU)) == 0.0
+    assert float(grouped_gemm_s(0, 8, 128, 128, GPU)) == 0.0
+    assert float(attention_s(1, 8, 8, 1024, 0.0, 128, 128, GPU, backward=True)) == 0.0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_by_pairs_is_continuous_and_grows(backward: bool) -> None:
+    """A window shorter than the sequence costs less than all of it, a rank's part of a ring no more than the whole."""
+    s = 8192.0
+    pairs = np.array([0.1, 0.5, 0.9, 1.0]) * s * (s + 1) / 2
+    times = attention_s(1, 32, 8, s, pairs, 128, 128, GPU, backward=backward)
+    assert np.all(np.diff(times) > 0)
+    full = attention_s(1, 32, 8, s, s * s, 128, 128, GPU, backward=backward)
+    assert 1.6 < float(full / times[-1]) < 2.2
+    quarter = attention_s(1, 32, 8, s / 4, s * (s + 1) / 8, 128, 128, GPU, backward=backward)
+    assert 0.2 < float(quarter / times[-1]) < 0.35
+
+
+def test_cudnn_is_faster_than_flash_on_hopper() -> None:
+    pairs = 8192 * 8193 / 2
+    cudnn, flash = (
+        float(attention_s(1, 32, 8, 8192, pairs, 128, 128, GPU, backward=False, backend=b)) for b in ("cudnn", "flash")
+    )
+    assert cudnn < 0.7 * flash
+
+
+@given(st.floats(1.0, 3.0), st.sampled_from(["", "mul", "rmsnorm_bwd", "no such op"]))
+@settings(max_examples=20, deadline=None)
+def test_more_bandwidth_is_never_slower(factor: float, like: str) -> None:
+    assert stream_s(1e9, faster(GPU, factor), like=like) <= stream_s(1e9, GPU, like=like)
+
+
+def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
+    """16384 x 8192 of measurements/h200-1gpu through op_seconds, within what the fit says of its own error."""
+    measured = [r for r in read_rows(ROOT / "measurements/h200-1gpu") if r.case.family == "memory_bound"]
+    rows = {
+        (r.case.op, r.case.size("tokens"), r.case.size("width")): r.sample.median_s
+        for r in measured
+        if "width" in r.case.shape
+    }
+    count = 16384.0 * 8192
+    for op, moved in (("rmsnorm_fwd", 4.0), ("silu", 4.0), ("residual_add", 6.0)):
+        work = Stream(moved * count, op, count, 8192.0)
+        found = op_seconds((Op(op, "memory_bound", work),), machine(1))[0, 0]
+        p90 = GPU.curves.stream[f"eager {op}"].p90_abs_error
+        assert p90 is not None
+        assert found == pytest.approx(rows[op, 16384, 8192], rel=1.2 * p90), op
+
+
+def test_the_clock_falls_with_the_share_of_products() -> None:
+    product = Op("p", "gemm", Gemm(8192.0, 8192.0, 8192.0))
+    stream = Op("s", "memory_bound", Stream(1e10))
+    alone = op_seconds((product,), machine(1))[0, 0]
+    mixed = op_seconds((product, stream), machine(1))[0, 0]
+    assert alone / mixed > 1.03
+    curve = GPU.curves.gemm["bf16"]
+    assert alone == pytest.approx(float(gemm_s(8192, 8192, 8192, GPU)) * curve.sustained / curve.alone)
+
+
+def test_ops_of_a_table_are_those_of_its_rows() -> None:
+    m = np.array([1024.0, 2048.0, 8192.0])
+    present = np.array([True, False, True])
+
+    def ops(m: np.ndarray, present: np.ndarray) -> tuple[Op, ...]:
+        return (
+            Op("a", "gemm", Gemm(m, 4096.0, 4096.0)),
+            Op("b", "memory_bound", Stream(m * 8192.0, "rmsnorm_fwd", m * 4096.0, 4096.0), present=present),
+            Op("c", "attention", Attention(1.0, 32.0, m, m * (m + 1) / 2, 128.0, 128.0, kv_heads=8.0)),
+            Op("d", "memory_bound", Stream(m * 4096.0, "compiled swiglu_fwd"), compiled=True),
+        )
+
+    whole = op_seconds(ops(m, present), machine(3))
+    for i in range(3):
+        one = op_seconds(ops(m[i : i + 1], present[i : i + 1]), machine(1))
+        np.testing.assert_allclose(whole[:, i], one[:, 0])
+    assert whole[1, 1] == 0
+
+
+def test_issue_by_hand() -> None:
+    """Toy host: 5 us an eager op, 1 us a compiled kernel, 30 us on distributed tensors."""
+    cluster = CLUSTER.model_copy(update={"gpu": toy_gpu()})
+    ops = (
+        Op("a", "memory_bound", Stream(8.0), launches=3),
+        Op("b", "memory_bound", Stream(8.0), compiled=True, launches=2),
+        Op("c", "memory_bound", Stream(8.0), dtensor=np.array([True, False])),
+        Op("view", "memory_bound", None, launches=0),
+    )
+    np.testing.assert_allclose(issue_seconds(ops, machine(2, cluster)) * 1e6, [[15, 15], [2, 2], [30, 5], [0, 0]])
+
+
+def test_a_collective_that_was_measured_takes_its_form_and_a_larger_group_extrapolates() -> None:
+    sizes = np.array([2, 4, 8])
+    group = Group(sizes, sizes, sizes)
+    times = collective_s("all_gather", 2.0**30, group, CLUSTER)
+    for size, time_s in zip((2, 4), times, strict=False):
+        start, rate = CLUSTER.node.collectives[f"all_gather {size}"].form.protocols[-1]
+        assert time_s == pytest.approx(start + 2**30 * (size - 1) / size / rate)
+    assert times[2] > times[1]
+    apart = Group(sizes, np.ones(3, dtype=int), np.ones(3, dtype=int))
+    assert np.all(collective_s("all_gather", 2.0**30, apart, CLUSTER) > times)
