@@ -199,7 +199,7 @@ def make_rows(
     groups = {
         name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()
     }
-    if not framework.shards_params:  # blocks don't depend on dp there: place the groups of each candidate
+    if not framework.shards_params and len(table) > 1:  # blocks don't depend on dp there: place the groups of each candidate
         from mofa.cost.topology import process_groups
 
         groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)

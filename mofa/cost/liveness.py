@@ -43,6 +43,26 @@ class BlockMemory:
     backward_op: NDArray[np.intp]
 
 
+    def then(self, block: BlockMemory) -> BlockMemory:
+        """This block and one behind it as one: the other runs forward and backward while this one's is kept."""
+        forward = self.saved + block.forward_peak
+        backward = self.saved + block.backward_peak
+        later_f, later_b = forward >= self.forward_peak, backward >= self.backward_peak
+        return BlockMemory(
+            saved=self.saved + block.saved,
+            saved_kinds=self.saved_kinds + block.saved_kinds,
+            saved_slack=self.saved_slack + block.saved_slack,
+            largest=np.maximum(self.largest, block.largest),
+            pool_slack=np.maximum(self.pool_slack, block.pool_slack),
+            forward_peak=np.maximum(forward, self.forward_peak),
+            forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
+            forward_op=np.where(later_f, block.forward_op, self.forward_op),
+            backward_peak=np.maximum(backward, self.backward_peak),
+            backward_kinds=np.where(later_b, self.saved_kinds + block.backward_kinds, self.backward_kinds),
+            backward_op=np.where(later_b, block.backward_op, self.backward_op),
+        )
+
+
 @dataclass(frozen=True)
 class _Interval:
     tensor: str

@@ -92,8 +92,8 @@ class _Instants:
     def _persistent_buffers(self) -> ArrayN:
         """What the framework allocates once and keeps; the head's share on its stage. (n, pp)"""
         rows, c = self.rows, self.rows.costs
-        body = c.embedding.persistent[rows.k][:, None]
-        return np.asarray(body + (c.head.persistent - c.embedding.persistent)[rows.k][:, None] * rows.is_head)
+        body = c.persistent[rows.k][:, None]
+        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.

@@ -178,11 +178,19 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
+def _mtp(job: Job, t: StrategyTable) -> FloatN:
+    layers = job.workload.model.num_mtp_layers if job.framework.name == "torchtitan" else 0
+    return np.full(len(t), float(layers))
+
+
 def _one(t: StrategyTable, *names: str) -> str:
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("multi_token_prediction", "layers", _mtp, lambda j, t: (
+        f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
+        "workload.model.num_mtp_layers=0")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
         f"gpus ({j.cluster.num_gpus}) must be a multiple of {_one(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("heads", "heads", _heads, lambda j, t: (

@@ -472,9 +472,10 @@ def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
     seen: list[ArrayK] = []
     for op in b.ops:
         one = np.broadcast_to(np.asarray(op.weight_params, dtype=float) / op.num_weights, ctx.tp.shape)
-        if op.weight and not np.any(op.weight_bytes) and not any(np.array_equal(one, s) for s in seen):
+        if op.weight and not np.any(op.weight_bytes):
+            new = np.all([one != other for other in seen], axis=0) if seen else True
             seen.append(one)
-            total = total + 2.0 * one
+            total = total + np.where(new, 2.0 * one, 0.0)
     if with_head:
         vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
         total = total + vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
