@@ -8,8 +8,8 @@ import numpy as np
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.parts import linear, stream
 from mofa.blocks.op import Tape, TapeBuilder
+from mofa.blocks.parts import linear, stream
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, layer_params
 

@@ -16,7 +16,18 @@ def stream(
     """A memory-bound op with its backward: ``bytes_`` forward and ``back_bytes`` backward, in all. [B]"""
     back = Back(back_bytes, back_launches, back_scratch)
     return b.add(
-        Op(name, family, Stream(bytes_), reads, (out,), saves, scratch, launches, back=back, weight_params=weight_params)
+        Op(
+            name,
+            family,
+            Stream(bytes_),
+            reads,
+            (out,),
+            saves,
+            scratch,
+            launches,
+            back=back,
+            weight_params=weight_params,
+        )
     )
 
 

@@ -14,6 +14,7 @@ from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
+from mofa.blocks.op import Format
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops
 from mofa.cost.liveness import BlockMemory, block_memory
@@ -39,8 +40,7 @@ class BlockCost:
     forward_flops: ArrayK
     backward_flops: ArrayK
     cached: ArrayK
-    """Weight copies that autocast's cache holds until the loss is computed although the graph does not keep them. [B]"""
-
+    """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
 
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
@@ -112,7 +112,8 @@ def block_context(
     top_k = model.moe.top_k if model.moe else 0
     time_ratio, memory_ratio = loads.ratios(table.ep)
     remote = np.ones(len(table))
-    element, gemm_format = 2, workload.precision.gemm
+    element: int = 2
+    gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's training never sets the rotate method: it always gathers keys and values
@@ -209,5 +210,3 @@ def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
 def needs_full(spec: RecomputeSpec) -> bool:
     """Whether some layers are recomputed whole."""
     return spec.kind in ("full", "every")
-
-

@@ -105,9 +105,7 @@ def grouped_gemm_s(
     return np.where(rows > 0, time_s, 0.0)
 
 
-def attention_s(
-    flops: ArrayLike, q_len: ArrayLike, gpu: GpuSpec, *, backward: bool, d_qk: float = 128.0
-) -> FloatN:
+def attention_s(flops: ArrayLike, q_len: ArrayLike, gpu: GpuSpec, *, backward: bool, d_qk: float = 128.0) -> FloatN:
     """Time of fused attention: its FLOPs over the share of the bf16 peak that long sequences reach. [s]
 
     ``q_half`` is the length at which half of that share is reached; heads narrower than 128 lose in proportion to

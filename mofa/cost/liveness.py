@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import KINDS, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
 
@@ -41,7 +41,6 @@ class BlockMemory:
     backward_peak: ArrayK
     backward_kinds: ArrayK
     backward_op: NDArray[np.intp]
-
 
     def then(self, block: BlockMemory) -> BlockMemory:
         """This block and one behind it as one: the other runs forward and backward while this one's is kept."""
@@ -181,9 +180,7 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
             slack = slack + rounded_bytes(f.bytes) - f.bytes
     columns_k = np.arange(num_k)
     f_op = np.argmax(alive[:boundary], axis=0) if boundary else np.zeros(num_k, dtype=np.intp)
-    b_op = (
-        np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
-    )
+    b_op = np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
     zero = np.zeros(num_k)
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),

@@ -14,7 +14,9 @@ def weakest(*facts: Fact) -> Provenance:
     return max((fact.provenance for fact in facts), key=lambda p: _WEAKEST[p])
 
 
-def component_provenance(cluster: ClusterSpec, gemm_format: GemmFormat, crosses: dict[str, bool]) -> dict[str, Provenance]:
+def component_provenance(
+    cluster: ClusterSpec, gemm_format: GemmFormat, crosses: dict[str, bool]
+) -> dict[str, Provenance]:
     """The provenance of each time component; ``crosses`` says which groups leave their fast domain."""
     curves, node = cluster.gpu.curves, cluster.node
     inside = weakest(node.intra.efficiency, node.intra.latency_s)

@@ -116,7 +116,6 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
     passed: set[str] = set()
     steps = []
     for i, op in enumerate(tape.ops):
-        foreign = tuple(r for r in op.reads if r in stream_of and stream_of[r] != op.stream)
         if isinstance(op.work, HostSync):
             steps.append(_Step(i, "sync", (), True))
         elif op.stream != "compute":

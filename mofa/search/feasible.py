@@ -86,7 +86,7 @@ def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
         return np.zeros(len(t))
     ranks = t.tp * t.cp * t.dp
     wanted = t.ep * t.etp
-    return np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted))
+    return np.asarray(np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted)))
 
 
 def _etp(job: Job, t: StrategyTable) -> FloatN:
@@ -125,7 +125,7 @@ def _layers(job: Job, t: StrategyTable) -> FloatN:
         chunks = t.pp * t.vpp
         base = (job.workload.model.num_layers + extra) // chunks
         short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
-    return np.maximum(short, 0).astype(float)
+    return np.asarray(np.maximum(short, 0), dtype=float)
 
 
 def _batch(job: Job, t: StrategyTable) -> FloatN:
@@ -134,7 +134,7 @@ def _batch(job: Job, t: StrategyTable) -> FloatN:
 
 def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
     """Micro-batches of a step on each pipeline. (n,)"""
-    return job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1)
+    return np.asarray(job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1))
 
 
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
@@ -228,7 +228,7 @@ CHECKS: tuple[Check, ...] = (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, lambda j, t: (
-        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "recompute: unsupported")),
+        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "")),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),

@@ -66,7 +66,7 @@ def _plan(
         days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
         memory=_memory(cluster, costed),
         time=Time(
-            exposed=exposed,  # type: ignore[arg-type]
+            exposed=exposed,
             hidden={name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)},
         ),
         provenance=_provenance(workload, cluster, row, exposed),
@@ -117,8 +117,8 @@ def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
 def _provenance(
     workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float]
 ) -> dict[Provenance, float]:
-    degrees = tuple(int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
-    crosses = _crossing(degrees, Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
+    tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     kinds = component_provenance(cluster, workload.precision.gemm, crosses)
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
@@ -129,7 +129,7 @@ def _provenance(
 
 
 @lru_cache(maxsize=1024)
-def _crossing(degrees: tuple[int, ...], node: Placement) -> dict[str, bool]:
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
     """Which kinds of communication leave their fast domain."""
     groups = process_groups(*degrees, node)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}

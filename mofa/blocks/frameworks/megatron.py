@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.op import Back, Collective, Grouped, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, int], str]
@@ -220,7 +220,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 
 
 def activation(
-    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: int = 1
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output."""
     gated = ctx.model.mlp.activation == "swiglu"
