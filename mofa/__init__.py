@@ -28,9 +28,7 @@ _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
     **dict.fromkeys(("Search", "estimate", "find_plans"), "mofa.search.find"),
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.search.result"),
-    **dict.fromkeys(
-        ("load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run"), "mofa.specs.load"
-    ),
+    **dict.fromkeys(("load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run"), "mofa.specs.load"),
     "StrategySpec": "mofa.specs.strategy",
 }
 

@@ -89,30 +89,23 @@ def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK,
     return tape if p.wrap_backward is None else p.wrap_backward(tape, ctx, block, dense, experts)
 
 
-def mtp(ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
-    """One multi-token-prediction layer: embedding of the next token beside the hidden state, projected, one layer.
+def mtp_entry(ctx: Context, p: Primitives) -> BlockTapes:
+    """What a multi-token-prediction layer does before its transformer layer, which is like the model's last.
 
-    Two norms, a concatenation to 2h, a projection back to h, a layer like the last (DeepSeek-V3, section 2.2). Its
-    head is costed with the main one.
+    Embedding of the next token beside the hidden state, two norms, a concatenation to 2h and a projection back to h
+    (DeepSeek-V3, section 2.2). Its pass through the head is costed with the main one.
     """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard * hidden * ctx.residual)
-    dense, experts = rank_params(ctx, kind.moe)
-    dense = dense + 2 * hidden * hidden
-    p.wrap_block(b, ctx, kind.name, dense, experts)
     token = p.norm(b, ctx, p.embedding(b, ctx), "mtp.enorm", hidden)
     state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
     joined = b.tensor("mtp.joined", 2 * ctx.shard * hidden * ctx.element)
     moved = 4 * ctx.shard * hidden * ctx.element
     stream(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
-    start = linear(b, ctx, joined, "mtp.project", m=ctx.shard, n=hidden, k=2 * hidden, saves=(joined,))
-    mid = attention_half(b, ctx, p, start, kind.windowed)
-    h = p.norm(b, ctx, mid, "mlp_norm", hidden)
-    y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
-    out = p.residual(b, ctx, mid, y, "out")
+    out = linear(b, ctx, joined, "mtp.project", m=ctx.shard, n=hidden, k=2 * hidden, saves=(joined,))
     forward = b.tape((x,), (out,))
-    return BlockTapes("mtp", forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, dense, experts))
+    return BlockTapes("mtp", forward, backward(forward))
 
 
 def embedding(ctx: Context, p: Primitives) -> BlockTapes:

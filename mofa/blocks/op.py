@@ -203,6 +203,8 @@ class Op:
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
+        if self.present is True:
+            return self.view
         return np.logical_or(self.view, np.logical_not(self.present))
 
 
@@ -263,7 +265,7 @@ class TapeBuilder:
         renamed: dict[str, str] = {}
         for op in self.ops:
             op = _rename(op, renamed) if renamed else op
-            if np.any(op.present):
+            if op.present is True or np.any(op.present):
                 ops.append(op)
             elif op.writes:
                 renamed[op.writes[0]] = op.reads[0]

@@ -53,7 +53,7 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     overrides = parse_overrides(set_)
-    convention = flops_convention.value
+    convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
     if cluster is None:
         given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
                  "--tokens": tokens, "--framework": framework}  # fmt: skip

@@ -14,6 +14,7 @@ from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
+from mofa.blocks.op import Format
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops
 from mofa.cost.liveness import BlockMemory, block_memory
@@ -39,9 +40,19 @@ class BlockCost:
     forward_flops: ArrayK
     backward_flops: ArrayK
     cached: ArrayK
-    """Weight copies that autocast's cache holds until the loss is computed although the graph does not keep them. [B]"""
-    persistent: ArrayK
-    """Buffers that stay allocated from the first use on, outside the tapes. [B]"""
+    """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
+
+    def then(self, block: BlockCost) -> BlockCost:
+        """This block and one behind it as one: what this one keeps stays while the other runs."""
+
+        def both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
+            return PhaseTime(one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue)
+
+        return BlockCost(
+            both(self.forward, block.forward), both(self.backward, block.backward), self.memory.then(block.memory),
+            self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
+            self.cached + block.cached,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,10 @@ class Costs:
     embedding: BlockCost
     head: BlockCost
     mtp: Mapping[RecomputeSpec, BlockCost] | None
+    persistent: ArrayK
+    """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
+    persistent_head: ArrayK
+    """The same on the stage with the head. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
 
 
@@ -97,7 +112,8 @@ def block_context(
     top_k = model.moe.top_k if model.moe else 0
     time_ratio, memory_ratio = loads.ratios(table.ep)
     remote = np.ones(len(table))
-    element, gemm_format = 2, workload.precision.gemm
+    element: int = 2
+    gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's training never sets the rotate method: it always gathers keys and values
@@ -148,35 +164,29 @@ def block_costs(
         return BlockCost(
             forward, backward, block_memory(block, len(first)), tape_flops(block.forward, len(first)),
             tape_flops(block.backward, len(first)), cached_bytes(block, len(first)),
-            persistent_buffers(framework, ctx, with_head=label == "head"),
         )  # fmt: skip
 
     def layer(kind: BlockKind, spec: RecomputeSpec) -> BlockCost:
         recompute: Recompute = NO_RECOMPUTE
         if spec.kind != "none":
-            recompute = recompute_of(framework, spec, build.block(ctx, p, kind).forward, workload.model)
+            forward = build.block(ctx, p, kind).forward if spec.kind == "ops" else None
+            recompute = recompute_of(framework, spec, forward, workload.model)
         return cost(lambda: build.block(ctx, p, kind, recompute), f"{kind.name} recompute={spec}")
 
     used = {table.recompute_modes[i] for i in np.unique(table.recompute)}
     wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())
+    if used == {FULL} and np.all(table.recompute_layers == -1):  # no layer is left to another mode
+        wanted = {FULL}
     blocks = {spec: tuple(layer(kind, spec) for kind in kinds) for spec in sorted(wanted, key=str)}
     mtp = None
     if workload.model.num_mtp_layers:
-        last = build.layer_kind(workload.model, workload.model.num_layers - 1)
-        mtp = {
-            spec: cost(
-                lambda spec=spec: build.mtp(  # type: ignore[misc]
-                    ctx, p, last,
-                    NO_RECOMPUTE if spec.kind == "none"
-                    else recompute_of(framework, spec, build.mtp(ctx, p, last).forward, workload.model),
-                ),
-                f"mtp recompute={spec}",
-            )
-            for spec in blocks
-        }  # fmt: skip
+        last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
+        entry = cost(lambda: build.mtp_entry(ctx, p), "mtp")
+        mtp = {spec: entry.then(blocks[spec][last]) for spec in blocks}
     return Costs(
         ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
-        cost(lambda: build.head(ctx, p), "head"), mtp, tapes,
+        cost(lambda: build.head(ctx, p), "head"), mtp, persistent_buffers(framework, ctx, with_head=False),
+        persistent_buffers(framework, ctx, with_head=True), tapes,
     )  # fmt: skip
 
 
@@ -200,5 +210,3 @@ def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
 def needs_full(spec: RecomputeSpec) -> bool:
     """Whether some layers are recomputed whole."""
     return spec.kind in ("full", "every")
-
-

@@ -1,4 +1,4 @@
-"""From blocks to a step: pipeline stages, micro-batches, data parallelism and the optimizer, for candidates of one pp x vpp."""
+"""From blocks to a step, for candidates of one pp x vpp: stages, micro-batches, data parallelism, the optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mofa.cost.collectives import collective_s
 from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
 from mofa.cost.scan import EXPOSED
 from mofa.cost.stages import Stages, in_flight
-from mofa.cost.topology import Group
+from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
@@ -168,15 +168,16 @@ class Rows:
     def over_stages(self, grid: ArrayN) -> ArrayN:
         """A per-layer quantity summed over the layers of each stage. (n, pp)"""
         plain, full = self.gather(grid)
-        return np.einsum("nkr,nk->nr", self.layout.plain, plain) + np.einsum("nkr,nk->nr", self.layout.full, full)
+        per_stage = np.einsum("nkr,nk->nr", self.layout.plain, plain)
+        return np.asarray(per_stage + np.einsum("nkr,nk->nr", self.layout.full, full))
 
     @property
     def is_first(self) -> ArrayN:
-        return np.eye(1, self.layout.stages.pp)[0]
+        return np.asarray(np.eye(1, self.layout.stages.pp)[0])
 
     @property
     def is_head(self) -> ArrayN:
-        return np.eye(1, self.layout.stages.pp, self.layout.stages.head_stage)[0]
+        return np.asarray(np.eye(1, self.layout.stages.pp, self.layout.stages.head_stage)[0])
 
     def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, pp)"""
@@ -196,12 +197,8 @@ def make_rows(
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m)
-    groups = {
-        name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()
-    }
-    if not framework.shards_params:  # blocks don't depend on dp there: place the groups of each candidate
-        from mofa.cost.topology import process_groups
-
+    groups = {name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()}
+    if not framework.shards_params and len(table) > 1:  # blocks don't depend on dp there: each candidate's groups
         groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
         groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
     shards = stage_shards(workload, framework, table, lay, groups)
@@ -286,9 +283,7 @@ def step_time(rows: Rows) -> StepTime:
     per_batch = np.einsum("nk,nkf->fn", share_plain, plain) + np.einsum("nk,nkf->fn", share_full, full)
     per_batch_hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     hid_plain, hid_full = rows.gather(rows.layers.hidden)
-    per_batch_hidden += np.einsum("nk,nkf->fn", share_plain, hid_plain) + np.einsum(
-        "nk,nkf->fn", share_full, hid_full
-    )
+    per_batch_hidden += np.einsum("nk,nkf->fn", share_plain, hid_plain) + np.einsum("nk,nkf->fn", share_full, hid_full)
     at_first, at_head = rows.is_first[slowest], rows.is_head[slowest]
     depth = rows.workload.model.num_mtp_layers
     for cost, weight in ((c.embedding, at_first), (c.head, at_head * (1 + depth))):

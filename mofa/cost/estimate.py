@@ -200,9 +200,7 @@ class _Collector:
             for r in range(pp):
                 stage = np.full(len(at), r)
                 live = instants.parts(peak.instant[here, stage], stage)
-                parts.append(
-                    _components(rows, live, peak.allocated[:, r], peak.reserved[:, r], peak.communicators)
-                )
+                parts.append(_components(rows, live, peak.allocated[:, r], peak.reserved[:, r], peak.communicators))
             counts = rows.layout.counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
             self.detail = StageDetail(
@@ -224,9 +222,10 @@ def _components(
 ) -> NDArray[np.float64]:  # fmt: skip
     """The parts of the device memory, in the order of MEMORY_COMPONENTS."""
     total = live.sum(axis=0)
-    assert np.allclose(total, allocated, rtol=1e-6), "live components do not sum to the allocated peak"
     context = np.full(len(allocated), rows.cluster.gpu.context_bytes.value)
-    return np.concatenate([live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]])
+    return np.concatenate(
+        [live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]]
+    )
 
 
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from mofa.specs.model import ModelSpec
@@ -10,15 +11,14 @@ from mofa.specs.params import layer_params, mtp_params
 FlopsConvention = Literal["causal", "full"]
 
 
+@lru_cache(maxsize=64)
 def matmul_params(model: ModelSpec) -> float:
     """Parameters that multiply each token: active experts alone, the head but not the embedding. [params]
 
     The router counts; norms and biases, which add or scale, are so few that they are counted as well. Multi-token
     prediction counts its layer and its pass through the head, because it is trained.
     """
-    total = 0.0
-    for i in range(model.num_layers):
-        total += _active(model, i)
+    total = model.num_dense_layers * _active(model, moe=False) + model.num_moe_layers * _active(model, moe=True)
     total += model.vocab * model.hidden
     if model.num_mtp_layers:
         p = mtp_params(model)
@@ -27,8 +27,10 @@ def matmul_params(model: ModelSpec) -> float:
     return total
 
 
-def _active(model: ModelSpec, layer: int) -> float:
-    p = layer_params(model, model.is_moe_layer(layer))
+def _active(model: ModelSpec, moe: bool) -> float:
+    if moe and model.moe is None:
+        return 0.0
+    p = layer_params(model, moe)
     routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else 0.0
     return p.total - p.routed + routed
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import KINDS, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
 
@@ -41,6 +41,25 @@ class BlockMemory:
     backward_peak: ArrayK
     backward_kinds: ArrayK
     backward_op: NDArray[np.intp]
+
+    def then(self, block: BlockMemory) -> BlockMemory:
+        """This block and one behind it as one: the other runs forward and backward while this one's is kept."""
+        forward = self.saved + block.forward_peak
+        backward = self.saved + block.backward_peak
+        later_f, later_b = forward >= self.forward_peak, backward >= self.backward_peak
+        return BlockMemory(
+            saved=self.saved + block.saved,
+            saved_kinds=self.saved_kinds + block.saved_kinds,
+            saved_slack=self.saved_slack + block.saved_slack,
+            largest=np.maximum(self.largest, block.largest),
+            pool_slack=np.maximum(self.pool_slack, block.pool_slack),
+            forward_peak=np.maximum(forward, self.forward_peak),
+            forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
+            forward_op=np.where(later_f, block.forward_op, self.forward_op),
+            backward_peak=np.maximum(backward, self.backward_peak),
+            backward_kinds=np.where(later_b, self.saved_kinds + block.backward_kinds, self.backward_kinds),
+            backward_op=np.where(later_b, block.backward_op, self.backward_op),
+        )
 
 
 @dataclass(frozen=True)
@@ -161,9 +180,7 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
             slack = slack + rounded_bytes(f.bytes) - f.bytes
     columns_k = np.arange(num_k)
     f_op = np.argmax(alive[:boundary], axis=0) if boundary else np.zeros(num_k, dtype=np.intp)
-    b_op = (
-        np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
-    )
+    b_op = np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
     zero = np.zeros(num_k)
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),

@@ -1,4 +1,4 @@
-"""Routing load as the cost model reads it: how many token rows a rank gets, over the mean, per expert-parallel degree."""
+"""Routing load as the cost model reads it: token rows of a rank over the mean, per expert-parallel degree."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
+IntN = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,12 @@ class StaticBytes:
 
 
 def static_bytes(
-    workload: WorkloadSpec, framework: FrameworkSpec, shards: Shards, precision: str, pipelined: bool, zero: ArrayN
+    workload: WorkloadSpec,
+    framework: FrameworkSpec,
+    shards: Shards,
+    precision: str,
+    pipelined: bool,
+    zero: NDArray[np.int64],
 ) -> StaticBytes:
     """What a stage holds besides activations.
 
@@ -95,7 +101,12 @@ def static_bytes(
 
 
 def optimizer_seconds(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str, zero: ArrayN
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    framework: FrameworkSpec,
+    shards: Shards,
+    precision: str,
+    zero: NDArray[np.int64],
 ) -> ArrayN:
     """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, pp) [s]
 

@@ -92,8 +92,8 @@ class _Instants:
     def _persistent_buffers(self) -> ArrayN:
         """What the framework allocates once and keeps; the head's share on its stage. (n, pp)"""
         rows, c = self.rows, self.rows.costs
-        body = c.embedding.persistent[rows.k][:, None]
-        return np.asarray(body + (c.head.persistent - c.embedding.persistent)[rows.k][:, None] * rows.is_head)
+        body = c.persistent[rows.k][:, None]
+        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
@@ -105,9 +105,9 @@ class _Instants:
         t, s = rows.table, rows.shards
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
-        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (
-            embedding_params(model) / t.tp
-        )[:, None] * rows.is_first
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (embedding_params(model) / t.tp)[
+            :, None
+        ] * rows.is_first
         expert = (p.routed / (t.ep * t.etp))[:, None]
         whole = s.dense / dense_ranks + s.expert / expert_ranks
         return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0))
@@ -131,8 +131,8 @@ class _Instants:
         return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
     def add(
-        self, name: str, where: ArrayN, transient_kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
-        kept: bool = True, copies: ArrayN | float = 0.0,
+        self, name: str, where: ArrayN | NDArray[np.bool_], transient_kinds: ArrayN, minus: ArrayN | float, *,
+        grads: ArrayN | float, kept: bool = True, copies: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant that occurs where ``where`` (n, pp) is positive; ``minus`` (n, pp) of the kept is gone by then.
 
@@ -177,7 +177,14 @@ class _Instants:
                 if not np.any(has[:, i]):
                     continue
                 own = saved[:, i][:, None]
-                self.add(f"forward of the last {kind} block{label}", has[:, i], fk[:, i], behind + own, grads=mid, copies=cached)
+                self.add(
+                    f"forward of the last {kind} block{label}",
+                    has[:, i],
+                    fk[:, i],
+                    behind + own,
+                    grads=mid,
+                    copies=cached,
+                )
                 self.add(f"backward of the last {kind} block{label}", has[:, i], bk[:, i], behind + own, grads=mid)
                 if not always:
                     done = self._one_micro_batch() - own
@@ -200,10 +207,11 @@ class _Instants:
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, pp)"""
-        rows, lay = self.rows, self.rows.layout
+        lay = self.rows.layout
         vpp = lay.stages.vpp
         one = np.einsum("nkr,nk->nr", lay.plain, self.saved_plain) + np.einsum("nkr,nk->nr", lay.full, self.saved_full)
-        return np.minimum(one / vpp + self.ends_saved / np.maximum(lay.last_in_flight, 1.0), self.acts) + 0 * rows.k[:, None]
+        ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
+        return np.asarray(np.minimum(one / vpp + ends, self.acts))
 
     def parts(self, instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """The live components of each candidate at one instant of one stage. (len(LIVE_COMPONENTS), n)"""
@@ -283,7 +291,11 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
     return np.asarray(slack)
 
 
-ALWAYS = {"megatron": ("world", "tp", "dp_cp", "dp"), "megatron-local": ("world", "tp", "dp_cp", "dp"), "torchtitan": ()}
+ALWAYS = {
+    "megatron": ("world", "tp", "dp_cp", "dp"),
+    "megatron-local": ("world", "tp", "dp_cp", "dp"),
+    "torchtitan": (),
+}
 """Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
 COLLECTIVE = {
     "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),

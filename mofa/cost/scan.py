@@ -59,10 +59,15 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
     seconds = op_seconds(tape.ops, machine)
     issue = issue_seconds(tape.ops, machine)
     plan = _plan(tape)
-    state = _State(np.zeros(num_k), np.zeros(num_k))
-    exposed = np.zeros((len(EXPOSED), num_k))
-    for _ in range(repeat):
+    if repeat > 1 and not _carries(tape):
+        # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
+        state = _State(np.full(num_k, -1e9), np.zeros(num_k))
         exposed = _pass(tape, plan, seconds, issue, state, machine)
+        exposed[_E["host_idle"]] += np.maximum(issue.sum(axis=0) - exposed.sum(axis=0), 0.0)
+    else:
+        state = _State(np.zeros(num_k), np.zeros(num_k))
+        for _ in range(repeat):
+            exposed = _pass(tape, plan, seconds, issue, state, machine)
     busy = np.zeros((len(HIDDEN), num_k))
     for i, op in enumerate(tape.ops):
         if op.family in _H:
@@ -72,6 +77,18 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
     slowdown = machine.cluster.gpu.curves.overlap_slowdown.value
     exposed[rows] += slowdown * hidden
     return PhaseTime(exposed, hidden, issue.sum(axis=0))
+
+
+def _carries(tape: Tape) -> bool:
+    """Whether a repetition depends on the one before: by a host synchronisation, or a tensor read before it is
+    written."""
+    written: set[str] = set()
+    later = {w for op in tape.ops for w in op.writes}
+    for op in tape.ops:
+        if isinstance(op.work, HostSync) or any(r in later and r not in written for r in op.reads):
+            return True
+        written.update(op.writes)
+    return False
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,6 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
     passed: set[str] = set()
     steps = []
     for i, op in enumerate(tape.ops):
-        foreign = tuple(r for r in op.reads if r in stream_of and stream_of[r] != op.stream)
         if isinstance(op.work, HostSync):
             steps.append(_Step(i, "sync", (), True))
         elif op.stream != "compute":
@@ -126,7 +142,6 @@ def _pass(
     num_k = machine.num_k
     exposed = np.zeros((len(EXPOSED), num_k))
     sync_s = machine.cluster.gpu.curves.host.sync_s.value
-    begin = state.compute.copy()
     run: list[_Step] = []
 
     def flush() -> None:
@@ -204,5 +219,4 @@ def _pass(
     for i, op in enumerate(tape.ops):
         if op.stream == "compute" and not isinstance(op.work, HostSync) and op.work is not None:
             exposed[_E[op.family]] += seconds[i]
-    assert np.allclose(exposed.sum(axis=0), state.compute - begin, rtol=1e-6, atol=1e-9)
     return exposed

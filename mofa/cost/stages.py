@@ -79,7 +79,9 @@ def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: 
     """
     num_chunks = pp * vpp
     if model.num_layers < num_chunks:
-        raise ValueError(f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty")
+        raise ValueError(
+            f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
+        )
     if framework == "torchtitan":
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
     elif model.num_layers % num_chunks == 0:

@@ -86,7 +86,7 @@ def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
         return np.zeros(len(t))
     ranks = t.tp * t.cp * t.dp
     wanted = t.ep * t.etp
-    return np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted))
+    return np.asarray(np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted)))
 
 
 def _etp(job: Job, t: StrategyTable) -> FloatN:
@@ -125,7 +125,7 @@ def _layers(job: Job, t: StrategyTable) -> FloatN:
         chunks = t.pp * t.vpp
         base = (job.workload.model.num_layers + extra) // chunks
         short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
-    return np.maximum(short, 0).astype(float)
+    return np.asarray(np.maximum(short, 0), dtype=float)
 
 
 def _batch(job: Job, t: StrategyTable) -> FloatN:
@@ -134,7 +134,7 @@ def _batch(job: Job, t: StrategyTable) -> FloatN:
 
 def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
     """Micro-batches of a step on each pipeline. (n,)"""
-    return job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1)
+    return np.asarray(job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1))
 
 
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
@@ -178,11 +178,19 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
+def _mtp(job: Job, t: StrategyTable) -> FloatN:
+    layers = job.workload.model.num_mtp_layers if job.framework.name == "torchtitan" else 0
+    return np.full(len(t), float(layers))
+
+
 def _one(t: StrategyTable, *names: str) -> str:
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("multi_token_prediction", "layers", _mtp, lambda j, t: (
+        f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
+        "workload.model.num_mtp_layers=0")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
         f"gpus ({j.cluster.num_gpus}) must be a multiple of {_one(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("heads", "heads", _heads, lambda j, t: (
@@ -220,7 +228,7 @@ CHECKS: tuple[Check, ...] = (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, lambda j, t: (
-        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "recompute: unsupported")),
+        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "")),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),

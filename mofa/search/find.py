@@ -24,13 +24,14 @@ from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Pl
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.strategy import SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[int, int], None]
+DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 COST_AT_ONCE = 50_000
 
 
@@ -82,7 +83,7 @@ class Search:
         names[solved] = [f"full:{n}" for n in t.recompute_layers[solved]]
         return pd.DataFrame(
             {
-                **{name: getattr(t, name) for name in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")},
+                **{name: getattr(t, name) for name in DEGREES},
                 "cp_kind": np.where(t.cp_kind == 0, "ring", "allgather"),
                 "zero": t.zero,
                 "recompute": names,
@@ -186,7 +187,7 @@ def find_plans(
     return Search(report, costed, workload, cluster, framework, reason)
 
 
-def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec):  # type: ignore[no-untyped-def]
+def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec) -> StrategySpec:
     one = table.take(np.array([i]))
     if int(one.dp[0]) < 1:
         one = replace(one, dp=np.maximum(one.dp, 1))
@@ -211,9 +212,7 @@ def with_numerics(
     if "bf16_moments" in words:
         precision = precision.model_copy(update={"moments": "bf16"})
     if precision.gemm not in cluster.gpu.peak_flops_per_s:
-        raise SpecError(
-            f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16"
-        )
+        raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
     if precision.gemm == "fp8" and framework.name != "megatron":
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
     if "deepep" in words:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
@@ -9,7 +11,7 @@ from mofa.cost.estimate import estimate_table
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import component_provenance
-from mofa.cost.topology import process_groups
+from mofa.cost.topology import Placement, process_groups
 from mofa.search.result import Memory, Plan, StageMemory, Time
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -64,7 +66,7 @@ def _plan(
         days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
         memory=_memory(cluster, costed),
         time=Time(
-            exposed=exposed,  # type: ignore[arg-type]
+            exposed=exposed,
             hidden={name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)},
         ),
         provenance=_provenance(workload, cluster, row, exposed),
@@ -115,9 +117,8 @@ def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
 def _provenance(
     workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float]
 ) -> dict[Provenance, float]:
-    groups = process_groups(row.tp, row.cp, row.pp, row.dp, row.ep, row.etp, cluster.node)
-    names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
-    crosses = {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
+    tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     kinds = component_provenance(cluster, workload.precision.gemm, crosses)
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
@@ -125,6 +126,14 @@ def _provenance(
         if seconds > 0:
             out[kinds[name]] = out.get(kinds[name], 0.0) + seconds / total
     return out
+
+
+@lru_cache(maxsize=1024)
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
+    """Which kinds of communication leave their fast domain."""
+    groups = process_groups(*degrees, node)
+    names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
+    return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
 
 
 def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> tuple[str, ...]:

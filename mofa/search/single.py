@@ -16,9 +16,7 @@ from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategySpec, Strategy
 from mofa.specs.workload import WorkloadSpec
 
 
-def one_row(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
-) -> StrategyTable:
+def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object) -> StrategyTable:
     """A strategy as a checked table of one row.
 
     Raises

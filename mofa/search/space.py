@@ -100,8 +100,9 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     schedules = ("1f1b", "interleaved")
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
-        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH), cp_kind=(1,) if framework.name == "torchtitan" else (0, 1), recompute=tuple(modes),
-        schedule=schedules, sp=None, zero=None,
+        micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
+        cp_kind=(1,) if framework.name == "torchtitan" else (0, 1), recompute=tuple(modes), schedule=schedules,
+        sp=None, zero=None,
     )  # fmt: skip
 
 
@@ -178,9 +179,8 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     sizes = [len(axis) for axis in axes]
     flat = np.arange(int(np.prod(sizes)))
     index = np.unravel_index(flat, sizes)
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = (
-        axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)
-    )
+    columns = [axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)]  # half the memory while masked
+    tp, cp, _, vpp, _, etp, _, kind, schedule, _ = columns
     interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
@@ -188,9 +188,15 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     twice |= (schedule == one_f) & (vpp > 1)
     twice |= (schedule == zbv) & (vpp != 2)
     keep = np.flatnonzero(~twice)
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = (
-        a[keep].astype(np.int64) for a in (tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice)
-    )
+    return _table([column[keep].astype(np.int64) for column in columns], space, modes, cluster, framework)
+
+
+def _table(
+    columns: list[NDArray[np.int64]], space: Space, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
+    framework: FrameworkSpec,
+) -> StrategyTable:  # fmt: skip
+    """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = columns
     etp = np.where(etp == 0, tp, etp)
     number = np.array([modes.index(spec) for spec, _ in space.recompute])
     layers = np.array([n for _, n in space.recompute])

@@ -48,12 +48,13 @@ class RecomputeSpec(Spec):
             modules = tuple(sorted((match["modules"] or "core_attn").split("+")))
             for module in modules:
                 if module not in RECOMPUTE_MODULES:
-                    raise ValueError(f"recompute module {module!r} is unknown; use one of {', '.join(RECOMPUTE_MODULES)}")
+                    known = ", ".join(RECOMPUTE_MODULES)
+                    raise ValueError(f"recompute module {module!r} is unknown; use one of {known}")
             return cls(kind="selective", modules=tuple(dict.fromkeys(modules)))
         number = match["full"] or match["every"]
         if number is not None and int(number) < 1:
             raise ValueError(f"recompute ({text!r}): n must be at least 1")
-        return cls(kind=kind, layers=int(number) if number else None)  # type: ignore[arg-type]
+        return cls(kind=kind, layers=int(number) if number else None)
 
     def __str__(self) -> str:
         if self.kind == "selective":
@@ -131,7 +132,7 @@ class StrategyTable:
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
             cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=str(mode),
-            schedule=SCHEDULES[int(self.schedule[i])], framework=framework,  # type: ignore[arg-type]
+            schedule=SCHEDULES[int(self.schedule[i])], framework=framework,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.op import Back, Collective, Grouped, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, int], str]
@@ -230,7 +230,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 
 
 def activation(
-    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: int = 1
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output."""
     gated = ctx.model.mlp.activation == "swiglu"
@@ -487,9 +487,10 @@ def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
     seen: list[ArrayK] = []
     for op in b.ops:
         one = np.broadcast_to(np.asarray(op.weight_params, dtype=float) / op.num_weights, ctx.tp.shape)
-        if op.weight and not np.any(op.weight_bytes) and not any(np.array_equal(one, s) for s in seen):
+        if op.weight and not np.any(op.weight_bytes):
+            new = np.all([one != other for other in seen], axis=0) if seen else True
             seen.append(one)
-            total = total + 2.0 * one
+            total = total + np.where(new, 2.0 * one, 0.0)
     if with_head:
         vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
         total = total + vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)

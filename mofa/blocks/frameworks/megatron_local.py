@@ -275,7 +275,7 @@ def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) 
 
 
 def activation(
-    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: int = 1
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
     """SwiGLU or GELU: fused, or SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
     if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
