@@ -16,7 +16,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
-Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, int], str]
+Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 # main_grad.add_(grad): read the bf16 gradient, read and write the fp32 one (distributed_data_parallel.py)
 ACCUMULATE_BYTES_PER_PARAM = 10.0
 
