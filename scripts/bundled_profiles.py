@@ -12,7 +12,7 @@ import yaml
 
 from mofa.calibrate.check import fit_folder
 from mofa.calibrate.profile import gpu_profile, merged, node_profile
-from mofa.calibrate.transfer import transferred_curves
+from mofa.specs.scaling import transferred_curves
 from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,10 +12,10 @@ import yaml
 
 from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
-from mofa.calibrate.transfer import FIT_FIELDS, scaled_curve
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
+from mofa.specs.scaling import FIT_FIELDS, scaled_curve
 from mofa.units import parse_quantity
 
 BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),

@@ -114,6 +114,7 @@ def _list_hardware(json: bool) -> None:
 def _show_hardware(name: str, json: bool) -> None:
     from mofa.report.words import quantity_text, unit_of
     from mofa.specs.base import Fact
+    from mofa.specs.curves import Curve
     from mofa.specs.hardware import GpuSpec
     from mofa.specs.load import build, bundled, data_dir, load_cluster, load_yaml
 
@@ -130,7 +131,11 @@ def _show_hardware(name: str, json: bool) -> None:
     for spec in specs.values():
         rows = []
         for path, value in _facts(spec):
-            if isinstance(value, Fact):
+            if isinstance(value, Curve):
+                error = f", median error {value.median_abs_error:.1%}" if value.median_abs_error is not None else ""
+                fitted = f"{value.points} points{error}" if value.points else "a fitted form"
+                rows.append([path, fitted, value.provenance, value.source])
+            elif isinstance(value, Fact):
                 rows.append([path, quantity_text(value.value, unit_of(_named(path))), value.provenance, value.source])
             else:
                 rows.append([path, str(value), "", ""])
@@ -144,13 +149,14 @@ def _named(path: str) -> str:
 
 
 def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a spec with their dotted paths; a Fact is a leaf."""
+    """Leaves of a spec with their dotted paths; a Fact is a leaf, and a fitted curve."""
     from pydantic import BaseModel
 
     from mofa.specs.base import Fact
+    from mofa.specs.curves import Curve
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, BaseModel) and not isinstance(value, Fact):
+        if isinstance(value, BaseModel) and not isinstance(value, Fact | Curve):
             yield from _facts(value, path)
         elif isinstance(value, dict):
             for key, item in value.items():

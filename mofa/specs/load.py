@@ -25,6 +25,7 @@ from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import override, parse_set, parse_strategy
 from mofa.specs.run import RunSpec
+from mofa.specs.scaling import rescaled_gpu
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -118,8 +119,11 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
     gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if p.is_file()), None)
     if gpu_path is None:
         raise SpecError(f"{where}: gpu ({short(node['gpu'])}) is unknown; {did_you_mean(node['gpu'], bundled('gpus'))}")
-    raw = {"name": node.get("name"), "gpu": load_yaml(gpu_path, f"gpus/{file}"), "node": node, "num_gpus": num_gpus}
+    gpu = load_yaml(gpu_path, f"gpus/{file}")
+    raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
+    if overrides and isinstance(changed.get("gpu"), dict):
+        changed = {**changed, "gpu": rescaled_gpu(changed["gpu"], gpu)}
     cluster = build(ClusterSpec, changed, where)
     given = {str(key) for key in overrides or {}}
     if "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given):

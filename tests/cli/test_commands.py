@@ -387,7 +387,7 @@ def test_show_hardware_says_where_every_number_comes_from(cli: Cli) -> None:
 
 def _facts(raw: Any) -> Iterator[dict[str, Any]]:
     if isinstance(raw, dict):
-        if "value" in raw:
+        if "value" in raw or "form" in raw:
             yield raw
         for item in raw.values():
             yield from _facts(item)

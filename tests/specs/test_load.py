@@ -393,3 +393,21 @@ def test_a_model_of_a_run_by_name_dotted_whole_or_file(tmp_path: Path) -> None:
 def test_broken_runs(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = _file(tmp_path, RUN.replace(old, new))
     assert message in _refused(lambda: [resolve_run(run, tmp_path) for run in load_runs(path)])
+
+
+def test_a_changed_datasheet_fact_moves_the_curves_with_it() -> None:
+    """Half the bandwidth and half the peak: memory-bound kernels and products at half their rate, assumed."""
+    before = load_cluster("h100-hgx", 8).gpu.curves
+    after = load_cluster(
+        "h100-hgx",
+        8,
+        {"gpu.memory_bandwidth_bytes_per_s": "1.675 TB/s", "gpu.peak_flops_per_s.bf16": "494.7 TFLOP/s"},
+    ).gpu.curves
+    assert after.stream["default"].form.bytes_per_s == pytest.approx(
+        before.stream["default"].form.bytes_per_s / 2, rel=1e-3
+    )
+    rates = [curves.gemm["bf16"].form.tiles[0][2] for curves in (after, before)]
+    assert rates[0] == pytest.approx(rates[1] / 2, rel=1e-3)
+    assert after.gemm["fp8"].form.tiles == before.gemm["fp8"].form.tiles
+    assert after.gemm["bf16"].provenance == "assumed"
+    assert load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.curves == before

@@ -58,18 +58,15 @@ def norm_op(
 ) -> str:
     """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
 
-    ``torch_kernels`` are PyTorch's, which were measured; Transformer Engine's are taken at the general rate.
-    """
+    PyTorch's kernels were measured; Transformer Engine's are taken at the general rate."""
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
     moved = 2.0 * rows * width * ctx.element
-    like, wide = (ctx.model.norm, width) if torch_kernels else ("", 0.0)
-    there, again = (f"{like}_fwd", f"{like}_bwd") if like else ("", "")
-    back = Back(1.5 * moved, 2, like=again, elements=rows * width, width=wide)
-    work = Stream(moved, there, rows * width, wide)
+    like, wide = (ctx.model.norm, width) if torch_kernels else ("general", 0.0)
+    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=rows * width, width=wide)
     b.add(
-        Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), region=region, back=back,
+        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
     )  # fmt: skip

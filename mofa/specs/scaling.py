@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from mofa.units import parse_quantity
 
 RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
@@ -76,3 +79,35 @@ def _restated(fact: Any, source: str) -> Any:
 
 def _digits(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A GPU's mapping with its curves scaled to datasheet facts that the user changed: rates, bandwidth, processors.
+
+    What the curves were before the change is said to be assumed; a fact that is no quantity is left for the check.
+    """
+
+    def ratio(*path: str, unit: str) -> float:
+        new, old = gpu, before
+        try:
+            for key in path:
+                new, old = new[key], old[key]
+            found = [f["value"] if isinstance(f, Mapping) else f for f in (new, old)]
+            values = [parse_quantity(f, unit) if unit else float(f) for f in found]
+        except (KeyError, TypeError, ValueError):
+            return 1.0
+        return values[0] / values[1] if values[0] > 0 and values[1] > 0 else 1.0
+
+    curves, formats = gpu.get("curves"), gpu.get("peak_flops_per_s")
+    if not isinstance(curves, dict) or not isinstance(formats, Mapping) or curves != before.get("curves"):
+        return dict(gpu)
+    rates = {f: ratio("peak_flops_per_s", f, unit="FLOP/s") for f in formats}
+    bandwidth = ratio("memory_bandwidth_bytes_per_s", unit="B/s")
+    sms = ratio("num_sms", unit="")
+    if bandwidth == sms == 1.0 and all(rate == 1.0 for rate in rates.values()):
+        return dict(gpu)
+    words = f"set by the user: curves of {before.get('name')} by the ratios of rate, bandwidth and multiprocessors"
+    scaled = transferred_curves(
+        curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
+    )
+    return {**gpu, "curves": {**scaled, "host": curves["host"], "overlap_slowdown": curves["overlap_slowdown"]}}
