@@ -71,19 +71,20 @@ def static_bytes(
     ----------
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
     """
-    moments = 4.0 if workload.precision.moments == "bf16" else 8.0
+    params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
+    # two moments, held in half the bytes where the recipe says bf16
+    states = framework.states_bytes_per_param - (4.0 if workload.precision.moments == "bf16" else 0.0)
     zeros = np.zeros_like(shards.dense)
     if framework.name != "torchtitan":
-        states = 4.0 + moments
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
         temporary = 4.0 if framework.optimizer == "foreach" else 0.0
         scratch = np.where(zero >= 1, shards.sharded(temporary), shards.whole(temporary))
-        return StaticBytes(shards.whole(2.0), shards.whole(4.0), sharded, zeros, scratch, True)
+        return StaticBytes(shards.whole(params), shards.whole(grads), sharded, zeros, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":
         buffers = shards.whole(4.0) if framework.data_parallel == "ddp" else zeros
         return StaticBytes(
-            shards.whole(4.0), shards.whole(4.0), shards.whole(moments), buffers, shards.whole(temporary), False
+            shards.whole(params), shards.whole(grads), shards.whole(states), buffers, shards.whole(temporary), False
         )
     if precision == "uniform":
         each = 4.0 if workload.precision.params == "fp32" else 2.0
@@ -91,13 +92,12 @@ def static_bytes(
             shards.whole(each), shards.whole(each), shards.whole(2 * each), zeros, shards.whole(temporary * each / 4),
             False,
         )  # fmt: skip
-    held = 2.0 if workload.precision.params == "bf16" else 4.0
-    params = shards.sharded(held)
-    grads = shards.sharded(held)
+    narrow = 0.5 if workload.precision.params == "bf16" else 1.0  # everything in training.dtype
+    held, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
     if pipelined:
-        params = params + shards.whole(2.0)
-        grads = grads + shards.whole(4.0)
-    return StaticBytes(params, grads, shards.sharded(moments * held / 4), zeros, shards.sharded(temporary), False)
+        held = held + shards.whole(2.0)
+        reduced = reduced + shards.whole(4.0)
+    return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary), False)
 
 
 def optimizer_seconds(

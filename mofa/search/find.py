@@ -22,7 +22,7 @@ from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import make_plan, margin_bytes
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -215,8 +215,16 @@ def with_numerics(
         raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
     if precision.gemm == "fp8" and framework.name != "megatron":
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
+    if precision.params == "fp32" and framework.name != "torchtitan":
+        raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
+    if workload.optimizer.implementation is not None:
+        offered = OFFERED[framework.name]["optimizer"]
+        if workload.optimizer.implementation not in offered:
+            asked = workload.optimizer.implementation
+            raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
+        framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
     if "deepep" in words:
-        if workload.model.moe is None or framework.name == "megatron-local":
+        if workload.model.moe is None or "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs experts and megatron or torchtitan, not {framework.name}")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
     if "zbv" in words and framework.name != "torchtitan":

@@ -5,9 +5,9 @@ The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mofa.specs.base import Provenance, Spec
 
@@ -38,9 +38,6 @@ class FrameworkSpec(Spec):
     optimizer: Literal["fused", "foreach", "te", "for-loop"] = "te"
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
-    overlap_tp: bool = False
-    overlap_moe_shared: bool = False
-    shared_expert_overlap: bool = False
     loss_parallel: bool = True
     cross_entropy_fusion: bool = False
     vocab_divisor: int = Field(default=128, ge=1)
@@ -53,19 +50,53 @@ class FrameworkSpec(Spec):
     """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
     """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
-    residual_dtype_bytes: int = 2
-    tp_saves_gathered_input: bool = False
-    """The gathered input of a column-parallel linear is kept (torchtitan), not the shard (Megatron)."""
     fuses_wgrad_accumulation: bool = True
-    fused_norm_linear: bool = False
-    """Norm and linear are one module that keeps the norm's input and output (Transformer Engine)."""
     fused_swiglu: bool = True
     fused_rope: bool = True
     fused_softmax: bool = False
     """Unfused attention: scale, mask and softmax are one 16-bit kernel that keeps its output (Apex), not fp32 steps."""
-    norm_kernels: int = 1
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field, offered in OFFERED[self.name].items():
+            value = getattr(self, field)
+            if value not in offered:
+                raise ValueError(f"{field} ({value}) is not offered by {self.name}; use one of {', '.join(offered)}")
+        if self.data_parallel == "hsdp" and self.dp_replicate == 1:
+            raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
+        if self.compile and self.name != "torchtitan":
+            raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
+        if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):
+            raise ValueError(f"dp_replicate ({self.dp_replicate}) needs data_parallel: hsdp, not {self.data_parallel}")
+        return self
+
+
+OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
+    "megatron": {
+        "data_parallel": ("distributed-optimizer", "ddp"),
+        "attention": ("fused",),
+        "optimizer": ("te", "fused", "foreach"),
+        "experts": ("grouped", "sequential"),
+        "dispatcher": ("alltoall", "allgather", "deepep"),
+    },
+    "megatron-local": {
+        "data_parallel": ("distributed-optimizer", "ddp"),
+        "attention": ("sdpa", "unfused"),
+        "optimizer": ("foreach", "fused", "for-loop"),
+        "experts": ("sequential", "grouped"),
+        "dispatcher": ("alltoall", "allgather"),
+    },
+    "torchtitan": {
+        "data_parallel": ("fsdp", "hsdp", "ddp"),
+        "attention": ("sdpa",),
+        "optimizer": ("fused", "foreach", "for-loop"),
+        "experts": ("grouped", "sequential"),
+        "dispatcher": ("alltoall", "deepep"),
+    },
+}
+"""What each framework has of the options that are modelled."""
