@@ -140,17 +140,22 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     out = np.zeros((len(ops), machine.num_k))
     inside = False
     for i, op in enumerate(ops):
-        if isinstance(op.work, HostSync) or not np.any(op.launches):
+        same = isinstance(op.launches, int | float)  # of all candidates: no array to look through
+        if isinstance(op.work, HostSync) or not (op.launches if same else np.any(op.launches)):
             continue
         if op.compiled:
-            each = op.launches * host.compiled_op_s.value + (0.0 if inside else host.compiled_call_s.value)
+            call_s = 0.0 if inside else host.compiled_call_s.value
+            each: ArrayK | float = op.launches * host.compiled_op_s.value + call_s
         else:
             first = product - small if isinstance(op.work, (Gemm, Grouped, Attention)) else 0.0
             if op.name.endswith(AUTOGRAD):
                 first = first + engine
-            each = op.launches * np.where(op.dtensor, host.dtensor_op_s.value, small) + first
+            kernel = small if op.dtensor is False else np.where(op.dtensor, host.dtensor_op_s.value, small)
+            each = op.launches * kernel + first
         inside = op.compiled
-        out[i] = np.where(op.present, np.where(np.asarray(op.launches) > 0, each, 0.0), 0.0)
+        if not same:
+            each = np.where(np.asarray(op.launches) > 0, each, 0.0)
+        out[i] = each if op.present is True else np.where(op.present, each, 0.0)
     return out
 
 

@@ -66,8 +66,8 @@ def norm_op(
     like, wide = (ctx.model.norm, width) if torch_kernels else ("general", 0.0)
     back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=rows * width, width=wide)
     b.add(
-        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale), region=region, back=back,
-           weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
+        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale),
+           region=region, back=back, weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
     )  # fmt: skip
     return out
