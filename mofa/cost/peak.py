@@ -113,7 +113,7 @@ class _Instants:
         return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0))
 
     def _embedding_gather(self, kind: int) -> ArrayN | float:
-        """What the first block's backward prefetches more than a block in the middle: the embedding, not a block. [B]"""
+        """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
         rows, model = self.rows, self.rows.workload.model
         if rows.mode.precision != "mixed" or rows.mode.pipelined or not rows.framework.shards_params:
             return 0.0

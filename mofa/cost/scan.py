@@ -99,7 +99,8 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
         if op.family in _H:
             busy[_H[op.family]] += seconds[i]
     rows = [_E[name] for name in HIDDEN]
-    hidden = np.maximum(busy - exposed[rows], 0.0)
+    hidden = busy - exposed[rows]
+    hidden = np.where(hidden > 1e-9 * busy, hidden, 0.0)  # rounding is no overlap
     slowdown = machine.cluster.gpu.curves.overlap_slowdown.value
     exposed[rows] += slowdown * hidden
     return PhaseTime(exposed, hidden, issue.sum(axis=0))
@@ -190,7 +191,8 @@ def _pass(
             end = ends[-1]
         else:
             end = np.maximum(state.compute, lag.max(axis=0)) + busy[-1]
-        exposed[_E["host_idle"]] += end - state.compute - busy[-1]
+        idle = end - state.compute - busy[-1]
+        exposed[_E["host_idle"]] += np.where(idle > 1e-12, idle, 0.0)
         state.compute = end
         state.host = issued[-1]
         run.clear()
