@@ -112,6 +112,17 @@ class _Instants:
         whole = s.dense / dense_ranks + s.expert / expert_ranks
         return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0))
 
+    def _embedding_gather(self, kind: int) -> ArrayN | float:
+        """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
+        rows, model = self.rows, self.rows.workload.model
+        if rows.mode.precision != "mixed" or rows.mode.pipelined or not rows.framework.shards_params:
+            return 0.0
+        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
+        tp = rows.table.tp
+        more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
+        gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
+        return np.asarray(gathered[:, None] * np.ones((1, self.pp)))
+
     def _ends_saved(self) -> ArrayN:
         """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
         rows = self.rows
@@ -189,7 +200,9 @@ class _Instants:
                 if not always:
                     done = self._one_micro_batch() - own
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
-                    self.add(f"backward of the first {kind} block{label}", has[:, i], bk[:, i], done + own, grads=first)
+                    name = f"backward of the first {kind} block{label}"
+                    swap = self._embedding_gather(i)
+                    self.add(name, has[:, i], bk[:, i], done + own, grads=first, copies=swap)
         head = c.head.memory
         depth = rows.workload.model.num_mtp_layers
         others = np.zeros((n, len(KINDS)))

@@ -43,12 +43,38 @@ class PhaseTime:
         return np.asarray(self.exposed.sum(axis=0))
 
 
+_Ready = tuple[tuple[ArrayK, str], ...]
+"""When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
+"" is the compute stream itself."""
+
+
+def _through(present: object, made: _Ready, handed_on: _Ready) -> _Ready:
+    """What an op makes where it is present, and what it hands on where it is not."""
+    here = np.asarray(present, dtype=bool)
+    families = dict.fromkeys(family for _, family in (*made, *handed_on))
+    return tuple(
+        (
+            np.maximum(
+                np.where(here, _latest(made, family), -np.inf), np.where(here, -np.inf, _latest(handed_on, family))
+            ),
+            family,
+        )
+        for family in families
+    )
+
+
+def _latest(ready: _Ready, family: str | None = None) -> ArrayK | float:
+    """When the last of its parts is there, of one family or of all."""
+    parts = [at for at, of in ready if family is None or of == family]
+    return np.maximum.reduce(parts) if parts else -np.inf
+
+
 @dataclass
 class _State:
     host: ArrayK
     compute: ArrayK
     streams: dict[str, ArrayK] = field(default_factory=dict)
-    ready: dict[str, tuple[ArrayK, str]] = field(default_factory=dict)
+    ready: dict[str, _Ready] = field(default_factory=dict)
 
 
 def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
@@ -73,7 +99,8 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
         if op.family in _H:
             busy[_H[op.family]] += seconds[i]
     rows = [_E[name] for name in HIDDEN]
-    hidden = np.maximum(busy - exposed[rows], 0.0)
+    hidden = busy - exposed[rows]
+    hidden = np.where(hidden > 1e-9 * busy, hidden, 0.0)  # rounding is no overlap
     slowdown = machine.cluster.gpu.curves.overlap_slowdown.value
     exposed[rows] += slowdown * hidden
     return PhaseTime(exposed, hidden, issue.sum(axis=0))
@@ -126,7 +153,7 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
             passes = bool(waits) and _may_pass(op)
             if passes:
                 passed.update(op.writes)
-            record = tuple(w for w in op.writes if w in watched and not passes)
+            record = tuple(w for w in op.writes if w in watched)
             steps.append(_Step(i, "compute", waits, bool(waits), record, passes))
     return tuple(steps)
 
@@ -156,16 +183,16 @@ def _pass(
             ends = np.maximum(state.compute, np.maximum.accumulate(lag, axis=0)) + busy
             for row, step in enumerate(run):
                 op = tape.ops[step.index]
-                at = ends[row]
+                made: _Ready = ((ends[row], ""),)
                 if step.record and _may_pass(op) and op.reads[0] in state.ready:
-                    here = op.present if op.work is not None else False
-                    at = np.where(here, at, state.ready[op.reads[0]][0])
+                    made = _through(op.present if op.work is not None else False, made, state.ready[op.reads[0]])
                 for name in step.record:
-                    state.ready[name] = (at, "")
+                    state.ready[name] = made
             end = ends[-1]
         else:
             end = np.maximum(state.compute, lag.max(axis=0)) + busy[-1]
-        exposed[_E["host_idle"]] += end - state.compute - busy[-1]
+        idle = end - state.compute - busy[-1]
+        exposed[_E["host_idle"]] += np.where(idle > 1e-12, idle, 0.0)
         state.compute = end
         state.host = issued[-1]
         run.clear()
@@ -174,14 +201,14 @@ def _pass(
         for name in step.wait:
             if name not in state.ready:
                 continue  # of a repetition before the first
-            at, family = state.ready[name]
-            if not family:
-                continue  # computed on the stream itself
-            late = np.maximum(at - state.compute, 0.0)
-            if step.passes:
-                late = np.where(op.present, late, 0.0) if op.work is not None else np.zeros(num_k)
-            exposed[_E[family]] += late
-            state.compute = state.compute + late
+            for at, family in state.ready[name]:
+                if not family:
+                    continue  # computed on the stream itself
+                late = np.maximum(at - state.compute, 0.0)
+                if step.passes:
+                    late = np.where(op.present, late, 0.0) if op.work is not None else np.zeros(num_k)
+                exposed[_E[family]] += late
+                state.compute = state.compute + late
 
     for step in plan:
         op = tape.ops[step.index]
@@ -191,10 +218,9 @@ def _pass(
             wait(step, op)
             run.append(step)
             if step.passes:
-                at, family = state.ready.get(op.reads[0], (np.zeros(num_k), ""))
-                through = np.where(op.present, 0.0, at) if op.work is not None else at
+                source = state.ready.get(op.reads[0], ())
                 for name in op.writes:
-                    state.ready[name] = (through, family)
+                    state.ready[name] = _through(op.present if op.work is not None else False, (), source)
         elif step.kind == "sync":
             state.host = np.where(op.present, np.maximum(state.host, state.compute) + sync_s, state.host)
         else:
@@ -203,18 +229,15 @@ def _pass(
             inputs = np.zeros(num_k)
             for name in step.wait:
                 if name in state.ready:
-                    inputs = np.maximum(inputs, state.ready[name][0])
+                    inputs = np.maximum(inputs, _latest(state.ready[name]))
             end = np.maximum(start, inputs) + seconds[step.index]
             busy_until = np.where(op.present, end, 0.0)
             state.streams[op.stream] = np.maximum(busy_until, state.streams.get(op.stream, np.zeros(num_k)))
-            if op.present is not True:  # where it does not run, its output is ready when its input is
-                through = np.zeros(num_k)
-                for name in op.reads:
-                    if name in state.ready:
-                        through = np.maximum(through, state.ready[name][0])
-                end = np.where(op.present, end, through)
+            made: _Ready = ((end, op.family),)
+            if op.present is not True and op.reads:  # where it does not run, its output is ready when its input is
+                made = _through(op.present, made, state.ready.get(op.reads[0], ()))
             for name in op.writes:
-                state.ready[name] = (end, op.family)
+                state.ready[name] = made
     flush()
     for i, op in enumerate(tape.ops):
         if op.stream == "compute" and not isinstance(op.work, HostSync) and op.work is not None:

@@ -1,0 +1,318 @@
+"""Time of a tape by hand, and against a slow twin: one candidate, one op after the other, plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
+from mofa.cost.scan import EXPOSED, HIDDEN, PhaseTime, scan
+
+SLOWDOWN, SYNC_S = 0.1, 20.0
+GEMM, SEND = Gemm(1, 1, 1), Collective("all_gather", "tp", 1.0)
+
+
+def machine(num_k: int = 1, slowdown: float = SLOWDOWN) -> Any:
+    """All that the scan asks of a machine but the times of ops."""
+    curves = SimpleNamespace(
+        overlap_slowdown=SimpleNamespace(value=slowdown), host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S))
+    )
+    return SimpleNamespace(num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)))
+
+
+Times = dict[str, tuple[Any, Any]]
+
+
+@contextmanager
+def timed(times: Times) -> Iterator[None]:
+    """Ops take the seconds (device, host) that are listed under their names, where they are present."""
+
+    def column(index: int) -> Any:
+        def seconds(ops: tuple[Op, ...], m: Any) -> Any:
+            out = np.zeros((len(ops), m.num_k))
+            for i, op in enumerate(ops):
+                out[i] = np.where(op.present, times.get(op.name, (0.0, 0.0))[index], 0.0)
+            return out
+
+        return seconds
+
+    with patch("mofa.cost.scan.op_seconds", column(0)), patch("mofa.cost.scan.issue_seconds", column(1)):
+        yield
+
+
+def op(
+    name: str, reads: str = "", *, family: Any = "gemm", work: Any = GEMM, stream: str = "compute", **more: Any
+) -> Op:
+    """An op that writes a tensor of its name."""
+    return Op(name, family, work, tuple(reads.split()), (name,), stream=stream, **more)
+
+
+def send(name: str, reads: str = "", stream: str = "comm", **more: Any) -> Op:
+    return op(name, reads, family="tp", work=SEND, stream=stream, **more)
+
+
+def sync(**more: Any) -> Op:
+    return Op("sync", "host", HostSync(), **more)
+
+
+def tape(*ops: Op) -> Tape:
+    names = {n for o in ops for n in (*o.reads, *o.writes)} | {"x"}
+    return Tape(ops, {n: Tensor(n, 1.0) for n in names}, ("x",), ())
+
+
+def run(times: Times, *ops: Op, num_k: int = 1, repeat: int = 2, slowdown: float = SLOWDOWN) -> PhaseTime:
+    with timed(times):
+        return scan(tape(*ops), machine(num_k, slowdown), repeat)
+
+
+def parts(time: PhaseTime, k: int = 0) -> dict[str, float]:
+    return {name: float(v) for name, v in zip(EXPOSED, time.exposed[:, k], strict=True) if abs(v) > 1e-12}
+
+
+def test_empty_tape_takes_no_time() -> None:
+    assert run({}).total.tolist() == [0.0]
+
+
+def test_host_bound_tape_takes_the_sum_of_issue_times() -> None:
+    """Four ops of 1 s, issued in 5 s each: the device waits 16 of 20 s."""
+    time = run({n: (1.0, 5.0) for n in "abcd"}, op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
+    assert parts(time) == pytest.approx({"gemm": 4.0, "host_idle": 16.0})
+    assert time.issue.tolist() == [20.0]
+
+
+def test_device_bound_tape_takes_the_sum_of_durations() -> None:
+    time = run({n: (7.0, 5.0) for n in "abcd"}, op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
+    assert parts(time) == pytest.approx({"gemm": 28.0})
+
+
+def test_the_lead_of_a_long_op_carries_small_ones() -> None:
+    """30 s of one product against 4 issues of 5 s: the three small ops after it are issued by the time it ends."""
+    times = {"a": (30.0, 5.0), "b": (1.0, 5.0), "c": (1.0, 5.0), "d": (1.0, 5.0)}
+    ops = op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c")
+    assert parts(run(times, *ops)) == pytest.approx({"gemm": 33.0})
+    from_rest = run(times, *ops, repeat=1)  # but the first op of all waits for its own issue
+    assert parts(from_rest) == pytest.approx({"gemm": 33.0, "host_idle": 5.0})
+
+
+def test_a_host_synchronisation_loses_the_lead() -> None:
+    """3 x 10 s; then the host needs 20 s to wake and 2 s to issue the next op, during which the device idles."""
+    time = run({n: (10.0, 2.0) for n in "abc"}, op("a", "x"), op("b", "a"), op("c", "b"), sync())
+    assert parts(time) == pytest.approx({"gemm": 30.0, "host_idle": 22.0})
+    absent = run({n: (10.0, 2.0) for n in "abc"}, op("a", "x"), op("b", "a"), op("c", "b"), sync(present=False))
+    assert parts(absent) == pytest.approx({"gemm": 30.0})
+
+
+def test_a_collective_overlaps_exactly_what_runs_beside_it() -> None:
+    """8 s of communication beside 5 s of computing: 3 s are awaited, and 5 s slow computing by a tenth."""
+    times = {"a": (10.0, 0.0), "send": (8.0, 0.0), "beside": (5.0, 0.0), "after": (2.0, 0.0)}
+    ops = op("a", "x"), send("send", "a"), op("beside", "a"), op("after", "send beside")
+    time = run(times, *ops)
+    assert parts(time) == pytest.approx({"gemm": 17.0, "tp": 3.0 + 0.5})
+    assert time.hidden[HIDDEN.index("tp")].tolist() == pytest.approx([5.0])
+    assert float(time.total[0]) == pytest.approx(20.5)
+
+
+def test_a_collective_that_nothing_runs_beside_is_all_exposed() -> None:
+    times = {"a": (10.0, 0.0), "send": (8.0, 0.0), "after": (2.0, 0.0)}
+    for stream in ("comm", "compute"):
+        time = run(times, op("a", "x"), send("send", "a", stream), op("after", "send"))
+        assert parts(time) == pytest.approx({"gemm": 12.0, "tp": 8.0})
+        assert not np.any(time.hidden)
+
+
+def test_collectives_of_one_stream_queue_and_of_two_do_not() -> None:
+    times = {"a": (1.0, 0.0), "one": (6.0, 0.0), "two": (6.0, 0.0), "after": (1.0, 0.0)}
+    for stream, waited in (("comm", 12.0), ("other", 6.0)):
+        ops = op("a", "x"), send("one", "a"), send("two", "a", stream), op("after", "one two")
+        assert parts(run(times, *ops, slowdown=0.0))["tp"] == pytest.approx(waited)
+
+
+def test_a_collective_starts_when_its_input_is_there() -> None:
+    """Issued at once, it waits for the product that it sends: nothing is hidden behind that product."""
+    times = {"long": (50.0, 0.0), "send": (8.0, 0.0), "after": (1.0, 0.0)}
+    time = run(times, op("long", "x"), send("send", "long"), op("after", "send"))
+    assert parts(time)["tp"] == pytest.approx(8.0)
+
+
+def test_a_gather_for_the_next_repetition_is_hidden() -> None:
+    """Prefetch: read before it is written, the tensor comes from the repetition before."""
+    times = {"use": (10.0, 0.0), "gather": (8.0, 0.0)}
+    time = run(times, send("gather"), op("use", "w x"), op("w", "gather", work=None))
+    assert parts(time)["gemm"] == 10.0
+
+
+def test_absent_ops_cost_nothing_and_pass_readiness_through() -> None:
+    """Where the op between is absent, the one behind waits for what it would have read, beside what ran meanwhile."""
+    times = {"a": (10.0, 1.0), "send": (8.0, 0.0), "between": (4.0, 1.0), "beside": (3.0, 0.0), "after": (2.0, 0.0)}
+    between = op("between", "send", present=np.array([True, False]))
+    time = run(
+        times,
+        op("a", "x"),
+        send("send", "a"),
+        between,
+        op("beside", "a"),
+        op("after", "between"),
+        num_k=2,
+        slowdown=0.0,
+    )
+    assert parts(time, 0) == pytest.approx({"gemm": 19.0, "tp": 8.0})
+    assert parts(time, 1) == pytest.approx({"gemm": 15.0, "tp": 5.0})
+    assert time.issue.tolist() == [2.0, 1.0]
+
+
+def test_a_view_waits_for_nothing_itself() -> None:
+    times = {"a": (10.0, 0.0), "send": (8.0, 0.0), "beside": (3.0, 0.0), "after": (2.0, 0.0)}
+    view = op("view", "send", work=None)
+    time = run(times, op("a", "x"), send("send", "a"), view, op("beside", "a"), op("after", "view"), slowdown=0.0)
+    assert parts(time) == pytest.approx({"gemm": 15.0, "tp": 5.0})
+
+
+def test_an_op_that_some_candidates_lack_is_awaited_where_it_runs() -> None:
+    """gather, then a product on what it brought, then the product is sent: the send begins when the product ends."""
+    times = {"gather": (8.0, 0.0), "product": (10.0, 0.0), "send": (5.0, 0.0), "end": (1.0, 0.0)}
+    product = op("product", "gather", present=np.array([True, False]))
+    ops = send("gather", "x"), product, send("send", "product", "other"), op("end", "send")
+    time = run(times, *ops, num_k=2, slowdown=0.0)
+    assert parts(time, 0) == pytest.approx({"gemm": 11.0, "tp": 13.0})
+    assert parts(time, 1) == pytest.approx({"gemm": 1.0, "tp": 13.0})
+
+
+def test_an_absent_collective_hands_its_input_on() -> None:
+    times = {"a": (10.0, 0.0), "first": (8.0, 0.0), "second": (5.0, 0.0), "after": (1.0, 0.0)}
+    ops = (
+        op("a", "x"),
+        send("first", "a"),
+        send("second", "first", "other", present=np.array([True, False])),
+        op("after", "second"),
+    )
+    time = run(times, *ops, num_k=2)
+    assert parts(time, 0)["tp"] == pytest.approx(13.0)
+    assert parts(time, 1)["tp"] == pytest.approx(8.0)
+
+
+def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float) -> dict[str, dict[str, float]]:
+    """The same rules for one candidate, op by op: what the last of ``repeat`` repetitions exposes and hides."""
+
+    def at(value: Any) -> Any:
+        return np.broadcast_to(np.asarray(value), (NUM_K,))[k]
+
+    host, clocks, ready = 0.0, {"compute": 0.0}, dict[str, tuple[float, str]]()
+    for _ in range(repeat):
+        exposed, busy = dict.fromkeys(EXPOSED, 0.0), dict.fromkeys(HIDDEN, 0.0)
+        for o in ops:
+            present = bool(at(o.present))
+            device, issue = (float(at(v)) for v in times.get(o.name, (0.0, 0.0)))
+            if isinstance(o.work, HostSync):
+                host = max(host, clocks["compute"]) + SYNC_S if present else host
+                continue
+            host += issue if present else 0.0
+            if not present or (o.work is None and o.stream == "compute"):
+                for name in o.writes:
+                    ready[name] = ready.get(o.reads[0], (0.0, ""))
+                continue
+            if o.family in busy:
+                busy[o.family] += device
+            if o.stream == "compute":
+                for name in o.reads:
+                    when, family = ready.get(name, (0.0, ""))
+                    if family:
+                        exposed[family] += max(when - clocks["compute"], 0.0)
+                        clocks["compute"] = max(clocks["compute"], when)
+                if device > 0:
+                    exposed["host_idle"] += max(host - clocks["compute"], 0.0)
+                    clocks["compute"] = max(clocks["compute"], host)
+                exposed[o.family] += device
+                clocks["compute"] += device
+            else:
+                start = max([host, clocks.get(o.stream, 0.0), *(ready.get(name, (0.0, ""))[0] for name in o.reads)])
+                clocks[o.stream] = start + device
+            for name in o.writes:
+                ready[name] = (clocks[o.stream], "" if o.stream == "compute" else o.family)
+    hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
+    for name in HIDDEN:
+        exposed[name] += slowdown * hidden[name]
+    return {"exposed": exposed, "hidden": hidden}
+
+
+NUM_K = 4
+
+
+def random_tape(rng: np.random.Generator, *, carries: bool) -> tuple[tuple[Op, ...], Times]:
+    """Ops on three streams, some absent for some candidates, some views; every collective is awaited in the end."""
+    # what comes first is computed: nothing of a repetition begins before the one before it has ended
+    ops, times = [op("first", "x")], Times(first=(0.3, 0.2))
+    names = ["first"]
+    awaited = set[str]()
+    for i in range(int(rng.integers(3, 25))):
+        name = f"t{i}"
+        present: Any = True if rng.random() < 0.6 else rng.random(NUM_K) < 0.6
+        reads = tuple(dict.fromkeys(str(n) for n in rng.choice(names[-6:], int(rng.integers(1, 3)))))
+        kind = rng.choice(["gemm", "stream", "view", "tp", "ep", "sync"], p=[0.3, 0.25, 0.1, 0.15, 0.15, 0.05])
+        if kind == "sync":
+            if carries:
+                ops.append(sync(present=present))
+            continue
+        scale = rng.choice([0.2, 1.0, 5.0])
+        times[name] = (scale * rng.random(NUM_K) * (rng.random(NUM_K) < 0.9), float(rng.random()))
+        if kind in ("tp", "ep"):
+            ops.append(Op(name, kind, SEND, reads[:1], (name,), stream=f"comm-{kind}", present=present))
+            awaited.add(name)
+        elif kind == "view":
+            times[name] = (0.0, 0.0)
+            ops.append(op(name, reads[0], work=None, family="memory_bound"))
+        else:
+            work: Any = GEMM if kind == "gemm" else Stream(1.0)
+            family = "gemm" if kind == "gemm" else "memory_bound"
+            ops.append(op(name, " ".join(reads), work=work, family=family, present=present))
+        names.append(name)
+    if carries and len(names) > 2:  # something is read that the repetition before wrote
+        late = [o.writes[0] for o in ops if o.writes and o.present is True][-2:]
+        ops.insert(0, op("early", " ".join(late) or "x"))
+        times["early"] = (0.5, 0.3)
+    ops.append(op("end", " ".join(sorted(awaited) or ["first"])))
+    times["end"] = (0.5, 0.1)
+    return tuple(ops), times
+
+
+def check_against_twin(ops: tuple[Op, ...], times: Times, repeat: int) -> None:
+    time = run(times, *ops, num_k=NUM_K, repeat=repeat)
+    for k in range(NUM_K):
+        slow = twin(ops, times, k, repeat, SLOWDOWN)
+        np.testing.assert_allclose(time.exposed[:, k], list(slow["exposed"].values()), atol=1e-9)
+        np.testing.assert_allclose(time.hidden[:, k], list(slow["hidden"].values()), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_slow_twin(seed: int) -> None:
+    """From rest, and in the second repetition where one depends on the one before."""
+    rng = np.random.default_rng(seed)
+    check_against_twin(*random_tape(rng, carries=False), repeat=1)
+    tape_, times = random_tape(rng, carries=True)
+    check_against_twin((*tape_, sync()), times, repeat=2)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_slow_twin_in_the_steady_state(seed: int) -> None:
+    """Where only the host's lead carries over: the device after many repetitions, without the slowdown."""
+    ops, times = random_tape(np.random.default_rng(1000 + seed), carries=False)
+    time = run(times, *ops, num_k=NUM_K, slowdown=0.0)
+    for k in range(NUM_K):
+        last = sum(twin(ops, times, k, 80, 0.0)["exposed"].values())
+        assert float(time.total[k]) == pytest.approx(last, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_exposed_is_what_the_compute_stream_takes(seed: int) -> None:
+    """Nothing is negative, the parts sum to the total, which neither host nor device alone undercuts."""
+    ops, times = random_tape(np.random.default_rng(2000 + seed), carries=False)
+    time = run(times, *ops, num_k=NUM_K)
+    assert np.all(time.exposed >= -1e-12) and np.all(time.hidden >= 0)
+    np.testing.assert_allclose(time.total, time.exposed.sum(axis=0))
+    device = sum(np.where(o.present, times[o.name][0], 0.0) for o in ops if o.stream == "compute")
+    assert np.all(time.total >= np.maximum(device, time.issue) - 1e-9)

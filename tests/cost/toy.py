@@ -1,0 +1,103 @@
+"""Machines, models and jobs for tests of the cost model and the search: facts are changed by name, whatever the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mofa.search.single import one_row
+from mofa.specs.base import Fact, Spec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.load import load_cluster
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import COLUMNS, RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+from tests.blocks.small import EXPERTS, LATENT, framework, llama
+
+S = TypeVar("S", bound=Spec)
+__all__ = ["EXPERTS", "LATENT", "framework", "llama"]
+WINDOWED = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 64, "window": 128, "window_every": 2}
+
+
+def with_facts(spec: S, **values: float) -> S:
+    """The same facts with other values."""
+    return spec.model_copy(update={n: getattr(spec, n).model_copy(update={"value": v}) for n, v in values.items()})
+
+
+def silent_host(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with a host that issues everything in no time."""
+    host = cluster.gpu.curves.host
+    names = [name for name in type(host).model_fields if isinstance(getattr(host, name), Fact)]
+    curves = cluster.gpu.curves.model_copy(update={"host": with_facts(host, **dict.fromkeys(names, 0.0))})
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
+
+
+def faster_links(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    """The cluster with links of ``factor`` times the bandwidth, timed from the links alone."""
+    node = cluster.node
+    intra = with_facts(node.intra, bandwidth_bytes_per_s=node.intra.bandwidth_bytes_per_s.value * factor)
+    nic = with_facts(node.nic, bandwidth_bytes_per_s=node.nic.bandwidth_bytes_per_s.value * factor)
+    changed: dict[str, Any] = {"intra": intra, "nic": nic}
+    if "collectives" in type(node).model_fields:
+        changed["collectives"] = {}
+    return cluster.model_copy(update={"node": node.model_copy(update=changed)})
+
+
+def silent_network(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster whose collectives take no time worth a mention."""
+    fast = faster_links(cluster, 1e9)
+    node = with_facts(fast.node, collective_startup_s=0.0)
+    node = node.model_copy(
+        update={"intra": with_facts(node.intra, latency_s=0.0), "nic": with_facts(node.nic, latency_s=0.0)}
+    )
+    return fast.model_copy(update={"node": node})
+
+
+def cluster(num_gpus: int = 8, node: str = "h100-hgx", memory_gib: float | None = None) -> ClusterSpec:
+    """A bundled cluster, with as much memory a GPU as asked."""
+    out = load_cluster(node, num_gpus)
+    if memory_gib is not None:
+        out = out.model_copy(update={"gpu": with_facts(out.gpu, usable_memory_bytes=memory_gib * 2.0**30)})
+    return out
+
+
+def workload(model: ModelSpec, *, seq_len: int = 1024, global_batch: int = 64, **facts: Any) -> WorkloadSpec:
+    """A training job of a model."""
+    return WorkloadSpec.model_validate(
+        {
+            "name": model.name, "source": "a small job for tests", "model": model,
+            "batch": {"seq_len": seq_len, "global_batch": global_batch}, **facts,
+        }
+    )  # fmt: skip
+
+
+def moe_llama(**changes: Any) -> ModelSpec:
+    return llama(**{"name": "moe", "num_layers": 4, "moe": EXPERTS, **changes})
+
+
+def mla_moe(**changes: Any) -> ModelSpec:
+    """Latent attention, one dense layer before experts with a shared one, a prediction layer."""
+    moe = {**EXPERTS, "shared_hidden": 256, "first_k_dense": 1}
+    return llama(
+        **{"name": "mla-moe", "num_layers": 5, "attention": LATENT, "moe": moe, "num_mtp_layers": 1, **changes}
+    )
+
+
+def windowed(**changes: Any) -> ModelSpec:
+    return llama(**{"name": "windowed", "num_layers": 4, "attention": WINDOWED, **changes})
+
+
+def table(job: WorkloadSpec, machines: ClusterSpec, spec: FrameworkSpec, strategies: Sequence[str]) -> StrategyTable:
+    """Checked strategies, by their text, as one table."""
+    return joined([one_row(job, machines, spec, text) for text in strategies])
+
+
+def joined(rows: Sequence[StrategyTable]) -> StrategyTable:
+    """Tables under one another."""
+    modes: tuple[RecomputeSpec, ...] = tuple(dict.fromkeys(m for row in rows for m in row.recompute_modes))
+    columns = {name: np.concatenate([getattr(row, name) for row in rows]) for name in COLUMNS if name != "recompute"}
+    which = [[modes.index(row.recompute_modes[int(i)]) for i in row.recompute] for row in rows]
+    return StrategyTable(**columns, recompute=np.concatenate(which).astype(np.int64), recompute_modes=modes)
