@@ -81,13 +81,13 @@ def test_empty_tape_takes_no_time() -> None:
 
 def test_host_bound_tape_takes_the_sum_of_issue_times() -> None:
     """Four ops of 1 s, issued in 5 s each: the device waits 16 of 20 s."""
-    time = run({n: (1.0, 5.0) for n in "abcd"}, op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
+    time = run(dict.fromkeys("abcd", (1.0, 5.0)), op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
     assert parts(time) == pytest.approx({"gemm": 4.0, "host_idle": 16.0})
     assert time.issue.tolist() == [20.0]
 
 
 def test_device_bound_tape_takes_the_sum_of_durations() -> None:
-    time = run({n: (7.0, 5.0) for n in "abcd"}, op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
+    time = run(dict.fromkeys("abcd", (7.0, 5.0)), op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
     assert parts(time) == pytest.approx({"gemm": 28.0})
 
 
@@ -102,9 +102,9 @@ def test_the_lead_of_a_long_op_carries_small_ones() -> None:
 
 def test_a_host_synchronisation_loses_the_lead() -> None:
     """3 x 10 s; then the host needs 20 s to wake and 2 s to issue the next op, during which the device idles."""
-    time = run({n: (10.0, 2.0) for n in "abc"}, op("a", "x"), op("b", "a"), op("c", "b"), sync())
+    time = run(dict.fromkeys("abc", (10.0, 2.0)), op("a", "x"), op("b", "a"), op("c", "b"), sync())
     assert parts(time) == pytest.approx({"gemm": 30.0, "host_idle": 22.0})
-    absent = run({n: (10.0, 2.0) for n in "abc"}, op("a", "x"), op("b", "a"), op("c", "b"), sync(present=False))
+    absent = run(dict.fromkeys("abc", (10.0, 2.0)), op("a", "x"), op("b", "a"), op("c", "b"), sync(present=False))
     assert parts(absent) == pytest.approx({"gemm": 30.0})
 
 

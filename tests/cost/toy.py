@@ -1,4 +1,4 @@
-"""Machines, models and jobs for tests of the cost model and the search: facts are changed by name, whatever the curves."""
+"""Machines, models and jobs for tests: facts are changed by name, whatever the curves."""
 
 from __future__ import annotations
 

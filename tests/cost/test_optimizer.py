@@ -1,0 +1,166 @@
+"""Bytes a parameter, by hand: ZeRO, Megatron's distributed optimizer, torchtitan's FSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
+from mofa.cost.estimate import estimate_table
+from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
+from mofa.specs.params import layer_params, num_params
+from mofa.specs.workload import WorkloadSpec
+from tests.cost.toy import cluster, framework, llama, moe_llama, table, workload
+
+STATIC = ("parameters", "gradients", "optimizer_states")
+JOB = workload(llama(vocab=32768))
+
+
+def static(
+    name: str = "megatron", *, dense: float = 1e9, expert: float = 0.0, ranks: int = 1, expert_ranks: int = 1,
+    zero: int = 1, precision: str = "mixed", pipelined: bool = False, job: WorkloadSpec = JOB, **options: Any,
+) -> StaticBytes:  # fmt: skip
+    shards = Shards(*(np.array([[float(v)]]) for v in (dense, expert, ranks, expert_ranks)))
+    return static_bytes(job, framework(name, **options), shards, precision, pipelined, np.array([[zero]]))
+
+
+def total(held: StaticBytes) -> float:
+    return float((held.params + held.grads + held.states)[0, 0])
+
+
+def test_sixteen_bytes_a_parameter() -> None:
+    """Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1: 2 + 2 + 12 in mixed precision with Adam. Megatron keeps
+    the gradient in fp32, two bytes more; torchtitan under autocast 4 + 4 + 8."""
+    held = static(zero=0)
+    assert [float(v[0, 0]) / 1e9 for v in (held.params, held.grads, held.states)] == [2, 4, 12]
+    assert total(held) / 1e9 == 16 + 2
+    assert total(static("torchtitan", precision="autocast")) / 1e9 == 16
+
+
+@pytest.mark.parametrize("dp", [1, 2, 8, 64])
+def test_distributed_optimizer(dp: int) -> None:
+    """6 + 12/dp; ZeRO's stage 1 with Adam's K = 12: 4 psi + 12 psi / N, two more for fp32 gradients."""
+    assert total(static(ranks=dp)) / 1e9 == pytest.approx(6 + 12 / dp)
+    assert total(static(ranks=dp)) / 1e9 == pytest.approx(4 + 12 / dp + 2)
+    assert total(static(ranks=dp, zero=0)) / 1e9 == 18
+
+
+def test_zero_of_7_5_billion_parameters_on_64_gpus() -> None:
+    """Figure 1 of the paper: 31.4 GB for stage 1 with 16-bit gradients; stage 3 1.88 GB, which 16 bytes over 64 are."""
+    stage_1 = total(static(dense=7.5e9, ranks=64)) - 2 * 7.5e9
+    assert stage_1 / 1e9 == pytest.approx(31.4, abs=0.01)
+    assert total(static("torchtitan", dense=7.5e9, ranks=64)) / 1e9 == pytest.approx(1.88, abs=0.01)
+
+
+def test_experts_shard_over_their_own_ranks() -> None:
+    held = static(dense=1e9, expert=3e9, ranks=16, expert_ranks=2)
+    assert total(held) / 1e9 == pytest.approx((6 + 12 / 16) + 3 * (6 + 12 / 2))
+    fsdp = static("torchtitan", dense=1e9, expert=3e9, ranks=16, expert_ranks=2)
+    assert total(fsdp) / 1e9 == pytest.approx(16 / 16 + 3 * 16 / 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 64])
+def test_fsdp(n: int) -> None:
+    """fp32 parameters, gradients and moments, sharded; pipelines keep bf16 weights and fp32 gradients whole."""
+    held = static("torchtitan", ranks=n, zero=3)
+    assert [float(v[0, 0]) / 1e9 for v in (held.params, held.grads, held.states)] == pytest.approx(
+        [4 / n, 4 / n, 8 / n]
+    )
+    piped = static("torchtitan", ranks=n, zero=2, pipelined=True)
+    assert [float(v[0, 0]) / 1e9 for v in (piped.params, piped.grads, piped.states)] == pytest.approx(
+        [4 / n + 2, 4 / n + 4, 8 / n]
+    )
+
+
+def test_ddp_keeps_buckets_beside_the_gradients() -> None:
+    held = static("torchtitan", precision="autocast", zero=0, data_parallel="ddp")
+    assert total(held) / 1e9 == 16
+    assert float(held.buffers[0, 0]) / 1e9 == 4
+
+
+def test_when_gradients_exist() -> None:
+    """Megatron's buffers are there from the start, torchtitan's gradients from the first backward on."""
+    assert static().grads_always
+    assert not static("torchtitan").grads_always
+
+
+def test_bf16_moments_take_half() -> None:
+    job = workload(llama(), precision={"moments": "bf16"})
+    assert total(static(ranks=4, job=job)) / 1e9 == pytest.approx(6 + 8 / 4)
+    assert total(static("torchtitan", ranks=4, job=job)) / 1e9 == pytest.approx(12 / 4)
+
+
+def test_foreach_needs_a_copy_while_it_steps() -> None:
+    assert float(static("torchtitan", ranks=4, optimizer="foreach").step_scratch[0, 0]) / 1e9 == 1
+    assert float(static("torchtitan", ranks=4).step_scratch[0, 0]) == 0
+
+
+def step_seconds(
+    job: WorkloadSpec = JOB, ranks: int = 1, zero: int = 1, name: str = "megatron", **options: Any
+) -> float:
+    shards = Shards(*(np.array([[float(v)]]) for v in (1e9, 0, ranks, 1)))
+    machines = cluster()
+    spec = framework(name, **options)
+    return float(optimizer_seconds(job, machines, spec, shards, "mixed", np.array([[zero]]))[0, 0])
+
+
+def test_step_time_relations() -> None:
+    """Sharding saves time, clipping, fp32 moments and separate kernels cost it."""
+    assert step_seconds(ranks=8) < step_seconds(ranks=2) < step_seconds(ranks=2, zero=0)
+    assert step_seconds(workload(llama(), optimizer={"clip_grad_norm": False})) < step_seconds()
+    assert step_seconds(workload(llama(), precision={"moments": "bf16"})) < step_seconds()
+    titan = {"name": "torchtitan", "ranks": 4, "zero": 3}
+    assert step_seconds(**titan) < step_seconds(**titan, optimizer="foreach")
+
+
+def parts(costed: Breakdown, *names: str) -> np.ndarray[Any, Any]:
+    return costed.memory_bytes[[MEMORY_COMPONENTS.index(n) for n in names]]
+
+
+def test_a_models_parameters_on_one_rank() -> None:
+    """All of them, at 6 + 12/dp: the vocabulary divides by 128, so that nothing is padded."""
+    machines, spec = cluster(8), framework("megatron")
+    costed = estimate_table(JOB, machines, spec, table(JOB, machines, spec, ["dp=8", "cp=2", "cp=8"]))
+    params = num_params(JOB.model)
+    assert parts(costed, "parameters", "optimizer_states").sum(axis=0) == pytest.approx([params * (2 + 12 / 8)] * 3)
+    # the largest one may peak while the embedding's own gradient waits to be added
+    assert parts(costed, "gradients")[0].tolist() == pytest.approx(
+        [4 * params, 4 * params, 4 * params + 2 * 32768 * 512]
+    )
+
+
+def test_tensor_parallelism_splits_matrices_and_not_norms() -> None:
+    machines, spec = cluster(4), framework("megatron")
+    costed = estimate_table(JOB, machines, spec, table(JOB, machines, spec, ["tp=4"]))
+    whole = 5 * 512  # two norms a layer, the last one
+    on_rank = (num_params(JOB.model) - whole) / 4 + whole
+    assert parts(costed, *STATIC)[:, 0].sum() == pytest.approx(18 * on_rank)
+
+
+def test_a_vocabulary_is_padded() -> None:
+    """50257 to a multiple of 128 x tp = 512: 50688, in the embedding and in the head."""
+    job, machines, spec = workload(llama(vocab=50257)), cluster(4), framework("megatron")
+    costed = estimate_table(job, machines, spec, table(job, machines, spec, ["tp=4"]))
+    matrices = num_params(job.model) - 5 * 512 + 2 * 512 * (50688 - 50257)
+    assert parts(costed, "parameters")[0, 0] == pytest.approx(2 * (matrices / 4 + 5 * 512))
+
+
+def test_experts_of_a_model_over_their_own_data_parallel_ranks() -> None:
+    """ep 4 of dp 8: a rank holds 2 of 8 experts, whose states two ranks share; the rest is shared by 8."""
+    job, machines, spec = workload(moe_llama(vocab=32768)), cluster(8), framework("megatron")
+    costed = estimate_table(job, machines, spec, table(job, machines, spec, ["ep=4 etp=1"]))
+    routed = 4 * layer_params(job.model, True).routed
+    rest = num_params(job.model) - routed
+    assert parts(costed, *STATIC)[:, 0].sum() == pytest.approx(rest * (6 + 12 / 8) + routed / 4 * (6 + 12 / 2))
+
+
+def test_fsdp_of_a_model() -> None:
+    job, machines, spec = JOB, cluster(8), framework("torchtitan")
+    costed = estimate_table(job, machines, spec, table(job, machines, spec, ["dp=8", "cp=2"]))
+    held = parts(costed, "parameters", "optimizer_states").sum(axis=0)
+    assert held == pytest.approx([num_params(job.model) * 12 / 8] * 2)
+    one = cluster(1)
+    alone = estimate_table(job, one, spec, table(job, one, spec, ["recompute=none"]))
+    assert parts(alone, "parameters", "optimizer_states").sum() == pytest.approx(num_params(job.model) * 12)
