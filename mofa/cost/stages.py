@@ -69,20 +69,24 @@ def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: 
     """Split a model's layers over stages and chunks as the framework does.
 
     Megatron splits evenly where the layers divide, else by a layout that makes the heaviest chunk lightest, with the
-    head (and multi-token-prediction layers) counted; torchtitan counts embedding and head as a layer each and gives
+    head (and multi-token-prediction layers) counted; with one or two layers fewer than chunks the last chunk holds the
+    head alone and the first the embedding alone (Llama 3 405B: 126 layers in 128 chunks). torchtitan counts embedding and head as a layer each and gives
     the first stages one more.
 
     Raises
     ------
     ValueError
-        If there are fewer layers than chunks.
+        If there are too few layers for the chunks.
     """
     num_chunks = pp * vpp
-    if model.num_layers < num_chunks:
+    spare = num_chunks - model.num_layers
+    if spare > (0 if framework == "torchtitan" or pp == 1 else 2):
         raise ValueError(
             f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
         )
-    if framework == "torchtitan":
+    if spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
+        sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
+    elif framework == "torchtitan":
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
     elif model.num_layers % num_chunks == 0:
         sizes = [model.num_layers // num_chunks] * num_chunks

@@ -121,6 +121,8 @@ def _cp(job: Job, t: StrategyTable) -> FloatN:
 def _layers(job: Job, t: StrategyTable) -> FloatN:
     extra = 2 if job.framework.name == "torchtitan" else 0
     short = t.pp * t.vpp - job.workload.model.num_layers
+    if not extra:  # the first chunk may hold the embedding alone, the last the head
+        short = short - np.where(t.pp > 1, 2, 0)
     if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
         chunks = t.pp * t.vpp
         base = (job.workload.model.num_layers + extra) // chunks

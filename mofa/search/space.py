@@ -76,7 +76,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         cp = (1,)
     layers = model.num_layers
     pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
-    even = {v for v in range(1, MAX_VPP + 1) for p in pp if p > 1 and layers % (p * v) == 0}
+    even = {v for v in range(1, MAX_VPP + 1) for p in pp for s in (0, 2) if p > 1 and (layers + s) % (p * v) == 0}
     vpp = tuple(sorted(even | {v for v in (1, 2, 3, 4) if v == 1 or any(p > 1 and p * v <= layers for p in pp)}))
     tp = powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus))
     ep: tuple[int, ...] = (1,)
