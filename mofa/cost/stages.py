@@ -70,8 +70,8 @@ def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: 
 
     Megatron splits evenly where the layers divide, else by a layout that makes the heaviest chunk lightest, with the
     head (and multi-token-prediction layers) counted; with one or two layers fewer than chunks the last chunk holds the
-    head alone and the first the embedding alone (Llama 3 405B: 126 layers in 128 chunks). torchtitan counts embedding and head as a layer each and gives
-    the first stages one more.
+    head alone and the first the embedding alone (Llama 3 405B: 126 layers in 128 chunks). torchtitan counts embedding
+    and head as a layer each and gives the first stages one more.
 
     Raises
     ------
