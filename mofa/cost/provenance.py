@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from mofa.blocks.op import Attention, Gemm, Grouped, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve, GemmFormat
@@ -38,6 +41,28 @@ def of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
         if low < least or high > most:
             return _least("extrapolated", curve.provenance)
     return "interpolated" if curve.provenance == "measured" else curve.provenance
+
+
+def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
+    """Smallest and largest of each size that the ops of tapes of one candidate have, by family.
+
+    Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
+    """
+    seen: dict[str, dict[str, list[float]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
+    for tape in tapes:
+        for op in tape.ops:
+            w = op.work
+            if isinstance(w, Gemm):
+                found = ("gemm", {"m": w.m, "n": w.n, "k": w.k})
+            elif isinstance(w, Grouped):
+                found = ("grouped_gemm", {"tokens": w.rows, "groups": w.groups, "n": w.n, "k": w.k})
+            elif isinstance(w, Attention):
+                found = ("attention", {"q": w.q_len})
+            else:
+                continue
+            for name, value in found[1].items():
+                seen[found[0]].setdefault(name, []).append(float(np.max(value)))
+    return {family: {n: (min(v), max(v)) for n, v in names.items()} for family, names in seen.items()}
 
 
 def component_provenance(

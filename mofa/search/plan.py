@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import estimate_table
+from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.provenance import component_provenance
+from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
 from mofa.search.result import Memory, Plan, StageMemory, Time
 from mofa.specs.base import Provenance
@@ -39,13 +40,15 @@ def make_plan(
     convention: FlopsConvention,
 ) -> Plan:
     """Cost one strategy (a table of one row) in detail."""
-    costed = estimate_table(workload, cluster, framework, row, loads, detail=True)
-    return _plan(workload, cluster, framework, row, costed, convention)
+    estimator = Estimator(workload, cluster, framework, row, loads)
+    blocks = [block for part in estimator.parts for block in part.costs.tapes.values()]
+    sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
+    return _plan(workload, cluster, framework, row, estimator.rows(detail=True), convention, sizes)
 
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
-    convention: FlopsConvention,
+    convention: FlopsConvention, sizes: Mapping[str, Sizes],
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
     step_s = sum(exposed.values())
@@ -69,7 +72,7 @@ def _plan(
             exposed=exposed,
             hidden={name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)},
         ),
-        provenance=_provenance(workload, cluster, row, exposed),
+        provenance=_provenance(workload, cluster, row, exposed, sizes),
         costed_by="closed_form",
         flops_convention=convention,
         notes=_notes(workload, cluster, framework),
@@ -115,11 +118,13 @@ def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
 
 
 def _provenance(
-    workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float]
-) -> dict[Provenance, float]:
+    workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float],
+    sizes: Mapping[str, Sizes],
+) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
     crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
-    kinds = component_provenance(cluster, workload.precision.gemm, crosses)
+    ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
+    kinds = component_provenance(cluster, workload.precision.gemm, crosses, sizes=sizes, ranks=ranks)
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
     for name, seconds in exposed.items():
