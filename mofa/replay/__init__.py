@@ -1,0 +1,1 @@
+"""One plan played out exactly: every allocation, launch and wait in order."""

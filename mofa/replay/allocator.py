@@ -1,0 +1,462 @@
+"""PyTorch's CUDA caching allocator: which segments it takes from the device, and how it cuts and keeps them.
+
+Follows ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 2.11. A request is rounded to 512 B. Up to 1 MiB it comes from
+the small pool, whose segments are 2 MiB, else from the large one: segments of 20 MiB for requests under 10 MiB, and
+of the request rounded to 2 MiB above. The smallest free block that fits is taken, the lowest among equals, from its
+low end; what is left becomes a free block where it is at least 512 B (small) or more than 1 MiB (large). Neighbours
+within a segment are joined when they are free. Every stream has pools of its own. With expandable segments a pool is
+one range of addresses per stream, mapped in pages of 2 MiB (small) or 20 MiB (large), and every rest of 512 B is split
+off. When the device has no room, all free segments are given back and the request is tried once more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+MIN_BLOCK = 512
+SMALL_SIZE = 1 << 20
+SMALL_SEGMENT = 2 << 20
+LARGE_SEGMENT = 20 << 20
+MIN_LARGE_SEGMENT = 10 << 20
+ROUND_LARGE = 2 << 20
+
+_SHIFT = 48
+_ADDRESS = (1 << _SHIFT) - 1
+FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
+
+
+class OutOfDeviceMemory(Exception):
+    """No room for a request although every free segment was given back."""
+
+    def __init__(self, size: int, allocated: int, reserved: int, capacity: int) -> None:
+        self.size, self.allocated, self.reserved, self.capacity = size, allocated, reserved, capacity
+        super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity} B")
+
+
+class Block:
+    """A piece of a segment; what :meth:`Allocator.malloc` returns. ``size`` is what it takes, rounding included. [B]"""
+
+    __slots__ = ("address", "events", "following", "freed_at", "pool", "previous", "size", "state")
+
+    def __init__(self, pool: _Pool, address: int, size: int, state: int) -> None:
+        self.pool, self.address, self.size, self.state = pool, address, size, state
+        self.previous: Block | None = None
+        self.following: Block | None = None
+        self.events = 0
+        self.freed_at = 0
+
+
+class _Pool:
+    """Free blocks of one stream and size class, sorted by size and address; unmapped ranges sorted by address."""
+
+    __slots__ = ("blocks", "keys", "small", "stream", "unmapped")
+
+    def __init__(self, stream: int, small: bool) -> None:
+        self.stream, self.small = stream, small
+        self.keys: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[tuple[int, Block]] = []
+
+    def put(self, block: Block) -> None:
+        key = block.size << _SHIFT | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def take(self, block: Block) -> None:
+        key = block.size << _SHIFT | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.blocks[key]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A contiguous range that the allocator holds; ``blocks`` are (address, bytes, state) in order. [B]"""
+
+    stream: int
+    small: bool
+    address: int
+    size: int
+    blocks: tuple[tuple[int, int, int], ...]
+
+
+def round_size(size: int) -> int:
+    """What a request takes from a segment at least. [B]
+
+    Examples
+    --------
+    >>> round_size(1), round_size(513)
+    (512, 1024)
+    """
+    return max(MIN_BLOCK, (size + MIN_BLOCK - 1) & -MIN_BLOCK)
+
+
+def segment_size(size: int) -> int:
+    """The segment that is asked of the device for a rounded request. [B]
+
+    Examples
+    --------
+    >>> [segment_size(s) >> 20 for s in (512, 2 << 20, 10 << 20, (10 << 20) + 512)]
+    [2, 20, 10, 12]
+    """
+    if size <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    if size < MIN_LARGE_SEGMENT:
+        return LARGE_SEGMENT
+    return -(-size // ROUND_LARGE) * ROUND_LARGE
+
+
+class Allocator:
+    """The allocator of one device.
+
+    Parameters
+    ----------
+    capacity
+        What the device has for it: all but context, libraries and communicators; None is without end. [B]
+    expandable
+        ``expandable_segments:True``.
+    collect_above
+        ``garbage_collection_threshold``, the share of the capacity above which old free segments are given back before
+        a new one is taken; 0 is off. [-]
+    fraction
+        Whether the capacity was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
+    place
+        Says where the device puts a segment of so many bytes; in rising order where absent. Among free blocks of equal
+        size the lowest is taken, so that a recorded sequence is answered exactly only with the recorded addresses.
+
+    Examples
+    --------
+    >>> a = Allocator()
+    >>> x, y = a.malloc(3 << 20), a.malloc(3 << 20)
+    >>> a.allocated >> 20, a.reserved >> 20
+    (6, 20)
+    >>> a.free(x); a.free(y); a.empty_cache()
+    >>> a.reserved
+    0
+    """
+
+    def __init__(
+        self, capacity: int | None = None, *, expandable: bool = False, collect_above: float = 0.0,
+        fraction: bool = False, place: Callable[[int], int] | None = None,
+    ) -> None:  # fmt: skip
+        self.capacity, self.expandable, self.collect_above = capacity, expandable, collect_above
+        self.fraction, self.place = fraction, place
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.num_retries = self.num_segments = 0
+        self._pools: dict[int, _Pool] = {}
+        self._next_address = ROUND_LARGE
+        self._waiting: dict[int, list[Block]] = {}
+        self._searches = 0
+
+    def reset_peaks(self) -> None:
+        """Peaks count from here."""
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    # -- requests
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block of at least ``size`` bytes for work of ``stream``.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            If the device has no room.
+        """
+        size = MIN_BLOCK if size <= MIN_BLOCK else (size + 511) & -512
+        small = size <= SMALL_SIZE
+        index = stream << 1 | small
+        pool = self._pools.get(index)
+        if pool is None:
+            pool = self._pools[index] = _Pool(stream, small)
+        keys = pool.keys
+        if not small:
+            self._searches += 1
+        at = bisect_left(keys, size << _SHIFT)
+        if at < len(keys):
+            if self.expandable:
+                at = self._least_expandable(pool, at)
+            block = pool.blocks.pop(keys.pop(at))
+        else:
+            block = self._grow(pool, size)
+        rest = block.size - size
+        if rest >= MIN_BLOCK if small or self.expandable else rest > SMALL_SIZE:
+            other = Block(pool, block.address + size, rest, FREE)
+            other.previous = block
+            after = other.following = block.following
+            if after is not None:
+                after.previous = other
+            block.following = other
+            block.size = size
+            pool.put(other)
+        block.state = ALLOCATED
+        self.allocated += block.size
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        return block
+
+    def free(self, block: Block, streams: Iterable[int] = ()) -> None:
+        """Give a block back; it can be used again once other ``streams`` that use it have finished."""
+        assert block.state == ALLOCATED, "freed twice"
+        self.allocated -= block.size
+        for stream in streams:
+            if stream != block.pool.stream:
+                self._waiting.setdefault(stream, []).append(block)
+                block.events += 1
+        if block.events:
+            block.state = WAITING
+        else:
+            self._join(block)
+
+    def finish(self, stream: int) -> None:
+        """What was freed while ``stream`` used it is not used by it any more."""
+        for block in self._waiting.pop(stream, ()):
+            block.events -= 1
+            if not block.events:
+                self._join(block)
+
+    def empty_cache(self) -> None:
+        """Give all free segments back to the device."""
+        for stream in list(self._waiting):
+            self.finish(stream)
+        for pool in self._pools.values():
+            for block in list(pool.blocks.values()):
+                if self.expandable:
+                    self._unmap(block)
+                elif block.previous is None and block.following is None:
+                    self._return(block)
+
+    # -- free blocks
+    def _join(self, block: Block) -> None:
+        pool = block.pool
+        keys, blocks = pool.keys, pool.blocks
+        before, after = block.previous, block.following
+        if before is not None and before.state == FREE:
+            key = before.size << _SHIFT | before.address
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
+            block.address = before.address
+            block.size += before.size
+            first = block.previous = before.previous
+            if first is not None:
+                first.following = block
+        if after is not None and after.state == FREE:
+            key = after.size << _SHIFT | after.address
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
+            block.size += after.size
+            last = block.following = after.following
+            if last is not None:
+                last.previous = block
+        block.state = FREE
+        block.freed_at = self._searches
+        key = block.size << _SHIFT | block.address
+        insort(keys, key)
+        blocks[key] = block
+
+    def _least_expandable(self, pool: _Pool, at: int) -> int:
+        """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
+        keys, blocks = pool.keys, pool.blocks
+        while at + 1 < len(keys) and _reach(blocks[keys[at + 1]]) < _reach(blocks[keys[at]]):
+            at += 1
+        return at
+
+    # -- segments
+    def _grow(self, pool: _Pool, size: int) -> Block:
+        if self.collect_above and self.capacity is not None:
+            self._collect(self.collect_above * self.capacity)
+        block = self._new(pool, size)
+        if block is None:
+            self.empty_cache()
+            self.num_retries += 1
+            block = self._new(pool, size)
+        if block is None:
+            assert self.capacity is not None
+            raise OutOfDeviceMemory(size, self.allocated, self.reserved, self.capacity)
+        return block
+
+    def _new(self, pool: _Pool, size: int) -> Block | None:
+        """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
+        whole = segment_size(size)
+        if self.expandable:
+            if self.fraction and self.capacity is not None and self.reserved + whole > self.capacity:
+                return None
+            return self._extend(pool, size)
+        if not self._reserve(whole):
+            return None
+        self.num_segments += 1
+        return Block(pool, self._address(whole), whole, FREE)
+
+    def _address(self, size: int) -> int:
+        if self.place is not None:
+            return self.place(size)
+        address = self._next_address
+        self._next_address += -(-size // ROUND_LARGE) * ROUND_LARGE
+        return address
+
+    def _reserve(self, size: int) -> bool:
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+        return True
+
+    def _return(self, block: Block) -> None:
+        """Give a segment that is one free block back."""
+        block.pool.take(block)
+        self.reserved -= block.size
+        self.num_segments -= 1
+
+    def _collect(self, threshold: float) -> None:
+        """Give back large free segments that were not used for longer than the average one, while above a share."""
+        target = self.reserved - threshold
+        if target <= 0:
+            return
+        pools = [pool for pool in self._pools.values() if not pool.small]
+        whole = [b for p in pools for b in p.blocks.values() if b.previous is None and b.following is None]
+        age = float(sum(self._searches - b.freed_at for b in whole))
+        reclaimed = 0
+        while whole and reclaimed < target:
+            mean = age / len(whole)
+            old = [b for b in whole if self._searches - b.freed_at >= mean]
+            if not old:
+                return
+            for block in old:
+                reclaimed += block.size
+                age -= self._searches - block.freed_at
+                self._return(block)
+            whole = [b for b in whole if b not in old]
+
+    # -- expandable segments
+    def _extend(self, pool: _Pool, size: int) -> Block | None:
+        block = self._range(pool, size)
+        if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            behind = block.following
+            assert behind is not None and behind.state == UNMAPPED
+            if not self._map(behind, min(size - block.size, behind.size)):
+                return None
+            block = behind
+        pool.take(block)
+        return block
+
+    def _range(self, pool: _Pool, size: int) -> Block:
+        """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
+        for _, unmapped in pool.unmapped:
+            first = unmapped
+            if first.previous is not None and first.previous.state == FREE:
+                first = first.previous
+            room, piece = 0, first
+            while True:
+                room += piece.size
+                if room >= size:
+                    return first
+                if piece.following is None or piece.following.state not in (FREE, UNMAPPED):
+                    break
+                piece = piece.following
+        page = _page(pool)
+        space = 1 << 40 if self.capacity is None else -(-self.capacity * 9 // 8 // page) * page
+        block = Block(pool, self._address(space), space, UNMAPPED)
+        insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
+        pool = block.pool
+        page = _page(pool)
+        mapped = min(-(-size // page) * page, block.size)
+        if not self._reserve(mapped):
+            return False
+        del pool.unmapped[bisect_left(pool.unmapped, block.address, key=lambda item: item[0])]
+        if mapped < block.size:
+            rest = Block(pool, block.address + mapped, block.size - mapped, UNMAPPED)
+            rest.previous, rest.following = block, block.following
+            if rest.following is not None:
+                rest.following.previous = rest
+            block.following = rest
+            block.size = mapped
+            insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
+        self._join(block)
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Unmap the whole pages inside a free block."""
+        pool = block.pool
+        page = _page(pool)
+        start = self._base(block)
+        low = start + -(-(block.address - start) // page) * page
+        high = start + (block.address + block.size - start) // page * page
+        if high <= low:
+            return
+        pool.take(block)
+        if block.address < low:
+            front = Block(pool, block.address, low - block.address, FREE)
+            front.previous, front.following = block.previous, block
+            if front.previous is not None:
+                front.previous.following = front
+            block.previous = front
+            pool.put(front)
+        if high < block.address + block.size:
+            back = Block(pool, high, block.address + block.size - high, FREE)
+            back.previous, back.following = block, block.following
+            if back.following is not None:
+                back.following.previous = back
+            block.following = back
+            pool.put(back)
+        block.address, block.size, block.state = low, high - low, UNMAPPED
+        self.reserved -= block.size
+        for near in (block.previous, block.following):
+            if near is not None and near.state == UNMAPPED:
+                del pool.unmapped[bisect_left(pool.unmapped, near.address, key=lambda item: item[0])]
+                block.size += near.size
+                if near is block.previous:
+                    block.address, block.previous = near.address, near.previous
+                    if near.previous is not None:
+                        near.previous.following = block
+                else:
+                    block.following = near.following
+                    if near.following is not None:
+                        near.following.previous = block
+        insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
+
+    def _base(self, block: Block) -> int:
+        while block.previous is not None:
+            block = block.previous
+        return block.address
+
+    # -- what is there
+    def fingerprint(self) -> tuple[object, ...]:
+        """Equal for two states in which every later request is answered alike: the free blocks and their segments."""
+        return (self.allocated, self.reserved, tuple((i, tuple(p.keys)) for i, p in sorted(self._pools.items())))
+
+    def free_bytes(self) -> dict[tuple[int, bool], int]:
+        """Free bytes of the segments held, per stream and size class (small or not). [B]"""
+        return {(p.stream, p.small): sum(k >> _SHIFT for k in p.keys) for p in self._pools.values()}
+
+    def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
+        """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
+        firsts: dict[int, Block] = {}
+        for block in (*live, *(b for p in self._pools.values() for b in p.blocks.values())):
+            while block.previous is not None:
+                block = block.previous
+            firsts[block.address] = block
+        for address in sorted(firsts):
+            pieces: list[tuple[int, int, int]] = []
+            piece: Block | None = firsts[address]
+            pool = firsts[address].pool
+            while piece is not None:
+                pieces.append((piece.address, piece.size, piece.state))
+                piece = piece.following
+            size = sum(size for _, size, state in pieces if state != UNMAPPED)
+            yield Segment(pool.stream, pool.small, address, size, tuple(pieces))
+
+
+def _page(pool: _Pool) -> int:
+    return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+
+
+def _reach(block: Block) -> int:
+    """What a free block has with the unmapped range behind it. [B]"""
+    after = block.following
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
