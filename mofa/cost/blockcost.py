@@ -183,10 +183,12 @@ def block_costs(
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         entry = cost(lambda: build.mtp_entry(ctx, p), "mtp")
         mtp = {spec: entry.then(blocks[spec][last]) for spec in blocks}
+    some = str(next(iter(blocks)))
+    ops = [op for kind in kinds for op in tapes[f"{kind.name} recompute={some}"].forward.ops]
+    body, with_head = persistent_buffers(framework, ctx, ops)
     return Costs(
         ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
-        cost(lambda: build.head(ctx, p), "head"), mtp, persistent_buffers(framework, ctx, with_head=False),
-        persistent_buffers(framework, ctx, with_head=True), tapes,
+        cost(lambda: build.head(ctx, p), "head"), mtp, body, with_head, tapes,
     )  # fmt: skip
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local, torchtitan
+from mofa.blocks.op import Op
 from mofa.specs.framework import FrameworkSpec
 
 PRIMITIVES: dict[str, Primitives] = {
@@ -15,13 +18,19 @@ PRIMITIVES: dict[str, Primitives] = {
 }
 
 
-def persistent_buffers(framework: FrameworkSpec, ctx: Context, *, with_head: bool) -> ArrayK:
-    """Bytes that a framework keeps allocated outside the tapes, with or without the head's share. (K,) [B]"""
+def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]) -> tuple[ArrayK, ArrayK]:
+    """Bytes that a framework keeps allocated outside the tapes: without and with the head's share. (K,) [B]
+
+    ``ops`` are the forward ops of the model's blocks.
+    """
     if framework.name == "megatron":
-        return megatron.persistent_buffers(ctx, with_head=with_head)
+        return (
+            megatron.persistent_buffers(ctx, ops, with_head=False), megatron.persistent_buffers(ctx, ops),
+        )  # fmt: skip
     if framework.name == "megatron-local":
-        return megatron_local.persistent_buffers(ctx, with_head=with_head)
-    return np.zeros_like(ctx.tp)
+        one = megatron_local.persistent_buffers(ctx)
+        return one, one
+    return np.zeros_like(ctx.tp), np.zeros_like(ctx.tp)
 
 
 def primitives_of(framework: FrameworkSpec) -> Primitives:

@@ -7,7 +7,7 @@ gathered again beside the input gradient; weight gradients are added to the fp32
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypedDict
 
 import numpy as np
@@ -465,24 +465,15 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     b.block = block
 
 
-def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
-    """Bytes that stay allocated from the first use on, outside the tapes. [B]
+def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
+    """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
 
     A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
     autograd as a dummy (te/module/base.py, get_dummy_wgrad), and, with the head, the buffer of its gathered input.
     """
-    b = TapeBuilder()
-    h = b.tensor("h", ctx.shard * ctx.model.hidden * float(ctx.element))
-    out = b.tensor("o", ctx.tokens * ctx.heads * ctx.model.attention.d_v * ctx.element)
-    (mla if ctx.model.attention.kind == "mla" else qkv)(b, ctx, h)
-    row_linear(b, ctx, out, "proj", ctx.model.hidden, ctx.heads * ctx.model.attention.d_v)
-    if ctx.model.mlp.ffn_hidden and ctx.model.num_dense_layers:
-        mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden))
-    if ctx.model.moe is not None:
-        moe(b, ctx, h)
     total = np.zeros_like(ctx.tp)
     seen: list[ArrayK] = []
-    for op in b.ops:
+    for op in ops:
         one = np.broadcast_to(np.asarray(op.weight_params, dtype=float) / op.num_weights, ctx.tp.shape)
         if op.weight and not np.any(op.weight_bytes):
             new = np.all([one != other for other in seen], axis=0) if seen else True

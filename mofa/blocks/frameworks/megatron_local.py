@@ -454,7 +454,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     return te.head(b, ctx, x)
 
 
-def persistent_buffers(ctx: Context, *, with_head: bool = True) -> ArrayK:
+def persistent_buffers(ctx: Context) -> ArrayK:
     """Bytes of the global "mpu" buffer: its largest use, never freed (utils.py, GlobalMemoryBuffer). [B]
 
     Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention, and the tokens of
