@@ -169,7 +169,8 @@ class _Differentiator:
             return
         total = self._gradient(f"{given}=sum", name)
         # an absent op passes its input's gradient on, unless its output is a branch that has no bytes there
-        branch = sum((np.asarray(self.forward.tensors[w].bytes, dtype=float) for w in op.writes), np.zeros(1))
+        outs = [self.forward.tensors[w] for w in op.writes]
+        branch = sum((np.asarray(t.bytes if t.grad_bytes is None else t.grad_bytes, float) for t in outs), np.zeros(1))
         gives = np.logical_or(op.present, branch > 0) if op.present is not True else True
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",

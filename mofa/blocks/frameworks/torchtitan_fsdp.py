@@ -93,7 +93,7 @@ def copy_out(
     moved = np.where(ranks > 1, 4.0, CAST + 4.0) * params + np.where(by_rows, 4.0 * params, 0.0)
     scratch = np.where(ranks > 1, np.where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
     p.tensor(weights, 2.0 * params, "weight_copy")
-    launches = 6 if experts and np.all(ranks == 1) else 1
+    launches = np.where(ranks == 1, 6.0, 1.0) if experts else 1
     p.ops.append(
         Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
            present=params > 0, region=OUTSIDE)
