@@ -75,7 +75,7 @@ def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
         )
     source = f"nccl-tests, {run.op} of {max(run.points)[0]} B on {run.group} GPUs of {run.hosts} host(s), {file.name}"
     node[level][key] = {"value": float(f"{share:.4g}"), "provenance": "measured", "source": source}
-    path.write_text(yaml.safe_dump(node, sort_keys=False, width=140, default_flow_style=None), encoding="utf-8")
+    _replace(path, yaml.safe_dump(node, sort_keys=False, width=140, default_flow_style=None))
     return {"profile": str(path), "level": level, "field": key, "value": share, "points": len(run.points), "op": run.op}
 
 
@@ -110,8 +110,10 @@ def _from_text(file: Path, text: str) -> NcclRun:
     points = []
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
-        if len(cells) < 8 or not cells[0].isdigit():
+        if len(cells) < 2 or not cells[0].isdigit():
             continue
+        if len(cells) < 8:
+            raise SpecError(f"{file}: line {number}: truncated after {len(cells)} columns; run nccl-tests again")
         try:
             size, time_s = int(cells[0]), float(cells[5]) / 1e6
         except ValueError:
@@ -120,6 +122,8 @@ def _from_text(file: Path, text: str) -> NcclRun:
             raise SpecError(f"{file}: line {number}: time {cells[5]} us is no positive number")
         if size > 0:
             points.append((size, time_s))
+    if points and "# Avg bus bandwidth" not in text:
+        raise SpecError(f"{file}: truncated, its last line '# Avg bus bandwidth' is missing; run nccl-tests again")
     gpu = ranks[0][2].strip() if ranks else None
     return NcclRun(_op_of(file, text), len(ranks), len({r[1] for r in ranks}) or 1, gpu, tuple(points))
 
@@ -137,6 +141,18 @@ def _from_json(file: Path, text: str) -> NcclRun:
     if any(not (math.isfinite(t) and t > 0) for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
     return NcclRun(_op_of(file, text), group, hosts, gpu, tuple(p for p in points if p[0] > 0))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be written ({error.strerror}); copy the profile to a place that can") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _profile_path(profile: Path | str) -> Path:

@@ -145,5 +145,7 @@ def prepare(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str,
                 )
             done.add(row.case.key)
     environment = {**bench.environment(), "host": host}
-    (out / ENVIRONMENT).write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
+    temporary = out / f".{ENVIRONMENT}.part"  # a whole file or none
+    temporary.write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(out / ENVIRONMENT)
     return done

@@ -16,7 +16,9 @@ from typing import Annotated
 
 import typer
 
+from mofa.cli.calibrate import calibrate
 from mofa.cli.estimate import estimate
+from mofa.cli.measure import measure
 from mofa.cli.plan import plan
 from mofa.cli.schema import schema
 from mofa.cli.show import show
@@ -35,6 +37,8 @@ app.command()(plan)
 app.command()(estimate)
 app.add_typer(show, name="show")
 app.command()(schema)
+app.add_typer(calibrate, name="calibrate")
+app.command()(measure)
 
 
 def _print_version(wanted: bool) -> None:

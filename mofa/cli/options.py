@@ -45,3 +45,4 @@ JsonFile = Annotated[Path | None, typer.Option("--json-file", metavar="FILE", he
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table of plans to a file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write figures and tables to a directory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of plans.")]
+NoProgress = Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors.")]

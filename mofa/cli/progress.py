@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 PATIENCE_S = 1.0
 
 
+class Report(Protocol):
+    """Called with what is done, of how much, and, where it changes, what is being done."""
+
+    def __call__(self, done: int, total: int, what: str = "", /) -> None: ...
+
+
 @contextmanager
-def progress_bar(title: str, *, enabled: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (done, total) that draws a bar once the work has taken longer than a second.
+def progress_bar(title: str, *, enabled: bool = True) -> Iterator[Report]:
+    """Give a function of (done, total, what) that draws a bar once the work has taken longer than a second.
 
     Parameters
     ----------
     title
-        What is being done.
+        What is being done, until a call says it closer.
     enabled
         Off, or where standard error is no terminal, nothing is drawn.
     """
@@ -29,21 +35,32 @@ def progress_bar(title: str, *, enabled: bool = True) -> Iterator[Callable[[int,
     bar: Progress | None = None
     enabled = enabled and sys.stderr.isatty()
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int, what: str = "", /) -> None:
         nonlocal bar
         if not enabled or (bar is None and time.monotonic() - started < PATIENCE_S):
             return
         if bar is None:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            bar = Progress(console=Console(stderr=True), transient=True)
+            bar = _new_bar()
             bar.start()
             bar.add_task(title, total=total)
-        bar.update(bar.task_ids[0], completed=done, total=total)
+        bar.update(bar.task_ids[0], completed=done, total=total, description=what or title)
 
     try:
         yield report
     finally:
         if bar is not None:
             bar.stop()
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)

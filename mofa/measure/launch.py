@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,9 @@ def _stop(started: _Started) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
     for log in started.logs:
         log.close()
 
@@ -177,7 +180,7 @@ def _last_line(folder: Path) -> str:
 
 def run_tasks(
     tasks: list[Task], gpus: list[int], folder: Path, *, parallel: bool, progress: Callable[[str], None]
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Run tasks, one at a time or side by side on disjoint GPUs, and yield each as it ends.
 
     The next task's processes are started early: they import while another is measured and touch no GPU before the

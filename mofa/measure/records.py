@@ -180,6 +180,9 @@ def write_record(record: Record, folder: Path) -> Path:
     path = folder / f"{record.run.id}.yaml"
     content = record.model_dump(mode="json", by_alias=True, exclude_none=True)
     temporary = path.with_suffix(".yaml.part")
-    temporary.write_text(yaml.dump(content, Dumper=_Compact, sort_keys=False, width=120))
-    temporary.rename(path)
+    try:
+        temporary.write_text(yaml.dump(content, Dumper=_Compact, sort_keys=False, width=120))
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import statistics
@@ -194,7 +195,13 @@ def _record(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
 def _keep_traces(outcome: Outcome, folder: Path) -> None:
     for path in outcome.folder.glob("trace*.json.gz"):
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, folder / f"{outcome.task.id}.{path.name.removeprefix('trace')}")
+        target = folder / f"{outcome.task.id}.{path.name.removeprefix('trace')}"
+        temporary = target.with_name(f".{target.name}.part")
+        try:
+            shutil.copy(path, temporary)
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _keep_logs(outcome: Outcome, folder: Path | None) -> None:
@@ -266,20 +273,23 @@ def measure(
     state = self_test()
     check_machine(state, [runs[task.id].run for task in todo])
     progress(f"self-test: {len(state['gpus'])} x {state['gpus'][0]['name']}, PyTorch {state['torch']}")
+    progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     splits = _splits(runs, records)
     written: list[Path] = []
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch:
         gpus = list(range(len(state["gpus"])))
-        for outcome in run_tasks(todo, gpus, Path(scratch), parallel=parallel, progress=progress):
-            id = outcome.task.id
-            if outcome.error is not None:
-                failed[id] = outcome.error
-                _keep_logs(outcome, logs)
-                progress(f"{id}: no result: {outcome.error}")
-                continue
-            record = _record(runs[id], outcome, splits[id])
-            written.append(write_record(record, out))
-            _keep_traces(outcome, out.parent / "traces")
-            progress(_line(record))
+        found = run_tasks(todo, gpus, Path(scratch), parallel=parallel, progress=progress)
+        with contextlib.closing(found):  # an interruption here ends the processes at once
+            for left, outcome in enumerate(found, start=1 - len(todo)):
+                id = outcome.task.id
+                if outcome.error is not None:
+                    failed[id] = outcome.error
+                    _keep_logs(outcome, logs)
+                    progress(f"{id}: no result: {outcome.error}; {-left} left")
+                    continue
+                record = _record(runs[id], outcome, splits[id])
+                _keep_traces(outcome, out.parent / "traces")  # first: a run with a record is not measured again
+                written.append(write_record(record, out))
+                progress(f"{_line(record)}; {-left} left")
     return MeasureSummary(tuple(written), skipped, failed)

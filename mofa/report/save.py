@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mofa.errors import SpecError
 
@@ -141,6 +142,34 @@ def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]
     files |= _breakdowns(
         estimates, labels if len(labels) == len(estimates) else None, num_stage_figures=MAX_STAGE_FIGURES
     )
+    return _write_all(directory, files)
+
+
+def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
+    """Write how well fitted curves predict what was measured.
+
+    Parameters
+    ----------
+    found
+        Errors per family, as :func:`mofa.calibrate.check.check` gives them.
+    points
+        Every predicted row, as :func:`mofa.calibrate.check.predictions` gives them.
+    directory
+        Where to; made if absent.
+
+    Returns
+    -------
+    list[Path]
+        The files: ``check.json``, ``points.csv`` and a figure per family.
+    """
+    import pandas as pd
+
+    from mofa.report.calibration import plot_calibration
+
+    files = {"check.json": (json.dumps(found, indent=2, allow_nan=False) + "\n").encode()}
+    files["points.csv"] = _csv(pd.DataFrame(list(points)))
+    for family in sorted({str(point["family"]) for point in points}):
+        files |= _figure(family, plot_calibration(points, family))
     return _write_all(directory, files)
 
 

@@ -1,0 +1,197 @@
+"""``mofa calibrate``: measure a machine, fit its profile, add nccl-tests, and check what the fit predicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mofa.cli import options as opt
+
+calibrate = typer.Typer(help="Measure a GPU machine and make the profile that plan uses.", rich_markup_mode=None)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of profiles: they become file names."""
+
+
+class DeviceChoice(StrEnum):
+    """What is timed."""
+
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+Folders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="What `mofa calibrate run --out` wrote.")]
+
+
+@calibrate.command("run")
+def calibrate_run(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of measurements; its rows are kept.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the shapes: 2 minutes on one GPU.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every shape: under 9 minutes.")] = False,
+    families: Annotated[
+        list[str] | None,
+        typer.Option("--families", metavar="A,B", help="Only these, such as gemm,attention. Repeatable."),
+    ] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option("--device", help="cpu times NumPy through the same interface, to try it out.")
+    ] = DeviceChoice.auto,
+    quiet: opt.NoProgress = False,
+) -> None:
+    """Time what the folder does not hold yet, on the GPUs that this machine has.
+
+    Rows are written one by one: after an interruption the same command goes on where it was.
+    """
+    from mofa.calibrate.run import run
+    from mofa.cli.parse import split_words
+    from mofa.cli.progress import progress_bar
+    from mofa.report.save import check_writable
+
+    check_writable(out, directory=True)
+    with progress_bar("calibrating", enabled=not quiet) as progress:
+        counts = run(
+            out,
+            quick=quick,
+            full=full,
+            families=split_words(families) or None,
+            device=device.value,
+            progress=progress,
+        )
+    told = f"{counts['measured']:,} measured, {counts['kept']:,} there before, {counts['unsupported']:,} unsupported"
+    print(f"{out}: {told}")
+
+
+@calibrate.command("fit")
+def calibrate_fit(
+    folders: Folders,
+    name: Annotated[str, typer.Option("--name", help="Name of the profile.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Gets gpus/NAME.yaml and nodes/NAME.yaml.")],
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NODE", help="Bundled node that gives what is not measured; else by the GPU."),
+    ] = None,
+) -> None:
+    """Fit the curves of one kind of GPU and write the profile that plan uses.
+
+    Several folders of the same GPU are joined: one GPU, two, four.
+    """
+    from tempfile import TemporaryDirectory
+
+    from mofa.calibrate.profile import fit
+    from mofa.errors import SpecError
+    from mofa.report.save import check_writable, write_atomic
+
+    if not NAME.fullmatch(name):
+        raise SpecError(f"--name: {name!r} is no name of a file; use letters, digits, '-', '_' and '.'")
+    check_writable(out, directory=True)
+    bases = None if base is None else _bases(base)
+    with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
+        written = fit(folders, name, Path(scratch), base=bases)
+        paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
+        for kind, path in paths.items():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SpecError(
+                    f"{path.parent}: cannot be made ({error.strerror}); name another directory with --out"
+                ) from None
+            write_atomic(path, written[kind].read_bytes())
+    for path in paths.values():
+        print(f"wrote {path}")
+    if "nodes" in paths:
+        print(f"use it: mofa plan llama3-8b {paths['nodes']} --gpus 8")
+
+
+@calibrate.command("nccl")
+def calibrate_nccl(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of an nccl-tests program, text or JSON.")],
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NODE", help="A name in hardware_profiles/nodes, or a node's YAML.")
+    ],
+) -> None:
+    """Put the bus bandwidth that nccl-tests measured into a node profile.
+
+    Ranks on one host measure the fast domain, ranks on several hosts the network.
+    """
+    from mofa.calibrate.nccl_tests import import_nccl
+
+    found = import_nccl(file, profile)
+    told = f"{found['level']}.{found['field']} = {found['value']:.4g}"
+    print(f"{found['profile']}: {told} ({found['op']}, {found['points']} sizes)")
+
+
+@calibrate.command("check")
+def calibrate_check(
+    folders: Folders,
+    by_op: Annotated[bool, typer.Option("--by-op", help="Also every op of a family by itself.")] = False,
+    json: opt.Json = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write a figure per family, and every point as CSV.")
+    ] = None,
+    quiet: opt.NoProgress = False,
+) -> None:
+    """Compare predicted and measured times on shapes that the fit has not seen.
+
+    Errors are fractions of the measured time; bias is the median with its sign.
+    """
+    import sys
+
+    from mofa.calibrate.check import TARGETS, check, predictions
+    from mofa.report.save import check_writable, save_calibration
+
+    if out is not None:
+        check_writable(out, directory=True)
+    found = check(folders, by_op=by_op)
+    if out is not None:
+        files = save_calibration(found, predictions(folders), out)
+        if not quiet:
+            print(f"wrote {len(files)} files to {out}", file=sys.stderr)
+    if json:
+        from json import dumps
+
+        sys.stdout.write(dumps(found, indent=2, allow_nan=False) + "\n")
+        return
+    _print_check(found, TARGETS)
+
+
+def _bases(node: str) -> tuple[str, str]:
+    """The GPU profile and the node profile of a bundled node."""
+    from mofa.errors import SpecError
+    from mofa.specs.files import bundled, did_you_mean
+    from mofa.specs.load import load_cluster
+
+    if node not in bundled("nodes"):
+        raise SpecError(f"--base: {node!r} is no bundled node; {did_you_mean(node, bundled('nodes'))}")
+    return str(load_cluster(node, 1).node.gpu), node
+
+
+def _print_check(found: Mapping[str, Any], targets: Mapping[str, tuple[float, float]]) -> None:
+    from mofa.report.text import make_console, print_table
+
+    numbers = [("points", "right"), ("median", "right"), ("90th percentile", "right"), ("bias", "right"),
+               ("extrapolated", "right")]  # fmt: skip
+    console = make_console()
+    rows = []
+    for name, family in found["families"].items():
+        wanted = targets.get(name)
+        met = "" if wanted is None else "yes" if _meets(family, wanted) else "no"
+        rows.append([name, *_cells(family), "" if wanted is None else f"{wanted[0]:.0%}, {wanted[1]:.0%}", met])
+    columns = [("family", "left"), *numbers, ("wanted: median, 90th", "right"), ("met", "left")]
+    print_table(console, "Predicted against measured, held-out shapes", columns, rows)
+    if "ops" in found:
+        ops = [[name, *_cells(op)] for name, op in found["ops"].items()]
+        print_table(console, "By op", [("op", "left"), *numbers], ops)
+
+
+def _meets(family: Mapping[str, float], wanted: Sequence[float]) -> bool:
+    return family["median_abs_error"] <= wanted[0] and family["p90_abs_error"] <= wanted[1]
+
+
+def _cells(errors: Mapping[str, float]) -> list[str]:
+    shares = (errors["median_abs_error"], errors["p90_abs_error"])
+    return [str(errors["points"]), *(f"{x:.1%}" for x in shares), f"{errors['bias']:+.1%}", str(errors["extrapolated"])]
