@@ -268,7 +268,7 @@ def _base_of(gpu: str, folder: Path) -> tuple[str, str]:
         if word in gpu.replace("-", " ").split():
             return names
     raise SpecError(
-        f"{folder}: no bundled profile knows {gpu!r}, and a profile needs datasheet facts; name the nearest with base"
+        f"{folder}: no bundled profile knows {gpu!r}, and a profile needs datasheet facts; name the nearest with --base"
     )
 
 

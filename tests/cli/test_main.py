@@ -204,8 +204,14 @@ def test_a_printed_strategy_is_read_back() -> None:
 
 def test_every_command_has_help(capsys: Captured) -> None:
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert names == ["plan", "estimate", "schema"]
-    for arguments in ([], ["--help"], *([name, "--help"] for name in names), ["show", "--help"]):
+    assert names == ["plan", "estimate", "schema", "measure"]
+    for arguments in (
+        [],
+        ["--help"],
+        *([name, "--help"] for name in names),
+        ["show", "--help"],
+        ["calibrate", "--help"],
+    ):
         assert main(arguments) == 0
         assert "Usage: mofa" in capsys.readouterr().out
 
