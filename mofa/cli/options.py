@@ -26,7 +26,9 @@ GlobalBatch = Annotated[int | None, typer.Option("--global-batch", min=1, help="
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]
 Framework = Annotated[
     str | None,
-    typer.Option("--framework", help="megatron, megatron-local or torchtitan; else the workload's, else megatron."),
+    typer.Option(
+        "--framework", help="megatron, megatron-2022, megatron-local or torchtitan; else the workload's, else megatron."
+    ),
 ]
 Set = Annotated[
     list[str] | None,

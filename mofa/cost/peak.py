@@ -306,12 +306,14 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
 
 ALWAYS = {
     "megatron": ("world", "tp", "dp_cp", "dp"),
+    "megatron-2022": ("world", "tp", "dp_cp", "dp"),
     "megatron-local": ("world", "tp", "dp_cp", "dp"),
     "torchtitan": (),
 }
 """Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
 COLLECTIVE = {
     "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "megatron-2022": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
     "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
     "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
 }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -113,7 +113,7 @@ def _sequence(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _cp(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name != "megatron-local":
+    if job.framework.name not in LOCAL_LAYERS:
         return np.zeros(len(t))
     return np.asarray(t.cp - 1, dtype=float)
 
@@ -149,8 +149,7 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
-    names = {"megatron": ("1f1b", "interleaved"), "megatron-local": ("1f1b", "interleaved")}
-    offered = names.get(job.framework.name, SCHEDULES)
+    offered = SCHEDULES if job.framework.name == "torchtitan" else ("1f1b", "interleaved")
     ok = np.isin(t.schedule, [SCHEDULES.index(s) for s in offered])
     interleaved = np.isin(t.schedule, [SCHEDULES.index(s) for s in ("interleaved", "interleaved-zb", "zbv")])
     ok &= (t.vpp == 1) | interleaved
@@ -215,7 +214,7 @@ CHECKS: tuple[Check, ...] = (
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: experts under {_one(t, 'tp')} need sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"megatron-local: {_one(t, 'cp')} needs Transformer Engine's attention; use framework megatron or cp=1")),
+        f"{j.framework.name}: {_one(t, 'cp')} needs Transformer Engine's attention; use framework megatron or cp=1")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {_one(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", _layers, lambda j, t: (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -72,7 +72,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     model, gpus = workload.model, cluster.num_gpus
     seq = workload.batch.seq_len
     cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
-    if framework.name == "megatron-local":
+    if framework.name in LOCAL_LAYERS:
         cp = (1,)
     layers = model.num_layers
     pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)

@@ -11,8 +11,11 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import Provenance, Spec
 
-Family = Literal["megatron", "megatron-local", "torchtitan"]
-FRAMEWORK_NAMES: tuple[Family, ...] = ("megatron", "megatron-local", "torchtitan")
+Family = Literal["megatron", "megatron-2022", "megatron-local", "torchtitan"]
+FRAMEWORK_NAMES: tuple[Family, ...] = ("megatron", "megatron-2022", "megatron-local", "torchtitan")
+
+LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
+"""Frameworks of Megatron's own layers, without Transformer Engine."""
 
 
 class FrameworkSpec(Spec):
@@ -83,6 +86,13 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("te", "fused", "foreach"),
         "experts": ("grouped", "sequential"),
         "dispatcher": ("alltoall", "allgather", "deepep"),
+    },
+    "megatron-2022": {
+        "data_parallel": ("distributed-optimizer", "ddp"),
+        "attention": ("unfused",),
+        "optimizer": ("fused", "foreach"),
+        "experts": ("sequential",),
+        "dispatcher": ("alltoall",),
     },
     "megatron-local": {
         "data_parallel": ("distributed-optimizer", "ddp"),

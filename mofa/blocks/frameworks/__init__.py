@@ -9,10 +9,11 @@ import numpy as np
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local, torchtitan
 from mofa.blocks.op import Op
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 
 PRIMITIVES: dict[str, Primitives] = {
     "megatron": megatron.PRIMITIVES,
+    "megatron-2022": megatron_local.PRIMITIVES,
     "megatron-local": megatron_local.PRIMITIVES,
     "torchtitan": torchtitan.PRIMITIVES,
 }
@@ -27,7 +28,7 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
         return (
             megatron.persistent_buffers(ctx, ops, with_head=False), megatron.persistent_buffers(ctx, ops),
         )  # fmt: skip
-    if framework.name == "megatron-local":
+    if framework.name in LOCAL_LAYERS:
         one = megatron_local.persistent_buffers(ctx)
         return one, one
     return np.zeros_like(ctx.tp), np.zeros_like(ctx.tp)

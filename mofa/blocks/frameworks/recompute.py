@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.frameworks.torchtitan import kept_outputs
 from mofa.blocks.op import Tape
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 
@@ -70,7 +70,7 @@ def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec)
         return f"recompute: module mlp needs dense layers, {model.name} has none"
     if module == "moe_act" and framework.experts != "grouped":
         return "recompute: module moe_act needs grouped experts (framework.experts: grouped)"
-    if framework.name == "megatron-local" and module in ("layernorm", "moe_act"):
+    if framework.name in LOCAL_LAYERS and module in ("layernorm", "moe_act"):
         # CheckpointWithoutOutput asks Transformer Engine for its fp8 state unless told not to (random.py:588-592)
-        return f"recompute: module {module} needs Transformer Engine, which megatron-local runs without"
+        return f"recompute: module {module} needs Transformer Engine, which {framework.name} runs without"
     return None
