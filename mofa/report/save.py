@@ -78,7 +78,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a table as CSV."""
-    write_atomic(path, _csv(table))
+    write_atomic(path, csv_bytes(table))
 
 
 def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
@@ -102,22 +102,22 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     from mofa.report.pareto import plot_pareto
 
     files = {"plan.json": (report.model_dump_json(indent=2) + "\n").encode()}
-    files["rejected.csv"] = _csv(report.rejected_to_frame())
+    files["rejected.csv"] = csv_bytes(report.rejected_to_frame())
     if report.plans:
-        files["plans.csv"] = _csv(report.to_frame())
+        files["plans.csv"] = csv_bytes(report.to_frame())
     if table is not None:
         feasible = table[table["fits"].astype(bool)] if "fits" in table.columns else table
-        files["feasible.csv"] = _csv(feasible)
+        files["feasible.csv"] = csv_bytes(feasible)
         if report.plans and len(feasible):
             best = report.plans[0]
             memory = best.memory
             axes = plot_pareto(
                 feasible, capacity_bytes=memory.capacity_bytes, margin_bytes=memory.margin_bytes, chosen=best
             )
-            files |= _figure("pareto", axes)
+            files |= figure_files("pareto", axes)
     if report.plans:
         files |= _breakdowns(report.plans, None, num_stage_figures=1)
-    return _write_all(directory, files)
+    return write_files(directory, files)
 
 
 def estimates_json(estimates: Sequence[Estimate]) -> str:
@@ -137,12 +137,12 @@ def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]
     """
     from mofa.search.result import plans_to_frame
 
-    files = {"estimate.json": estimates_json(estimates).encode(), "plans.csv": _csv(plans_to_frame(estimates))}
+    files = {"estimate.json": estimates_json(estimates).encode(), "plans.csv": csv_bytes(plans_to_frame(estimates))}
     labels = [e.id for e in estimates if e.id is not None]
     files |= _breakdowns(
         estimates, labels if len(labels) == len(estimates) else None, num_stage_figures=MAX_STAGE_FIGURES
     )
-    return _write_all(directory, files)
+    return write_files(directory, files)
 
 
 def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
@@ -167,10 +167,10 @@ def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any
     from mofa.report.calibration import plot_calibration
 
     files = {"check.json": (json.dumps(found, indent=2, allow_nan=False) + "\n").encode()}
-    files["points.csv"] = _csv(pd.DataFrame(list(points)))
+    files["points.csv"] = csv_bytes(pd.DataFrame(list(points)))
     for family in sorted({str(point["family"]) for point in points}):
-        files |= _figure(family, plot_calibration(points, family))
-    return _write_all(directory, files)
+        files |= figure_files(family, plot_calibration(points, family))
+    return write_files(directory, files)
 
 
 def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_figures: int) -> dict[str, bytes]:
@@ -182,15 +182,15 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     from mofa.report.time_breakdown import plot_time_breakdown
 
     keys = list(labels) if labels is not None else [str(i) for i in range(1, len(plans) + 1)]
-    files = _figure("time_breakdown", plot_time_breakdown(plans, labels=labels))
-    files |= _figure("memory_breakdown", plot_memory_breakdown(plans, labels=labels))
+    files = figure_files("time_breakdown", plot_time_breakdown(plans, labels=labels))
+    files |= figure_files("memory_breakdown", plot_memory_breakdown(plans, labels=labels))
     staged = {key: plan for key, plan in zip(keys, plans, strict=True) if plan.memory.by_stage}
     for i, (key, plan) in enumerate(list(staged.items())[:num_stage_figures]):
         name = "stage_memory" if i == 0 else f"stage_memory_{key}"
-        files |= _figure(name, plot_stage_memory(plan, label=key if labels is not None else None))
+        files |= figure_files(name, plot_stage_memory(plan, label=key if labels is not None else None))
 
     def stacked(tables: Mapping[str, pd.DataFrame]) -> bytes:
-        return _csv(pd.concat(tables, names=["plan", "row"]).reset_index("plan"))
+        return csv_bytes(pd.concat(tables, names=["plan", "row"]).reset_index("plan"))
 
     files["time.csv"] = stacked({key: plan.time.to_frame() for key, plan in zip(keys, plans, strict=True)})
     files["memory.csv"] = stacked({key: plan.memory.to_frame() for key, plan in zip(keys, plans, strict=True)})
@@ -199,7 +199,7 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     return files
 
 
-def _figure(name: str, ax: Axes) -> dict[str, bytes]:
+def figure_files(name: str, ax: Axes) -> dict[str, bytes]:
     """A figure as PNG and SVG, the same bytes for the same data."""
     import matplotlib as mpl
 
@@ -211,11 +211,13 @@ def _figure(name: str, ax: Axes) -> dict[str, bytes]:
     return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
 
 
-def _csv(table: pd.DataFrame) -> bytes:
+def csv_bytes(table: pd.DataFrame) -> bytes:
+    """A table as CSV."""
     return table.to_csv(index=False, lineterminator="\n").encode()
 
 
-def _write_all(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
+def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write named files into a directory, made if absent."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
