@@ -22,6 +22,7 @@ from mofa.cli.measure import measure
 from mofa.cli.plan import plan
 from mofa.cli.schema import schema
 from mofa.cli.show import show
+from mofa.cli.validate import validate
 from mofa.errors import MofaError, NothingFits
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
@@ -39,6 +40,7 @@ app.add_typer(show, name="show")
 app.command()(schema)
 app.add_typer(calibrate, name="calibrate")
 app.command()(measure)
+app.command()(validate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,71 @@
+"""``mofa validate``: predictions beside what real runs measured."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mofa.cli import options as opt
+
+
+class GroupChoice(StrEnum):
+    """Which runs."""
+
+    measured = "measured"
+    published = "published"
+
+
+def validate(
+    group: Annotated[GroupChoice | None, typer.Option("--group", help="Only measured or only published runs.")] = None,
+    references: Annotated[
+        Path | None,
+        typer.Option("--references", metavar="DIR", help="Reference runs; by default those of the repository."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as docs/accuracy.md has it.")
+    ] = None,
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table of runs to a file.")
+    ] = None,
+    out: opt.Out = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of groups.")] = False,
+) -> None:
+    """Predict every reference run from its configuration alone and compare with what it measured."""
+    import sys
+
+    import mofa.validate
+    from mofa.cli.progress import progress_bar
+    from mofa.report.accuracy import markdown_report, print_validation, runs_to_frame, save_validation
+    from mofa.report.save import check_writable, write_atomic, write_table
+    from mofa.report.text import make_console
+
+    for path in (json_file, csv, markdown):
+        if path is not None:
+            check_writable(path)
+    if out is not None:
+        check_writable(out, directory=True)
+    with progress_bar("predicting", enabled=not quiet and not json) as progress:
+        report = mofa.validate.validate(
+            references, group="measured" if group is GroupChoice.measured else "published" if group else None,
+            progress=progress,
+        )  # fmt: skip
+    text = report.model_dump_json(indent=2) + "\n"
+    if json_file is not None:
+        write_atomic(json_file, text.encode())
+    if csv is not None:
+        write_table(csv, runs_to_frame(report))
+    if markdown is not None:
+        write_atomic(markdown, markdown_report(report, references).encode())
+    if out is not None:
+        files = save_validation(report, out)
+        if not quiet:
+            print(f"wrote {len(files)} files to {out}", file=sys.stderr)
+    if json:
+        sys.stdout.write(text)
+    else:
+        print_validation(report, make_console(), quiet=quiet)

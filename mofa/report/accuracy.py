@@ -1,0 +1,217 @@
+"""How accurate predictions are: a table of runs and one of groups, as text, Markdown, CSV and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mofa.report.text import print_table
+from mofa.units import GIB, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from mofa.validate.score import Compared, Errors, RunScore, ValidationReport
+
+Columns = Sequence[tuple[str, str]]
+RUN_COLUMNS: Columns = (
+    ("run", "left"), ("GPUs", "right"), ("strategy", "left"), ("step", "right"), ("predicted", "right"),
+    ("error", "right"), ("allocated GiB", "right"), ("predicted", "right"), ("error", "right"), ("reserved", "right"),
+    ("device", "right"), ("verdict", "left"), ("weak", "right"),
+)  # fmt: skip
+GROUP_COLUMNS: Columns = (
+    ("group", "left"), ("quantity", "left"), ("runs", "right"), ("mean", "right"), ("median", "right"),
+    ("worst", "right"), ("bias", "right"), ("mean by model", "right"), ("worst run", "left"),
+)  # fmt: skip
+FIELDS = (
+    ("step_time", "step time"), ("peak_allocated", "peak allocated"), ("peak_allocated_ranks", "every rank"),
+    ("peak_reserved", "peak reserved"), ("peak_device", "peak device"),
+)  # fmt: skip
+WEAK_WORDS = "weak is the share of the predicted step that rests on assumed or extrapolated numbers"
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """A fraction as percent; a dash where there is none.
+
+    Examples
+    --------
+    >>> percent(0.0123), percent(-0.5, signed=True), percent(None)
+    ('1.2 %', '-50.0 %', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value * 100:+.1f} %" if signed else f"{value * 100:.1f} %"
+
+
+def run_cells(run: RunScore) -> list[str]:
+    """One run as cells under RUN_COLUMNS."""
+
+    def error(value: Compared | None) -> str:
+        return percent(value.error, signed=True) if value else "–"
+
+    step, allocated = run.step_time, run.peak_allocated
+    return [
+        run.id, f"{run.num_gpus} {run.gpu}", run.strategy,
+        format_seconds(step.measured) if step else "–", format_seconds(run.predicted_step_s), error(step),
+        f"{allocated.measured / GIB:.2f}" if allocated else "–",
+        f"{allocated.predicted / GIB:.2f}" if allocated else "–", error(allocated),
+        error(run.peak_reserved), error(run.peak_device), verdict_text(run), f"{run.weak_fraction:.0%}",
+    ]  # fmt: skip
+
+
+def verdict_text(run: RunScore) -> str:
+    """What was predicted of the memory and what came."""
+    said = "fits" if run.fits else "does not fit"
+    if run.false_fit:
+        return "FALSE: said to fit, went out of memory"
+    if run.false_miss:
+        return "said not to fit, ran"
+    return f"{said}, out of memory" if run.out_of_memory else said
+
+
+def group_rows(report: ValidationReport) -> list[list[str]]:
+    """Rows under GROUP_COLUMNS: each group's quantities that some run says something of."""
+    rows = []
+    for name, group in report.groups.items():
+        shown = name
+        for field, words in FIELDS:
+            errors: Errors = getattr(group, field)
+            if not errors.runs:
+                continue
+            by_model = errors.mean_abs_error_by_model if name.partition("-")[0] != "measured" else None
+            rows.append([
+                shown, words, str(errors.runs), percent(errors.mean_abs_error), percent(errors.median_abs_error),
+                percent(errors.worst_abs_error), percent(errors.bias, signed=True), percent(by_model),
+                errors.worst_run or "",
+            ])  # fmt: skip
+            shown = ""
+    return rows
+
+
+def verdict_rows(report: ValidationReport) -> list[list[str]]:
+    """One row a group: runs, those out of memory, wrong verdicts, weak share."""
+    return [
+        [name, str(g.runs), str(g.out_of_memory), str(g.false_fits), str(g.false_misses), percent(g.weak_fraction)]
+        for name, g in report.groups.items()
+    ]
+
+
+VERDICT_COLUMNS: Columns = (
+    ("group", "left"), ("runs", "right"), ("out of memory", "right"), ("of them said to fit", "right"),
+    ("ran, said not to fit", "right"), ("weak", "right"),
+)  # fmt: skip
+
+
+def print_validation(report: ValidationReport, console: Console, *, quiet: bool = False) -> None:
+    """Print every run, then every group.
+
+    Parameters
+    ----------
+    report
+        What was scored.
+    console
+        Where to.
+    quiet
+        Only the tables of groups.
+    """
+    if not quiet:
+        groups = list(dict.fromkeys(run.group for run in report.runs))
+        for name in groups:
+            rows = [run_cells(run) for run in report.runs if run.group == name]
+            print_table(console, name, RUN_COLUMNS, rows)
+        console.print(f"{WEAK_WORDS}.\n")
+    print_table(console, "Errors by group", GROUP_COLUMNS, group_rows(report))
+    print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
+    if not quiet:
+        console.print(
+            f"{len(report.runs)} runs predicted in {report.elapsed_s:.1f} s, {len(report.not_scored)} left out by a "
+            f"rule, {report.false_fits} out of memory but said to fit."
+        )
+
+
+def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
+    """One row a run: identity, measured, predicted and error of each quantity."""
+    import pandas as pd
+
+    rows = []
+    for run in report.runs:
+        row = run.model_dump(include={"id", "group", "model", "gpu", "num_gpus", "framework", "strategy", "fits"})
+        row["out_of_memory"], row["weak_fraction"] = run.out_of_memory, run.weak_fraction
+        for field, _ in FIELDS:
+            value = getattr(run, field, None)
+            if value is not None:
+                row |= {f"{field}_{key}": number for key, number in value.model_dump().items()}
+        row |= {f"exposed_{name}_s": value for name, value in run.exposed.items()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    Examples
+    --------
+    >>> print(markdown_table((("a", "left"), ("b", "right")), [["x", "1"]]))
+    | a | b |
+    |---|---:|
+    | x | 1 |
+    """
+    lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
+    lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def markdown_report(report: ValidationReport, references: Path | None = None) -> str:
+    """``docs/accuracy.md``: the tables and a hash of what they rest on."""
+    from mofa.validate.stale import inputs_hash
+
+    parts = [INTRODUCTION.format(
+        runs=len(report.runs), left_out=len(report.not_scored), false_fits=report.false_fits,
+    ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
+        markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
+    for name in dict.fromkeys(run.group for run in report.runs):
+        rows = [run_cells(run) for run in report.runs if run.group == name]
+        parts += [f"## {name}", markdown_table(RUN_COLUMNS, rows)]
+    reasons: dict[str, list[str]] = {}
+    for item in report.not_scored:
+        reasons.setdefault(f"{item.group}: {item.reason}", []).append(item.id)
+    parts += ["## Left out", "By a rule on a run's columns, before any prediction.",
+              markdown_table((("group: reason", "left"), ("rows", "right")),
+                             [[reason, str(len(ids))] for reason, ids in reasons.items()])]  # fmt: skip
+    parts.append(f"<!-- inputs {inputs_hash(references)} -->")
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """\
+# How accurate predictions are
+
+Written by `mofa validate --markdown docs/accuracy.md`; a test fails when it is stale. Each run is predicted from its
+configuration alone by `mofa.estimate`. An error is predicted / measured − 1, of the step and of the memory of the
+fullest rank. {runs} runs, {left_out} more left out by a rule on their columns, {false_fits} that went out of memory but
+were said to fit.
+
+- `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
+  may be learned from the fitting half; the judging half only judges.
+- `published-SOURCE` are rows of other people's tables, which hang together within a source and model: *mean by model*
+  averages within those first. Blank recomputation is the framework's default, in a group `-default-recompute`.
+- *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
+- *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200
+  have no measured profile: theirs rests on datasheets and on curves transferred from it."""
+
+
+def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
+    """Write figures, the table of runs and the JSON."""
+    from mofa.report.accuracy_plot import plot_accuracy
+    from mofa.report.save import csv_bytes, figure_files, write_files
+
+    files = {
+        "validate.json": (report.model_dump_json(indent=2) + "\n").encode(),
+        "runs.csv": csv_bytes(runs_to_frame(report)),
+    }
+    for field, _ in FIELDS:
+        if field != "peak_allocated_ranks" and any(getattr(run, field) is not None for run in report.runs):
+            files |= figure_files(field, plot_accuracy(report.runs, field))
+    return write_files(directory, files)

@@ -1,0 +1,131 @@
+"""Architecture columns of a published row as a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Row = Mapping[str, str]
+
+BUNDLED = (
+    (r"deepseek.?v3", "deepseek-v3"),
+    (r"qwen3.?30b", "qwen3-30b-a3b"),
+    (r"qwen3.?235b", "qwen3-235b-a22b"),
+    (r"gpt.?oss.?120b", "gpt-oss-120b"),
+    (r"kimi.?k2", "kimi-k2"),
+    (r"mixtral.?8x7b", "mixtral-8x7b"),
+    (r"mixtral.?8x22b", "mixtral-8x22b"),
+)
+"""Models with experts are the bundled ones of that name; the row's columns must agree with them."""
+LLAMA = r"llama|codellama|qwen3|mistral"
+GPT = r"gpt-?3|gpt-?\d+b|gpt-1t|bloom"
+NEMOTRON = r"nemotron.?(8|15|22|340)b"
+MPT = r"mpt"
+BLOOM_VOCAB = 250_000
+"""Tokens of the tokenizer of all rows of that lab book that say; rows that do not must agree by their parameters."""
+
+
+def number(row: Row, name: str) -> int | None:
+    """A whole number of a row, or None where the source does not give it."""
+    text = row.get(name, "")
+    return int(float(text)) if text else None
+
+
+def why_no_model(row: Row) -> str | None:
+    """Why the architecture is not complete or not modelled, or None."""
+    name = row["model"].lower()
+    for word, what in (("lora", "LoRA"), ("peft", "LoRA"), ("sft", "fine-tuning")):
+        if word in name:
+            return f"{what} is not modelled"
+    attention = row["attention_type"].lower()
+    for word in ("mamba", "hybrid", "sparse", "linear attention", "gated delta"):
+        if word in attention:
+            return f"attention or layers ({word}) are not modelled"
+    if "megascale)" in name and row["framework"] == "MegaScale":
+        return "parallel blocks are not modelled"
+    missing = [c for c in ("layers", "hidden", "heads", "kv_heads", "seq_len") if not row[c]]
+    if not row["vocab"] and _vocab(row) is None:
+        missing.append("vocab")
+    if missing:
+        return f"architecture is not given: {', '.join(missing)}"
+    if row["moe_experts"]:
+        if not any(re.search(pattern, name) for pattern, _ in BUNDLED):
+            return "model with experts is not one of those described here"
+    elif not row["ffn"]:
+        return "architecture is not given: ffn"
+    elif not any(re.search(p, name) for p in (LLAMA, GPT, NEMOTRON, MPT)):
+        return "architecture is not given: activation, norm and positions"
+    return None
+
+
+def model_of(row: Row) -> str | dict[str, Any]:
+    """The model of a row that :func:`why_no_model` lets through."""
+    name = row["model"].lower()
+    if row["moe_experts"]:
+        base = next(bundled for pattern, bundled in BUNDLED if re.search(pattern, name))
+        changes: dict[str, Any] = {"base": base, "num_layers": number(row, "layers")}
+        if "w/o mtp" in name:
+            changes["num_mtp_layers"] = 0
+        return changes
+    return _dense(row, name)
+
+
+def _dense(row: Row, name: str) -> dict[str, Any]:
+    hidden, heads = number(row, "hidden"), number(row, "heads")
+    assert hidden is not None and heads is not None
+    gpt, mpt = re.search(GPT, name) is not None, re.search(MPT, name) is not None
+    plain = gpt or mpt or re.search(NEMOTRON, name) is not None
+    attention: dict[str, Any] = {
+        "kind": "gqa",
+        "num_heads": heads,
+        "num_kv_heads": number(row, "kv_heads"),
+        "head_dim": number(row, "head_dim") or hidden // heads,
+    }
+    if gpt:
+        attention |= {"qkv_bias": True, "out_bias": True}
+    if "qwen3" in name:
+        attention["qk_norm"] = True
+    mlp: dict[str, Any] = {"activation": "gelu" if plain else "swiglu", "ffn_hidden": number(row, "ffn")}
+    if gpt:
+        mlp["bias"] = True
+    model: dict[str, Any] = {
+        "name": row["model"],
+        "source": f"columns of {row['id']}",
+        "num_layers": number(row, "layers"),
+        "hidden": hidden,
+        "vocab": number(row, "vocab") or _vocab(row),
+        "attention": attention,
+        "mlp": mlp,
+    }
+    if plain:
+        model["norm"] = "layernorm"
+    if gpt or mpt:
+        model |= {"positions": "learned", "max_positions": number(row, "seq_len"), "tied_embeddings": True}
+    if gpt and "bloom" not in name:
+        model["dropout"] = 0.1
+    return model
+
+
+def _vocab(row: Row) -> int | None:
+    """The lab book's vocabulary where the row's parameters, to its last digit, agree with it."""
+    if not row["id"].startswith("bloom-") or not (row["layers"] and row["hidden"] and row["params_b"]):
+        return None
+    hidden = float(row["hidden"])
+    params = 12 * float(row["layers"]) * hidden**2 + BLOOM_VOCAB * hidden
+    return BLOOM_VOCAB if abs(params / 1e9 - float(row["params_b"])) <= 1.0 else None
+
+
+def why_not_the_bundled(row: Row, model: Any) -> str | None:
+    """Why a bundled model is not the row's, by the columns that the row gives, or None."""
+    if not row["moe_experts"]:
+        return None
+    moe, attention = model.moe, model.attention
+    pairs = (
+        ("hidden", model.hidden), ("heads", attention.num_heads), ("vocab", model.vocab),
+        ("moe_experts", moe.num_experts), ("moe_topk", moe.top_k), ("moe_ffn", moe.expert_hidden),
+    )  # fmt: skip
+    for column, value in pairs:
+        if row[column] and number(row, column) != value:
+            return f"{column} ({row[column]}) is not the described model's ({value})"
+    return None

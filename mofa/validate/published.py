@@ -1,0 +1,81 @@
+"""Published runs: what other people measured, as configurations that ``mofa estimate`` can read, with their source.
+
+``reference_runs/published`` holds a YAML file a source and ``unusable.csv`` with the rows that are left out and why;
+both are written from the table by :mod:`mofa.validate.table`.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from mofa.errors import SpecError
+from mofa.measure.records import Split
+from mofa.specs.base import Spec
+from mofa.specs.build import build
+from mofa.specs.files import load_yaml
+from mofa.specs.run import RunSpec
+from mofa.validate.reference import LeftOut, Outcome, Reference
+
+UNUSABLE = "unusable.csv"
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class PublishedOutcome(Spec):
+    """What a published run gave. [s], [B]"""
+
+    step_s: PositiveFloat | None = None
+    allocated_bytes: PositiveFloat | None = None
+    reserved_bytes: PositiveFloat | None = None
+    device_bytes: PositiveFloat | None = None
+    ranks_allocated_bytes: tuple[PositiveFloat, ...] = ()
+    oom: bool = False
+
+
+class PublishedRun(Spec):
+    """One row of a published table."""
+
+    run: RunSpec
+    group: str = Field(pattern=r"^published-[a-z0-9-]+$")
+    model: str
+    measured: PublishedOutcome
+    source: str = Field(min_length=10)
+    notes: tuple[str, ...] = ()
+    split: Split = "judging"
+    """Fitting rows may set the network's global constants, and nothing else."""
+
+
+class PublishedFile(Spec):
+    """All rows of one source."""
+
+    source: str
+    runs: tuple[PublishedRun, ...]
+
+
+def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
+    """The published runs of a folder, and the rows that a rule left out."""
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise SpecError(f"{folder}: holds no published runs; name a folder of *.yaml files")
+    references = []
+    for path in files:
+        for item in build(PublishedFile, load_yaml(path), str(path)).runs:
+            m = item.measured
+            outcome = Outcome(
+                m.step_s, m.allocated_bytes, m.reserved_bytes, m.device_bytes, m.ranks_allocated_bytes, m.oom
+            )
+            references.append(
+                Reference(item.run.id, item.group, item.model, item.source, item.run, folder, outcome, item.notes)
+            )
+    return references, _left_out(folder / UNUSABLE)
+
+
+def _left_out(path: Path) -> list[LeftOut]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [LeftOut(row["id"], row["group"], row["reason"]) for row in csv.DictReader(file)]

@@ -1,0 +1,193 @@
+"""Reference runs: what ran and what came out of it, ready to be predicted; which of it may be scored is decided here.
+
+Every rule reads the columns of a record and nothing that was predicted.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from mofa.errors import SpecError
+from mofa.measure.records import Record, configuration_hash, read_records
+from mofa.specs.base import Fact
+from mofa.specs.build import build
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.load import resolve_run
+from mofa.specs.routing import RoutingSpec
+from mofa.specs.run import RunSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+MAX_SPREAD = 0.10
+"""A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave; None where it says nothing. Peaks are those of the fullest rank. [s], [B]"""
+
+    step_s: float | None = None
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    device_bytes: float | None = None
+    ranks_allocated_bytes: tuple[float, ...] = ()
+    """Every rank's, by rank."""
+    oom: bool = False
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One run to predict, with what it gave."""
+
+    id: str
+    group: str
+    model: str
+    """Runs of one group and model are one cell where a source's rows hang together."""
+    source: str
+    run: RunSpec
+    base_dir: Path | None
+    outcome: Outcome
+    notes: tuple[str, ...] = ()
+    nvls: bool = True
+    """Whether NCCL may let the switch reduce."""
+
+    def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+        """Everything that the run names."""
+        workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
+        return workload, cluster if self.nvls else _without_nvls(cluster), framework, strategy
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that is not predicted, and the rule that says so."""
+
+    id: str
+    group: str
+    reason: str
+
+
+def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
+    factor = Fact(value=1.0, provenance="read", source="NCCL_NVLS_ENABLE=0 in the run's environment")
+    return cluster.model_copy(update={"node": cluster.node.model_copy(update={"nvls_factor": factor})})
+
+
+def why_no_time(record: Record) -> str | None:
+    """Why the step time of a record is not scored, or None."""
+    measured = record.measured
+    if measured.outcome == "oom":
+        return "out of memory"
+    if measured.step_time_s is None:
+        return "no step time"
+    if any(rank.alloc_retries for rank in measured.ranks):
+        return "memory only: the allocator emptied its cache in the middle of steps"
+    spread = (measured.step_time_spread_s or 0.0) / measured.step_time_s
+    if spread > MAX_SPREAD:
+        return f"memory only: quartiles {spread:.0%} apart"
+    return None
+
+
+def measured_references(folder: Path, scratch: Path) -> tuple[list[Reference], list[LeftOut]]:
+    """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
+
+    Parameters
+    ----------
+    folder
+        Of records.
+    scratch
+        An empty folder for the routing counts of runs with experts: a record's counts are the run's routing.
+
+    Returns
+    -------
+    list[Reference], list[LeftOut]
+        A configuration that was measured several times is one run with the median of its step times; the others are
+        left out.
+    """
+    records = read_records(folder)
+    if not records:
+        raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
+    references, left_out = [], []
+    for same in _repeats(records):
+        first = same[0]
+        group = f"measured-{first.split}"
+        times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
+        why = why_no_time(first)
+        notes: tuple[str, ...] = (why,) if why else ()
+        if len(same) > 1:
+            notes += (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
+            left_out += [LeftOut(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]]
+        references.append(
+            Reference(
+                id=first.run.id,
+                group=group,
+                model=_model_name(first.run),
+                source=first.source,
+                run=_with_counts(first, scratch),
+                base_dir=folder,
+                outcome=_outcome(first, median(times) if times else None),
+                notes=notes,
+                nvls=first.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
+            )
+        )
+    return references, left_out
+
+
+def _repeats(records: Sequence[Record]) -> list[list[Record]]:
+    """Records of one configuration together, the shortest name first; in the order of the names."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        key = (configuration_hash(record.run), record.measured.outcome)
+        groups.setdefault(key, []).append(record)
+    return [sorted(same, key=lambda r: (len(r.run.id), r.run.id)) for same in groups.values()]
+
+
+def _model_name(run: RunSpec) -> str:
+    name = run.model.get("name", "") if isinstance(run.model, dict) else getattr(run.model, "name", run.model)
+    return str(name).removesuffix(" (changed)")
+
+
+def _outcome(record: Record, step_s: float | None) -> Outcome:
+    if record.measured.outcome == "oom":
+        return Outcome(oom=True)
+    ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)
+    device = [rank.peak_device_bytes for rank in ranks]
+    return Outcome(
+        step_s=step_s,
+        allocated_bytes=max(float(rank.peak_allocated_bytes) for rank in ranks),
+        reserved_bytes=max(float(rank.peak_reserved_bytes) for rank in ranks),
+        device_bytes=max((float(d) for d in device if d is not None), default=None) if None not in device else None,
+        ranks_allocated_bytes=tuple(float(rank.peak_allocated_bytes) for rank in ranks),
+    )
+
+
+def _with_counts(record: Record, scratch: Path) -> RunSpec:
+    """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
+    if record.measured.tokens_per_expert is None:
+        return record.run
+    path = scratch / f"{record.run.id}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("iteration", "layer", "expert", "tokens", "source_rank"))
+        writer.writerows(_counted(record))
+    routing = build(
+        RoutingSpec,
+        {"kind": "counts", "file": str(path), "memory_quantile": record.run.routing.memory_quantile},
+        f"run {record.run.id}",
+    )
+    return record.run.model_copy(update={"routing": routing})
+
+
+def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
+    """Rows of the counts: iteration, layer of the model, expert, tokens, rank."""
+    model = resolve_run(record.run)[0].model
+    held = record.measured.facts.get("layers")
+    for rank, layers in enumerate(record.measured.tokens_per_expert or ()):
+        own = range(model.num_layers) if held is None else [int(name) for chunk in held[rank] for name in chunk]
+        moe = [layer for layer in own if model.is_moe_layer(layer)]
+        for layer, experts in zip(moe, layers, strict=True):
+            for expert, tokens in enumerate(experts):
+                yield 0, layer, expert, tokens, rank

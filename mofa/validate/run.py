@@ -1,0 +1,108 @@
+"""``mofa validate``: all reference runs predicted and scored."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from mofa.errors import SpecError
+from mofa.validate.published import published_references
+from mofa.validate.reference import LeftOut, Reference, measured_references
+from mofa.validate.score import GroupScore, RunScore, ValidationReport, group_score, score
+
+Group = Literal["measured", "published"]
+NEWEST_GPUS = ("h100", "h200")
+
+
+def reference_dir(folder: Path | None = None) -> Path:
+    """Folder of the reference runs: the given one, else that of the repository.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    """
+    found = folder if folder is not None else Path(__file__).resolve().parents[2] / "reference_runs"
+    if not found.is_dir():
+        raise SpecError(f"{found}: no folder of reference runs; name one with --references, as in a clone of mofa")
+    return found
+
+
+def references(folder: Path, scratch: Path, group: Group | None = None) -> tuple[list[Reference], list[LeftOut]]:
+    """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
+    found: list[Reference] = []
+    left_out: list[LeftOut] = []
+    if group in (None, "measured"):
+        runs, out = measured_references(folder / "measured", scratch)
+        found, left_out = found + runs, left_out + out
+    if group in (None, "published"):
+        runs, out = published_references(folder / "published")
+        found, left_out = found + runs, left_out + out
+    return found, left_out
+
+
+def validate(
+    folder: Path | None = None,
+    *,
+    group: Group | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValidationReport:
+    """Predict every reference run from its configuration alone and compare with what was measured.
+
+    Parameters
+    ----------
+    folder
+        With ``measured`` and ``published`` in it; the repository's by default.
+    group
+        Only one of the two.
+    progress
+        Is told how many runs are predicted and how many there are.
+
+    Returns
+    -------
+    ValidationReport
+        Scores of runs and groups. Errors are ``predicted / measured - 1``.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
+        found, left_out = references(reference_dir(folder), Path(scratch), group)
+        runs, not_scored = score(found, left_out, progress=progress)
+    return ValidationReport(
+        groups=group_scores(runs),
+        false_fits=sum(run.false_fit for run in runs),
+        runs=tuple(runs),
+        not_scored=tuple(not_scored),
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:
+    """The groups in the order of their runs, then those that gather several."""
+    groups: dict[str, list[RunScore]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    for name, belongs in GATHERED.items():
+        gathered = [run for run in runs if belongs(run)]
+        if gathered:
+            groups[name] = gathered
+    return {name: group_score(members) for name, members in groups.items()}
+
+
+def _published(run: RunScore) -> bool:
+    return run.group.startswith("published-")
+
+
+def _complete(run: RunScore) -> bool:
+    return _published(run) and not run.group.endswith("-default-recompute")
+
+
+GATHERED: dict[str, Callable[[RunScore], bool]] = {
+    "all-published": _published,
+    "all-published-hopper-bf16": lambda run: (
+        _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
+    ),
+}
+"""Groups over sources: all published runs, and those on H100 and H200 in bf16 whose configuration is complete."""

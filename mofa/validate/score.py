@@ -1,0 +1,277 @@
+"""Predicted against measured, run by run and group by group: signed errors, verdicts, what the predictions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Final, Literal
+
+from pydantic import Field
+
+from mofa.search.find import estimate
+from mofa.search.result import Plan
+from mofa.specs.base import Provenance, Spec
+from mofa.specs.workload import WorkloadSpec
+from mofa.validate.reference import LeftOut, Reference
+
+SCHEMA_VERSION: Final = "1.0"
+WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
+"""What a prediction had better not rest on."""
+
+
+class Compared(Spec):
+    """One quantity, measured and predicted. [s] or [B]"""
+
+    measured: float = Field(gt=0)
+    predicted: float = Field(gt=0)
+    error: float = Field(description="predicted / measured - 1. [-]")
+
+
+class RunScore(Spec):
+    """One run, predicted."""
+
+    id: str
+    group: str
+    model: str
+    gpu: str
+    num_gpus: int
+    framework: str
+    strategy: str
+    step_time: Compared | None = Field(default=None, description="Time of one step. [s]")
+    peak_allocated: Compared | None = Field(default=None, description="Peak of the live tensors, fullest rank. [B]")
+    peak_reserved: Compared | None = Field(default=None, description="Peak of the allocator's segments. [B]")
+    peak_device: Compared | None = Field(default=None, description="Reserved, context and communicators. [B]")
+    ranks_allocated_errors: tuple[float, ...] = Field(
+        default=(), description="Error of the peak allocated memory of every rank, by rank. [-]"
+    )
+    predicted_step_s: float = Field(gt=0)
+    predicted_device_bytes: float = Field(gt=0)
+    fits: bool = Field(description="Whether the prediction says that it fits.")
+    out_of_memory: bool = Field(description="Whether the run went out of memory.")
+    provenance: dict[Provenance, float] = Field(description="Shares of the predicted step. [-]")
+    weak_fraction: float = Field(description="Share that rests on assumed or extrapolated numbers. [-]")
+    exposed: dict[str, float] = Field(description="Where the predicted step goes. [s]")
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def false_fit(self) -> bool:
+        """Went out of memory and was said to fit."""
+        return self.fits and self.out_of_memory
+
+    @property
+    def false_miss(self) -> bool:
+        """Ran and was said not to fit."""
+        return not self.fits and not self.out_of_memory
+
+
+class Errors(Spec):
+    """Errors of one quantity over the runs of a group; null where no run says anything of it."""
+
+    runs: int = Field(ge=0, description="Runs that say something of it. [-]")
+    mean_abs_error: float | None = Field(default=None, description="Mean of the absolute errors. [-]")
+    median_abs_error: float | None = Field(default=None, description="Their median. [-]")
+    worst_abs_error: float | None = Field(default=None, description="The largest. [-]")
+    worst_run: str | None = Field(default=None, description="Whose it is.")
+    bias: float | None = Field(default=None, description="Mean of the signed errors. [-]")
+    models: int | None = Field(default=None, description="Sources and models, where runs are averaged within first.")
+    mean_abs_error_by_model: float | None = Field(
+        default=None, description="Mean over sources and models of the mean within each. [-]"
+    )
+
+
+class GroupScore(Spec):
+    """All runs of one group."""
+
+    runs: int
+    step_time: Errors
+    peak_allocated: Errors
+    peak_allocated_ranks: Errors = Field(description="Of every rank; the runs' means over ranks are averaged.")
+    peak_reserved: Errors
+    peak_device: Errors
+    out_of_memory: int = Field(description="Runs that went out of memory. [-]")
+    false_fits: int = Field(description="Those of them that were said to fit. [-]")
+    false_misses: int = Field(description="Runs that ran and were said not to fit. [-]")
+    weak_fraction: float = Field(description="Mean share of the steps on assumed or extrapolated numbers. [-]")
+
+
+class NotScored(Spec):
+    """A run that was not predicted."""
+
+    id: str
+    group: str
+    reason: str
+
+
+class ValidationReport(Spec):
+    """What ``mofa validate --json`` prints."""
+
+    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    groups: dict[str, GroupScore]
+    false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
+    runs: tuple[RunScore, ...]
+    not_scored: tuple[NotScored, ...] = ()
+    elapsed_s: float = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity of the summary: its field and how errors and words name it."""
+
+    field: str
+    name: str
+
+
+QUANTITIES = (
+    Quantity("step_time", "step time"),
+    Quantity("peak_allocated", "peak allocated"),
+    Quantity("peak_reserved", "peak reserved"),
+    Quantity("peak_device", "peak device"),
+)
+
+
+def compare(measured: float | None, predicted: float) -> Compared | None:
+    """A prediction beside its measurement; None without one.
+
+    Examples
+    --------
+    >>> round(compare(2.0, 2.1).error, 6)
+    0.05
+    """
+    if measured is None:
+        return None
+    return Compared(measured=measured, predicted=predicted, error=predicted / measured - 1)
+
+
+def score_run(reference: Reference) -> RunScore:
+    """Predict one run with :func:`mofa.estimate` and compare.
+
+    Raises
+    ------
+    SpecError
+        If the run cannot be expressed.
+    """
+    workload, cluster, framework, strategy = reference.resolve()
+    plan = estimate(workload, cluster, strategy, framework=framework)
+    outcome, stages = reference.outcome, plan.memory.by_stage
+    return RunScore(
+        id=reference.id,
+        group=reference.group,
+        model=reference.model,
+        gpu=cluster.gpu.name,
+        num_gpus=cluster.num_gpus,
+        framework=" ".join([framework.name, *(["compile"] if framework.compile else []), *_fp8(workload)]),
+        strategy=_strategy_text(plan),
+        step_time=compare(outcome.step_s, plan.step_s),
+        peak_allocated=compare(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
+        peak_reserved=compare(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
+        peak_device=compare(outcome.device_bytes, plan.memory.device_bytes),
+        ranks_allocated_errors=_ranks(reference, plan),
+        predicted_step_s=plan.step_s,
+        predicted_device_bytes=plan.memory.device_bytes,
+        fits=plan.memory.fits,
+        out_of_memory=outcome.oom,
+        provenance=plan.provenance,
+        weak_fraction=sum(plan.provenance.get(p, 0.0) for p in WEAK),
+        exposed={str(name): value for name, value in plan.time.exposed.items() if value > 0},
+        source=reference.source,
+        notes=reference.notes,
+    )
+
+
+def _fp8(workload: WorkloadSpec) -> list[str]:
+    return [] if workload.precision.gemm == "bf16" else [workload.precision.gemm]
+
+
+def _ranks(reference: Reference, plan: Plan) -> tuple[float, ...]:
+    """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks."""
+    measured = reference.outcome.ranks_allocated_bytes
+    if not measured:
+        return ()
+    per_stage = len(measured) // plan.strategy.pp
+    stages = plan.memory.by_stage
+    return tuple(stages[rank // per_stage].allocated_bytes / m - 1 for rank, m in enumerate(measured))
+
+
+def _strategy_text(plan: Plan) -> str:
+    s = plan.strategy
+    degrees = [f"{name}{getattr(s, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "dp") if getattr(s, name) > 1]
+    extra = [s.recompute] if s.recompute != "none" else []
+    extra += [s.schedule] if s.schedule not in ("1f1b", "interleaved") else []
+    return " ".join([*degrees, f"mbs{s.micro_batch}", *extra])
+
+
+def summarise(errors: Sequence[tuple[str, str, float]]) -> Errors:
+    """Errors of one quantity, each with its run and its source and model.
+
+    Examples
+    --------
+    >>> e = summarise([("a", "x", 0.1), ("b", "x", -0.3), ("c", "y", 0.0)])
+    >>> round(e.mean_abs_error, 4), e.worst_run, round(e.bias, 4), round(e.mean_abs_error_by_model, 4)
+    (0.1333, 'b', -0.0667, 0.1)
+    """
+    if not errors:
+        return Errors(runs=0)
+    sizes = [abs(error) for _, _, error in errors]
+    cells: dict[str, list[float]] = {}
+    for _, cell, error in errors:
+        cells.setdefault(cell, []).append(abs(error))
+    return Errors(
+        runs=len(errors),
+        mean_abs_error=fmean(sizes),
+        median_abs_error=median(sizes),
+        worst_abs_error=max(sizes),
+        worst_run=max(errors, key=lambda item: abs(item[2]))[0],
+        bias=fmean(error for _, _, error in errors),
+        models=len(cells),
+        mean_abs_error_by_model=fmean(fmean(values) for values in cells.values()),
+    )
+
+
+def group_score(runs: Sequence[RunScore]) -> GroupScore:
+    """The summary of runs."""
+
+    def errors(field: str) -> Errors:
+        pairs = [(run, getattr(run, field)) for run in runs]
+        return summarise([(run.id, _cell(run), value.error) for run, value in pairs if value is not None])
+
+    with_ranks = [run for run in runs if run.ranks_allocated_errors]
+    ranks = summarise(
+        [(r.id, _cell(r), fmean(abs(e) for e in r.ranks_allocated_errors)) for r in with_ranks]
+    ).model_copy(update={"bias": fmean(fmean(r.ranks_allocated_errors) for r in with_ranks) if with_ranks else None})
+    if with_ranks:
+        worst = max(with_ranks, key=lambda r: max(abs(e) for e in r.ranks_allocated_errors))
+        size = max(abs(e) for e in worst.ranks_allocated_errors)
+        ranks = ranks.model_copy(update={"worst_abs_error": size, "worst_run": worst.id})
+    return GroupScore(
+        runs=len(runs),
+        step_time=errors("step_time"),
+        peak_allocated=errors("peak_allocated"),
+        peak_allocated_ranks=ranks,
+        peak_reserved=errors("peak_reserved"),
+        peak_device=errors("peak_device"),
+        out_of_memory=sum(run.out_of_memory for run in runs),
+        false_fits=sum(run.false_fit for run in runs),
+        false_misses=sum(run.false_miss for run in runs),
+        weak_fraction=fmean(run.weak_fraction for run in runs),
+    )
+
+
+def _cell(run: RunScore) -> str:
+    return f"{run.group} {run.model}"
+
+
+def score(
+    references: Sequence[Reference],
+    left_out: Sequence[LeftOut] = (),
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[RunScore], list[NotScored]]:
+    """Predict every run; ``progress`` is told how many are done and how many there are."""
+    runs = []
+    for i, reference in enumerate(references):
+        runs.append(score_run(reference))
+        if progress is not None:
+            progress(i + 1, len(references))
+    return runs, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]

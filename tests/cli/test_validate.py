@@ -1,0 +1,76 @@
+"""``mofa validate`` as a user runs it, over a few of the reference runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, one_line_of
+
+REFERENCES = Path(__file__).parents[2] / "reference_runs"
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Three measured runs, one of them out of memory, and the rows of one source."""
+    folder = tmp_path / "few"
+    (folder / "measured").mkdir(parents=True)
+    (folder / "published").mkdir()
+    for name in ("tt1-llama-8l", "mc1-llama-21l-fits", "tt1-llama-32l-full-oom"):
+        shutil.copy(REFERENCES / "measured" / f"{name}.yaml", folder / "measured")
+    for name in ("korth.yaml", "unusable.csv"):
+        shutil.copy(REFERENCES / "published" / name, folder / "published")
+    return folder
+
+
+def test_json(cli: Cli, few: Path) -> None:
+    """The shape that the contract promises, and nothing but JSON."""
+    result = cli("validate", "--references", str(few), "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert set(report["groups"]) == {"measured-fitting", "published-korth", "all-published"}
+    fitting = report["groups"]["measured-fitting"]
+    assert fitting["runs"] == 3
+    for quantity in ("step_time", "peak_allocated", "peak_reserved"):
+        assert fitting[quantity]["runs"] == 2
+        assert 0 <= fitting[quantity]["mean_abs_error"] <= fitting[quantity]["worst_abs_error"] < 1
+        assert abs(fitting[quantity]["bias"]) <= fitting[quantity]["mean_abs_error"]
+    assert fitting["out_of_memory"] == 1
+    assert report["false_fits"] == 0
+    assert report["not_scored"]
+    run = next(run for run in report["runs"] if run["id"] == "tt1-llama-8l")
+    error = run["step_time"]["predicted"] / run["step_time"]["measured"] - 1
+    assert run["step_time"]["error"] == pytest.approx(error)
+    assert sum(run["provenance"].values()) == pytest.approx(1.0)
+
+
+def test_text_and_files(cli: Cli, few: Path, tmp_path: Path) -> None:
+    result = cli(
+        "validate", "--references", str(few), "--group", "measured", "--out", "out", "--markdown", "accuracy.md",
+        "--csv", "runs.csv", "--json-file", "report.json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "tt1-llama-8l" in result.stdout
+    assert "does not fit, out of memory" in result.stdout
+    assert "Errors by group" in result.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"step_time.png", "step_time.svg", "peak_allocated.svg", "runs.csv", "validate.json"} <= names
+    assert "| tt1-llama-8l |" in (tmp_path / "accuracy.md").read_text()
+    assert (tmp_path / "runs.csv").read_text().startswith("id,")
+    assert json.loads((tmp_path / "report.json").read_text())["false_fits"] == 0
+
+
+def test_published_alone(cli: Cli, few: Path) -> None:
+    result = cli("validate", "--references", str(few), "--group", "published", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert "published-korth" in result.stdout
+    assert "measured" not in result.stdout
+
+
+def test_no_references(cli: Cli) -> None:
+    result = cli("validate", "--references", "nowhere")
+    assert result.returncode == 2
+    assert "no folder of reference runs" in one_line_of(result.stderr)

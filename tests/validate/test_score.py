@@ -1,0 +1,119 @@
+"""Scores: errors by hand, verdicts, groups, and the rules for our own records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mofa.errors import SpecError
+from mofa.measure.records import Record, read_records, write_record
+from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.run import group_scores, validate
+from mofa.validate.score import RunScore, compare, group_score
+
+MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, Record]:
+    return {record.run.id: record for record in read_records(MEASURED)}
+
+
+def scored(run_id: str = "a", *, group: str = "g", model: str = "m", step: tuple[float, float] | None = None,
+           fits: bool = True, oom: bool = False, ranks: tuple[float, ...] = ()) -> RunScore:  # fmt: skip
+    return RunScore(
+        id=run_id, group=group, model=model, gpu="h100-sxm", num_gpus=8, framework="megatron", strategy="tp8",
+        step_time=compare(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
+        predicted_device_bytes=1e9, fits=fits, out_of_memory=oom, provenance={"measured": 0.75, "assumed": 0.25},
+        weak_fraction=0.25, exposed={"gemm": 1.0}, source="by hand",
+    )  # fmt: skip
+
+
+def test_errors_of_a_group_by_hand() -> None:
+    """Errors +10 %, -20 %, 0: mean 10 %, median 10 %, worst 20 %, bias -3.3 %; by model (15 % + 0) / 2."""
+    runs = [scored("a", step=(1.0, 1.1)), scored("b", step=(1.0, 0.8)), scored("c", model="n", step=(2.0, 2.0))]
+    errors = group_score(runs).step_time
+    assert errors.mean_abs_error == pytest.approx(0.1)
+    assert errors.median_abs_error == pytest.approx(0.1)
+    assert (errors.worst_abs_error, errors.worst_run) == (pytest.approx(0.2), "b")
+    assert errors.bias == pytest.approx(-0.1 / 3)
+    assert (errors.models, errors.mean_abs_error_by_model) == (2, pytest.approx(0.075))
+
+
+def test_every_rank_counts() -> None:
+    """Ranks off by 1 and 3 % in one run, by 2 % in another: mean 2 %, worst 3 %."""
+    errors = group_score([scored("a", ranks=(0.01, -0.03)), scored("b", ranks=(0.02,))]).peak_allocated_ranks
+    assert errors.mean_abs_error == pytest.approx(0.02)
+    assert (errors.worst_abs_error, errors.worst_run) == (pytest.approx(0.03), "a")
+
+
+def test_verdicts() -> None:
+    runs = [scored("a", oom=True), scored("b", oom=True, fits=False), scored("c", fits=False), scored("d")]
+    group = group_score(runs)
+    assert (group.out_of_memory, group.false_fits, group.false_misses) == (2, 1, 1)
+
+
+def test_groups_over_sources_gather_published_runs_alone() -> None:
+    runs = [
+        scored("a", group="measured-judging"), scored("b", group="published-x", step=(1.0, 1.1)),
+        scored("c", group="published-x-default-recompute", step=(1.0, 2.0)),
+    ]  # fmt: skip
+    groups = group_scores(runs)
+    assert groups["all-published"].runs == 2
+    assert groups["all-published-hopper-bf16"].runs == 1
+
+
+def changed(record: Record, **measured: Any) -> Record:
+    return record.model_copy(update={"measured": record.measured.model_copy(update=measured)})
+
+
+def test_what_a_record_says_of_time(records: dict[str, Record]) -> None:
+    """Quartiles a tenth apart are the limit; an allocator that retried and a run out of memory say nothing."""
+    record = records["tt1-llama-8l"]
+    assert why_no_time(record) is None
+    step = record.measured.step_time_s
+    assert step is not None
+    assert why_no_time(changed(record, step_time_spread_s=0.099 * step)) is None
+    assert "11%" in str(why_no_time(changed(record, step_time_spread_s=0.11 * step)))
+    ranks = [rank.model_copy(update={"alloc_retries": 3}) for rank in record.measured.ranks]
+    assert "cache" in str(why_no_time(changed(record, ranks=ranks)))
+    assert why_no_time(records["tt1-llama-32l-full-oom"]) == "out of memory"
+
+
+def test_repeats_are_one_run_with_the_median(records: dict[str, Record], tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    for name in ("mc1-qwen30b-2l", "mc1-qwen30b-2l-again", "mc1-qwen30b-2l-third", "tt1-llama-8l"):
+        write_record(records[name], folder)
+    references, left_out = measured_references(folder, tmp_path)
+    assert [r.id for r in references] == ["mc1-qwen30b-2l", "tt1-llama-8l"]
+    assert [item.id for item in left_out] == ["mc1-qwen30b-2l-again", "mc1-qwen30b-2l-third"]
+    times = sorted(float(records[n].measured.step_time_s or 0) for n in records if n.startswith("mc1-qwen30b-2l"))
+    assert references[0].outcome.step_s == times[1]
+
+
+def test_counts_of_routers_become_the_routing(records: dict[str, Record], tmp_path: Path) -> None:
+    """A pipeline: every rank's layers by their place in the model, dense ones skipped."""
+    folder = tmp_path / "records"
+    write_record(records["tt2-pp2-dsv2lite-8l"], folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    assert reference.run.routing.kind == "counts"
+    rows = Path(str(reference.run.routing.file)).read_text().splitlines()[1:]
+    assert sorted({int(row.split(",")[1]) for row in rows}) == list(range(1, 8))
+    assert len(rows) == 7 * 64
+
+
+def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, Record], tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    write_record(records["mc2-tp2-llama-12l"], folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    assert reference.resolve()[1].node.nvls_factor.value == 1.0
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no folder of reference runs"):
+        validate(tmp_path / "nowhere")
+    (tmp_path / "measured").mkdir()
+    with pytest.raises(SpecError, match="holds no records"):
+        validate(tmp_path, group="measured")

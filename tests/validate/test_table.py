@@ -1,0 +1,175 @@
+"""Which published rows are usable, by their columns alone, and what becomes of a usable one."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mofa.specs.build import build
+from mofa.units import GIB
+from mofa.validate.published import PublishedRun, published_references
+from mofa.validate.table import import_rows, import_table, why_unusable
+
+COLUMNS = (
+    "id", "source_url_or_repo_path", "date", "model", "params_b", "layers", "hidden", "ffn", "heads", "kv_heads",
+    "head_dim", "vocab", "moe_experts", "moe_topk", "moe_ffn", "shared_experts", "attention_type", "seq_len", "gpu",
+    "n_gpus", "precision", "framework", "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "mbs", "gbs",
+    "recompute", "overlap_notes", "measured_step_time_s", "measured_tokens_per_s_per_gpu", "measured_tflops_per_gpu",
+    "measured_mfu_pct", "measured_peak_mem_gib", "flops_convention_notes", "notes",
+)  # fmt: skip
+LLAMA = {
+    "id": "bridge-001", "source_url_or_repo_path": "github:somewhere", "model": "LLAMA3_8B", "layers": "32",
+    "hidden": "4096", "ffn": "14336", "heads": "32", "kv_heads": "8", "vocab": "128256", "attention_type": "GQA",
+    "seq_len": "8192", "gpu": "H100", "n_gpus": "16", "precision": "bf16", "framework": "Megatron-Bridge", "tp": "2",
+    "sp": "1", "pp": "1", "cp": "1", "dp": "8", "zero_stage": "1", "mbs": "1", "gbs": "128", "recompute": "none",
+    "measured_tokens_per_s_per_gpu": "8192",
+}  # fmt: skip
+
+
+def row(**changes: str) -> dict[str, str]:
+    return {**dict.fromkeys(COLUMNS, ""), **LLAMA, **changes}
+
+
+def usable(tmp_path: Path, **changes: str) -> dict[str, Any]:
+    runs, unusable = import_rows([row(**changes)], tmp_path)
+    assert unusable == []
+    build(PublishedRun, runs[0], "row")
+    return runs[0]
+
+
+def test_tokens_per_second_become_the_step_time(tmp_path: Path) -> None:
+    """128 x 8192 tokens over 16 GPUs at 8192 tokens/s each: 8 s."""
+    assert usable(tmp_path)["measured"] == {"step_s": 8.0}
+
+
+def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
+    assert usable(tmp_path, measured_step_time_s="7.5")["measured"] == {"step_s": 7.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id": "nanotron-001", "framework": "nanotron"}, "framework is not modelled: nanotron"),
+        ({"id": "korthlayer-001"}, "one layer"),
+        ({"gpu": "GB300"}, "GPU has no profile: GB300"),
+        ({"precision": "nvfp4"}, "precision is not modelled: nvfp4"),
+        ({"precision": ""}, "precision is not modelled: not given"),
+        ({"id": "titan-001", "precision": "fp8(rowwise)"}, "fp8 is not modelled for torchtitan"),
+        ({"model": "LLAMA3_8B [LORA]"}, "LoRA"),
+        ({"attention_type": "hybrid Mamba2+GQA"}, "mamba"),
+        ({"vocab": ""}, "architecture is not given: vocab"),
+        ({"model": "Mystery-8B"}, "activation, norm and positions"),
+        ({"mbs": "", "gbs": ""}, "configuration is not given: mbs, gbs"),
+        ({"id": "mlperf-001", "pp": "8", "tp": "1", "dp": "2"}, "configuration is not given: vpp"),
+        ({"dp": "3"}, "not the number of GPUs"),
+        ({"zero_stage": "3"}, "Megatron's FSDP"),
+        ({"recompute": "selective(some)"}, "recomputation is not understood"),
+        ({"overlap_notes": "cuda_graph=local:full"}, "CUDA graphs"),
+        ({"measured_tokens_per_s_per_gpu": "", "measured_mfu_pct": "41"}, "neither step time"),
+        ({"gpu": "H100 (95 GiB device)"}, "clocks are limited"),
+    ],
+)
+def test_each_rule_gives_its_reason(changes: dict[str, str], words: str) -> None:
+    reason = why_unusable(row(**changes))
+    assert reason is not None
+    assert words in reason
+
+
+def test_nothing_measured_or_predicted_decides() -> None:
+    """The same row with any numbers in its results is as usable."""
+    for value in ("0.001", "1e9"):
+        assert why_unusable(row(measured_tokens_per_s_per_gpu=value)) is None
+
+
+def test_a_configuration_that_cannot_run_is_refused_in_the_checks_words(tmp_path: Path) -> None:
+    runs, unusable = import_rows([row(gbs="129")], tmp_path)
+    assert runs == []
+    assert unusable[0]["reason"].startswith("refused: ")
+    assert "129" in unusable[0]["reason"]
+
+
+def test_blank_recomputation_is_a_group_of_its_own(tmp_path: Path) -> None:
+    item = usable(tmp_path, recompute="")
+    assert item["group"] == "published-bridge-default-recompute"
+    assert "recompute" not in item["run"]["strategy"]
+    assert usable(tmp_path)["group"] == "published-bridge"
+
+
+def test_memory_is_of_the_kind_that_its_source_means(tmp_path: Path) -> None:
+    allocated = usable(tmp_path, id="bridgecard-001", measured_peak_mem_gib="60")["measured"]
+    assert allocated["allocated_bytes"] == 60 * GIB
+    reserved = usable(
+        tmp_path, id="titan-001", tp="1", dp="16", zero_stage="3", recompute="full", measured_peak_mem_gib="50"
+    )
+    assert reserved["measured"]["reserved_bytes"] == 50 * GIB
+    assert "allocated_bytes" not in usable(tmp_path, measured_peak_mem_gib="60")["measured"]
+
+
+def test_ranks_and_reserved_memory_are_read_from_the_notes(tmp_path: Path) -> None:
+    ranks = ",".join(["66.5"] * 16)
+    notes = f"max reserved 70.88 GiB; per-rank max_allocated GiB: {ranks}"
+    measured = usable(tmp_path, id="simumax-001", measured_peak_mem_gib="66.5", notes=notes)["measured"]
+    assert measured["reserved_bytes"] == pytest.approx(70.88 * GIB)
+    assert measured["ranks_allocated_bytes"] == [66.5 * GIB] * 16
+
+
+def test_a_power_limited_gpu_says_something_of_memory_alone(tmp_path: Path) -> None:
+    item = usable(
+        tmp_path, id="titan-001", gpu="B200 (power limited)", tp="1", dp="16", zero_stage="3", recompute="full",
+        measured_peak_mem_gib="33",
+    )  # fmt: skip
+    assert item["measured"] == {"reserved_bytes": 33 * GIB}
+    assert item["notes"] == ["memory only: B200 (power limited)"]
+
+
+def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
+    item = usable(tmp_path, measured_tokens_per_s_per_gpu="", notes="OOM on A100-80GB")
+    assert item["measured"] == {"oom": True}
+
+
+def test_gpt_of_2022(tmp_path: Path) -> None:
+    """Korthikanti's 22B: LayerNorm, GELU, dropout, learned positions, biases, unfused attention, no sp where 0."""
+    item = usable(
+        tmp_path, id="korth-001", model="GPT-22B", layers="48", hidden="6144", ffn="24576", heads="64", kv_heads="64",
+        vocab="51200", seq_len="2048", gpu="A100 80GB", n_gpus="8", precision="fp16", tp="8", sp="0", dp="1", mbs="4",
+        gbs="4", recompute="selective(core attention)", zero_stage="", measured_step_time_s="1.42",
+    )  # fmt: skip
+    model = item["run"]["model"]
+    assert (model["norm"], model["positions"], model["max_positions"], model["dropout"]) == (
+        "layernorm", "learned", 2048, 0.1
+    )  # fmt: skip
+    assert model["mlp"] == {"activation": "gelu", "ffn_hidden": 24576, "bias": True}
+    assert item["run"]["framework"] == {"name": "megatron-2022", "data_parallel": "ddp"}
+    assert item["run"]["strategy"] == {"tp": 8, "pp": 1, "sp": False, "recompute": "selective"}
+
+
+def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
+    moe = {
+        "model": "Mixtral-8x7B", "layers": "32", "vocab": "32000", "moe_experts": "8", "moe_topk": "2",
+        "moe_ffn": "14336", "ep": "8", "etp": "1", "tp": "1", "dp": "16",
+    }  # fmt: skip
+    assert usable(tmp_path, **moe)["run"]["model"] == {"base": "mixtral-8x7b", "num_layers": 32}
+    _, unusable = import_rows([row(**{**moe, "moe_topk": "4"})], tmp_path)
+    assert "moe_topk (4)" in unusable[0]["reason"]
+
+
+def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    runs, unusable = import_rows([row(), row(id="bridge-002")], tmp_path)
+    assert len(runs) == 1
+    assert unusable == [{"id": "bridge-002", "group": "published-bridge", "reason": "the same row as bridge-001"}]
+
+
+def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
+    table, folder = tmp_path / "table.csv", tmp_path / "published"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows([row(), row(id="bridge-002", gpu="GB300"), row(id="bridge-003", pp="2", tp="1")])
+    assert import_table(table, folder) == (2, 1)
+    references, left_out = published_references(folder)
+    assert [r.id for r in references] == ["bridge-001", "bridge-003"]
+    assert references[0].outcome.step_s == 8.0
+    assert [(item.id, item.reason) for item in left_out] == [("bridge-002", "GPU has no profile: GB300")]
