@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
+from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, stream_s
@@ -296,6 +297,21 @@ def _fit_stream(rows: Sequence[Row]) -> Fitted:
 
 def _collective_times(rows: Sequence[Row], form: CollectiveForm, num_sms: int) -> FloatN:
     return collective_s(_column(rows, "bytes"), rows[0].case.op, form)
+
+
+def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequence[float]) -> Fitted:
+    """The curve of one collective over one group size, from payloads [B] and times [s]."""
+    return _fit_collective(
+        [
+            Row(
+                Case("collective", op, "nccl", "bytes", "grid", {"bytes": round(size), "group": group}),
+                Sample(time_s, time_s, time_s, 1),
+                "",
+                "",
+            )
+            for size, time_s in zip(sizes, times_s, strict=True)
+        ]
+    )
 
 
 def _fit_collective(rows: Sequence[Row]) -> Fitted:

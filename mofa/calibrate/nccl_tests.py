@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import yaml
 
+from mofa.calibrate.fit import MIN_POINTS, fit_collective
+from mofa.calibrate.profile import BASES, curve_fact
+from mofa.cost.collectives import Fabric, collective_time
 from mofa.cost.forms import bus_share
+from mofa.cost.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
-from mofa.units import parse_quantity
+from mofa.specs.hardware import ClusterSpec, NodeSpec
+from mofa.specs.load import load_cluster
+
+if TYPE_CHECKING:
+    from mofa.blocks.op import CollectiveKind
 
 NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
          "alltoall": "all_to_all", "all_to_all": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip
 MAX_FILE_BYTES = 2**24
+LEAST_BYTES = 1024
+"""Smaller payloads say nothing that a curve from 4 KiB on needs. [B]"""
 
 
 @dataclass(frozen=True)
@@ -40,43 +51,126 @@ class NcclRun:
 
 
 def import_nccl(file: Path, profile: Path | str) -> dict[str, Any]:
-    """Put the bandwidth and the latency of a run into the node profile, and say what changed.
+    """Put what a run measured into the node profile, and say what changed.
 
     ``profile`` is a node's YAML or the name of one below ``hardware_profiles/nodes``. Ranks on several hosts measure
-    the network interfaces, ranks on one host the fast domain.
+    the network interfaces, ranks inside a fast domain its links.
 
     Raises
     ------
     SpecError
         If the file is not of nccl-tests, or was measured on another GPU than the profile's; the profile stays as it is.
+
+    Notes
+    -----
+    The share of the link is what lets the planner's own formula give the measured time of the largest payload. Inside
+    a domain five sizes and more also become a curve of that collective over that many GPUs, as `mofa calibrate fit`
+    writes it. All-reduce is imported as it ran, with in-switch reduction or without: the profile's ``nvls_factor``,
+    which the planner puts on top, is taken out.
     """
     run = read_nccl(file)
     path = _profile_path(profile)
+    node, cluster = _read_profile(path, run)
+    _check_gpu(file, run, path, cluster.gpu.name)
+    group = _group_of(file, run, cluster.node)
+    level = "nic" if bool(group.spans[0]) else "intra"
+    key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
+    share = _share_of(run, group, cluster, level)
+    if not 0 < share <= 1.5:
+        link = node[level]["bandwidth_bytes_per_s"]["value"]
+        raise SpecError(
+            f"{file}: bus bandwidth {run.bus_bytes_per_s / 1e9:.1f} GB/s would be {share:.2f} of the {level} link of "
+            f"{link} in {path.name}; is this the right profile?"
+        )
+    source = f"nccl-tests, {run.op} of {max(run.points)[0]} B on {run.group} GPUs of {run.hosts} host(s), {file.name}"
+    node[level][key] = {"value": float(f"{share:.4g}"), "provenance": "measured", "source": source}
+    curve = None
+    if level == "intra":
+        curve = _add_curve(file, run, node, cluster.node.nvls_factor.value, source)
+    _replace(path, yaml.safe_dump(node, sort_keys=False, width=140, default_flow_style=None))
+    return {
+        "profile": str(path), "level": level, "field": key, "value": share, "points": len(run.points), "op": run.op,
+        "curve": curve,
+    }  # fmt: skip
+
+
+def _read_profile(path: Path, run: NcclRun) -> tuple[dict[str, Any], ClusterSpec]:
+    """The node as it is written, and as the planner reads it."""
     try:
         node = yaml.safe_load(path.read_text(encoding="utf-8"))
-        level = "nic" if run.hosts > 1 else "intra"
-        link = parse_quantity(node[level]["bandwidth_bytes_per_s"]["value"], "B/s")
-        gpu_name = str(node["gpu"])
+        num_gpus = run.hosts * int(node["gpus_per_node"])
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise SpecError(
             f"{path}: no node profile ({str(error).splitlines()[0]}); give one that `mofa plan` reads"
         ) from None
-    words = re.findall(r"[A-Z]+\d+", run.gpu or "")
-    if words and words[0].lower() not in gpu_name.lower() and words[0].lower() not in path.stem.lower():
+    return node, load_cluster(path, num_gpus)
+
+
+def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
+    """Refuse a run of another GPU, as far as the names of the files and of the fitted device say which it is."""
+    measured = [word for word in re.findall(r"[A-Z]+\d+", run.gpu or "") if word in BASES]
+    fitted = path.parent.parent / "curves" / f"{gpu}.yaml"
+    device = ""
+    if fitted.is_file():
+        found = re.search(r"^gpu: (.*)$", fitted.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        device = found[1] if found else ""
+    words = {word.upper() for name in (gpu, path.stem, device) for word in re.split(r"[^A-Za-z0-9]+", name)}
+    known = sorted(words & set(BASES))
+    if measured and known and measured[0] not in known:
         raise SpecError(
-            f"{file}: measured on {run.gpu!r}, but {path.name} has the GPU {gpu_name!r}; choose its profile"
+            f"{file}: measured on {run.gpu!r}, but {path.name} is of the GPU {'/'.join(known)}; choose its profile"
         )
-    key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
-    share = run.bus_bytes_per_s / link
-    if not 0 < share <= 2:
+
+
+def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
+    """Where the ranks lay, as the planner places groups."""
+    each, rest = divmod(run.group, run.hosts)
+    if rest or each > node.gpus_per_node:
         raise SpecError(
-            f"{file}: bus bandwidth {run.bus_bytes_per_s / 1e9:.1f} GB/s against a link of {link / 1e9:.1f} GB/s in "
-            f"{path.name}; is this the right profile?"
+            f"{file}: {run.group} ranks on {run.hosts} host(s) do not fit nodes of {node.gpus_per_node} GPUs; "
+            "run as many ranks on every host"
         )
-    source = f"nccl-tests, {run.op} of {max(run.points)[0]} B on {run.group} GPUs of {run.hosts} host(s), {file.name}"
-    node[level][key] = {"value": float(f"{share:.4g}"), "provenance": "measured", "source": source}
-    _replace(path, yaml.safe_dump(node, sort_keys=False, width=140, default_flow_style=None))
-    return {"profile": str(path), "level": level, "field": key, "value": share, "points": len(run.points), "op": run.op}
+    hosts = min(run.hosts, node.gpus_per_domain // node.gpus_per_node)
+    return Group(np.array([run.group]), np.array([each * hosts]), np.array([each]))
+
+
+def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> float:
+    """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
+    fabric = Fabric.of(cluster)
+    link, nic = cluster.node.intra, cluster.node.nic
+    if level == "intra":
+        full = link.bandwidth_bytes_per_s.value
+        fabric = replace(fabric, intra_bytes_per_s=full, intra_all_to_all_bytes_per_s=full)
+    else:
+        full = cluster.nic_bandwidth_per_gpu_bytes_per_s / nic.oversubscription.value
+        fabric = replace(fabric, inter_bytes_per_s=full, inter_all_to_all_bytes_per_s=full)
+    size, time_s = max(run.points)
+    kind = cast("CollectiveKind", run.op)
+    at_full = collective_time(kind, np.array([float(size)]), group, replace(fabric, measured={}))
+    busy = float(np.ravel(at_full.intra_s if level == "intra" else at_full.inter_s)[0])
+    other = max(float(np.ravel(at_full.intra_s)[0]), float(np.ravel(at_full.inter_s)[0]))
+    latency = float(np.ravel(at_full.total_s)[0]) - other
+    return busy / max(time_s - latency, 1e-12)
+
+
+def _add_curve(file: Path, run: NcclRun, node: dict[str, Any], nvls: float, source: str) -> str | None:
+    """Put the run among the measured collectives of the domain; without sizes enough, refuse if others hide it."""
+    points = [(size, time_s) for size, time_s in run.points if size >= LEAST_BYTES]
+    measured = node.get("collectives") or {}
+    if len(points) < MIN_POINTS:
+        if any(str(key).split()[0] == run.op for key in measured):
+            raise SpecError(
+                f"{file}: {len(points)} sizes of {LEAST_BYTES} B and more, but {run.op} has measured curves in this "
+                f"profile, and one more needs {MIN_POINTS}; run nccl-tests with -b 4K -e 1G -f 2"
+            )
+        return None
+    factor = nvls if run.op == "all_reduce" else 1.0
+    fitted = fit_collective(run.op, run.group, [size / factor for size, _ in points], [t for _, t in points])
+    words = f"{source}; payloads over nvls_factor {factor:g}" if factor != 1.0 else source
+    key = f"{run.op} {run.group}"
+    ranges = {"bytes": [float(min(points)[0]), float(max(points)[0])]}
+    node["collectives"] = {**measured, key: {**curve_fact(fitted, words), "ranges": ranges}}
+    return key
 
 
 def read_nccl(file: Path) -> NcclRun:

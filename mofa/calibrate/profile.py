@@ -113,23 +113,23 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         made["gemm"] = {}
         for dtype, peak in peaks.items():
             if dtype in curves.gemm:
-                made["gemm"][dtype] = _curve(curves.gemm[dtype], source, **kept[dtype])
+                made["gemm"][dtype] = curve_fact(curves.gemm[dtype], source, **kept[dtype])
             else:
                 faster = peak / peaks["bf16"]
-                made["gemm"][dtype] = _scaled(_curve(curves.gemm["bf16"], source, **kept["bf16"]), faster)
+                made["gemm"][dtype] = _scaled(curve_fact(curves.gemm["bf16"], source, **kept["bf16"]), faster)
     if "bf16" in curves.grouped_gemm:
-        one = _curve(curves.grouped_gemm["bf16"], source, **kept["bf16"])
+        one = curve_fact(curves.grouped_gemm["bf16"], source, **kept["bf16"])
         made["grouped_gemm"] = {
             dtype: one if dtype == "bf16"
             else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
     if curves.attention:
-        made["attention"] = {key: _curve(fitted, source, **_attention_powered(curves, key))
+        made["attention"] = {key: curve_fact(fitted, source, **_attention_powered(curves, key))
                              for key, fitted in curves.attention.items()}  # fmt: skip
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
-        made["stream"] |= {key: _curve(fitted, source) for key, fitted in curves.memory_bound.items()}
+        made["stream"] |= {key: curve_fact(fitted, source) for key, fitted in curves.memory_bound.items()}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
             words = f"{source}: copy of 1 GiB on the device"
@@ -141,7 +141,8 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     return made
 
 
-def _curve(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
+def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
+    """A fitted curve as a profile holds it."""
     found = {
         "provenance": "measured", "source": source, "points": fitted.points,
         "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
@@ -242,7 +243,7 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
         intra["latency_s"] = _fact(f"{step * 1e6:.3g} us", words)
         made["collective_startup_s"] = _fact(f"{(starts[low] - step * (low - 1)) * 1e6:.3g} us", words)
     made["collectives"] = {
-        key: _curve(fitted, source + ", without NVLS")
+        key: curve_fact(fitted, source + ", without NVLS")
         for key, fitted in curves.collective.items() if key.split()[0] in PLANNED
     }  # fmt: skip
     return {**made, "intra": intra}

@@ -114,14 +114,17 @@ def calibrate_nccl(
         str, typer.Option("--profile", metavar="NODE", help="A name in hardware_profiles/nodes, or a node's YAML.")
     ],
 ) -> None:
-    """Put the bus bandwidth that nccl-tests measured into a node profile.
+    """Put what nccl-tests measured into a node profile: the share of a link that collectives reach.
 
-    Ranks on one host measure the fast domain, ranks on several hosts the network.
+    Ranks on one host measure the fast domain, and five sizes or more (-b 4K -e 1G -f 2) also give the curve of that
+    collective; ranks on several hosts measure the network.
     """
     from mofa.calibrate.nccl_tests import import_nccl
 
     found = import_nccl(file, profile)
-    told = f"{found['level']}.{found['field']} = {found['value']:.4g}"
+    told = f"{found['level']}.{found['field']} = {found['value']:.2g}"
+    if found.get("curve"):
+        told += f", collectives.{found['curve']}"
     print(f"{found['profile']}: {told} ({found['op']}, {found['points']} sizes)")
 
 

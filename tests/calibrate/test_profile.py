@@ -3,7 +3,9 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -12,20 +14,28 @@ from mofa.calibrate.check import TARGETS, check, predictions
 from mofa.calibrate.measurements import append_row
 from mofa.calibrate.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.profile import fit
+from mofa.cost.collectives import collective_s
+from mofa.cost.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
+from mofa.specs.load import load_cluster
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "measurements" / name for name in ("h200-1gpu", "h200-2gpu", "h200-4gpu")]
 RANKS = "\n".join(
     f"#  Rank  {i} Group  0 Pid  {i} on  node{i // 8} device  {i % 8} [0000:0f:00] NVIDIA H200" for i in range(8)
 )
+SIZES = [2**k for k in range(12, 33)]
+LINE = "  {size} {count} float sum -1 {time:.1f} 0.1 0.2 0 {time:.1f} 0.1 0.2 0"
+ROWS = "\n".join(  # 30 us and 478.7 GB/s on the bus, as of 8 H200 with in-switch reduction
+    [LINE.format(size=size, count=size // 4, time=30 + size * 1.75 / 478.7e3) for size in SIZES[:-1]]
+    + ["  8589934592 2147483648 float sum -1 31400.0 273.57 478.74 0 31410.0 273.48 478.59 0"]
+)
 TEXT = f"""# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592
 # Collective test starting: all_reduce_perf
 {RANKS}
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-     1048576        262144     float     sum      -1    32.42   32.34   56.60      0    32.10   32.67   57.17      0
-  8589934592    2147483648     float     sum      -1  31400.0  273.57  478.74      0  31410.0  273.48  478.59      0
+{ROWS}
 # Avg bus bandwidth    : 267
 """
 
@@ -127,18 +137,52 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA H200")
     assert run.bus_bytes_per_s == pytest.approx(478.7e9, rel=1e-3)  # the tool's own busbw column
     path = profile(tmp_path)
-    assert import_nccl(file, path)["level"] == "intra"
+    found = import_nccl(file, path)
+    assert (found["level"], found["curve"]) == ("intra", "all_reduce 8")
     node = NodeSpec.model_validate(yaml.safe_load(path.read_text()))
-    assert node.intra.efficiency.value == pytest.approx(478.7 / 450, rel=1e-3)
+    # what in-switch reduction adds is another fact of the node
+    assert node.intra.efficiency.value * node.nvls_factor.value == pytest.approx(478.7 / 450, rel=2e-3)
     assert node.intra.efficiency.provenance == "measured"
 
 
-def test_nccl_json(tmp_path: Path) -> None:
-    file = tmp_path / "alltoall_perf.json"
+def planned_s(path: Path, op: Any, size: float, group: int, hosts: int = 1) -> float:
+    """Time of a collective as the planner sees it."""
+    each = np.array([group // hosts])
+    place = Group(np.array([group]), each, each)
+    return float(collective_s(op, np.array([size]), place, load_cluster(path, 8 * hosts))[0])
+
+
+@pytest.mark.parametrize("size", [2**16, 2**24, 2**32])
+def test_the_planner_gives_the_times_that_nccl_tests_measured(tmp_path: Path, size: int) -> None:
+    file, path = tmp_path / "out.txt", profile(tmp_path)
+    file.write_text(TEXT)
+    import_nccl(file, path)
+    assert planned_s(path, "all_reduce", size, 8) == pytest.approx(30e-6 + size * 1.75 / 478.7e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("program", "op", "time_us"), [("alltoall", "all_to_all", 25000.0), ("all_reduce", "all_reduce", 5500.0)]
+)
+def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op: str, time_us: float) -> None:
+    """8 NICs of 50 GB/s: rings of two hosts carry the traffic of all eight GPUs of a node, an all-to-all half of it."""
+    file, path = tmp_path / f"{program}_perf.json", profile(tmp_path)
     devices = [{"hostname": f"n{i // 8}", "device_name": "NVIDIA H200"} for i in range(16)]
-    file.write_text(json.dumps({"devices": devices, "results": [{"size": 2**30, "out_of_place": {"time": 25000.0}}]}))
-    found = import_nccl(file, profile(tmp_path))
-    assert (found["level"], found["field"]) == ("nic", "all_to_all_efficiency")
+    file.write_text(json.dumps({"devices": devices, "results": [{"size": 2**30, "out_of_place": {"time": time_us}}]}))
+    found = import_nccl(file, path)
+    assert (found["level"], found["curve"]) == ("nic", None)
+    assert found["field"] == ("all_to_all_efficiency" if op == "all_to_all" else "efficiency")
+    assert 0.3 < found["value"] < 1.0
+    assert planned_s(path, op, 2**30, 16, hosts=2) == pytest.approx(time_us / 1e6, rel=1e-3)
+
+
+def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
+    fit(FOLDERS, "my-node", tmp_path)
+    (tmp_path / "out.txt").write_text(TEXT)
+    path = tmp_path / "nodes" / "my-node.yaml"
+    assert import_nccl(tmp_path / "out.txt", path)["curve"] == "all_reduce 8"
+    (tmp_path / "out.txt").write_text(TEXT.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+    with pytest.raises(SpecError, match="is of the GPU H200"):
+        import_nccl(tmp_path / "out.txt", path)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +195,8 @@ def test_nccl_json(tmp_path: Path) -> None:
         ("hello all_reduce_perf\n", "no rows"),
         ("{", "not the JSON"),
         (TEXT.replace(RANKS, ""), "0 rank"),
+        (TEXT.replace("\n".join(ROWS.splitlines()[:17]) + "\n", ""), "one more needs 5; run nccl-tests with -b 4K"),
+        (TEXT.replace("node0 device  6", "node1 device  6").replace("node0 device  7", "node2 device  7"), "on 3 host"),
         (TEXT.replace("31400.0", "3.14"), "right profile"),
     ],
 )

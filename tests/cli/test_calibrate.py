@@ -166,14 +166,17 @@ def test_nccl_changes_the_profile_that_is_named(
     (tmp_path / "all_reduce_perf.txt").write_text(TEXT)
     assert main(["calibrate", "nccl", "all_reduce_perf.txt", "--profile", "my-h200"]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("hardware_profiles/nodes/my-h200.yaml: intra.efficiency = 1.064 (all_reduce, 2 sizes)\n", "")
+    told = (
+        "hardware_profiles/nodes/my-h200.yaml: intra.efficiency = 0.8, collectives.all_reduce 8 (all_reduce, 21 sizes)"
+    )
+    assert (out, err) == (f"{told}\n", "")
     assert [path.name for path in nodes.iterdir()] == ["my-h200.yaml"]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (TEXT[: TEXT.index("2147483648")], "truncated, its last line"),
+        (TEXT[: TEXT.rindex("2147483648") + 4], "line 32: truncated after 2 columns"),
         (TEXT[: TEXT.index("31400.0")], "truncated after 5 columns"),
         (TEXT[: TEXT.index("# Avg")], "last line '# Avg bus bandwidth' is missing"),
         ("", "no rows of size and time"),
