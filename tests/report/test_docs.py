@@ -1,13 +1,24 @@
-"""docs/json.md names every field that the JSON has."""
+"""docs/json.md names every field that the JSON has; docs/measure.md has the line of every record."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from mofa.measure import read_records
+from mofa.report.measured_runs import with_table
 from mofa.search.result import TIME_COMPONENTS, json_schema
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_field_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    text = (ROOT / "docs" / "json.md").read_text()
     fields = {field for definition in json_schema()["$defs"].values() for field in definition["properties"]}
     assert [field for field in sorted(fields | set(TIME_COMPONENTS)) if f"`{field}`" not in text] == []
+
+
+def test_the_table_of_measured_runs_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+    records = read_records(ROOT / "reference_runs" / "measured")
+    assert text == with_table(text, records), "run python scripts/runs_table.py"
+    assert len(records) >= 60
