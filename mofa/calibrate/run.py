@@ -89,7 +89,11 @@ def run(
             progress(len(single), len(left), f"collectives on {found} GPUs")
         from mofa.calibrate.bench.collectives import measure_collectives
 
-        measure_collectives(several, out, host, found)
+        def came(rows: int) -> None:
+            if progress is not None:
+                progress(len(single) + min(rows, len(several)), len(left), f"collectives on {found} GPUs")
+
+        measure_collectives(several, out, host, found, progress=came)
         counts["measured"] += len(several)
     if skipped:
         (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,15 +20,42 @@ from mofa.calibrate.measurements import append_row
 Call = Callable[[], Any]
 
 
-def measure_collectives(cases: Sequence[Case], folder: Path, host: str, gpus: int, *, device: str = "cuda") -> None:
-    """Time the cases on ``gpus`` GPUs; the first rank appends the rows to ``folder``."""
+def measure_collectives(
+    cases: Sequence[Case],
+    folder: Path,
+    host: str,
+    gpus: int,
+    *,
+    device: str = "cuda",
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Time the cases on ``gpus`` GPUs; the first rank appends the rows to ``folder``.
+
+    ``progress`` is called about once a second with how many rows have come.
+    """
+    before = _num_lines(folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (gpus, port, list(cases), folder, host, device), nprocs=gpus)
+    ranks = torch.multiprocessing.spawn(_rank, (gpus, port, list(cases), folder, host, device), nprocs=gpus, join=False)
+    try:
+        while not ranks.join(timeout=1.0):
+            if progress is not None:
+                progress(_num_lines(folder) - before)
+    finally:  # an interruption ends them too
+        for process in ranks.processes:
+            if process.is_alive():
+                process.terminate()
+
+
+def _num_lines(folder: Path) -> int:
+    """Lines of the files that the ranks write."""
+    paths = (folder / "collective.csv", folder / "overlap.csv")
+    return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
 
 def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host: str, device: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started the ranks ends them, and says so once
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if device == "cuda":
         torch.cuda.set_device(rank)
