@@ -1,0 +1,154 @@
+"""What a block's tapes allocate and free, op by op, for one plan: the same lifetimes as :mod:`mofa.cost.liveness`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.op import KINDS, Op, Tensor
+
+STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
+"""Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
+CLAIMS = {
+    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
+    "fsdp.previous": "fsdp.reduce_input",
+}  # fmt: skip
+"""Marks at which a block takes over what the block before it held, and under which name that was held."""
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A tensor that an op allocates. [B]"""
+
+    name: str
+    bytes: int
+    stream: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
+
+    ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
+    """
+
+    op: str
+    new: tuple[New, ...] = ()
+    scratch: tuple[New, ...] = ()
+    free: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    claim: str = ""
+    grads: tuple[str, ...] = ()
+    frees_held: bool = False
+
+
+@dataclass(frozen=True)
+class Life:
+    """Forward and backward of one block as deeds. ``out`` and ``back`` name what each hands on, empty for nothing.
+
+    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
+    weight, before data parallelism shards them. [params]
+    """
+
+    name: str
+    forward: tuple[Deed, ...]
+    backward: tuple[Deed, ...]
+    out: str
+    back: str
+    given: str
+    cached: frozenset[str]
+    weights: tuple[tuple[str, float], ...]
+
+
+def value(x: object) -> float:
+    """The entry of an array of one combination."""
+    return float(np.asarray(x, dtype=float).reshape(-1)[0])
+
+
+def life(block: BlockTapes, autocast: bool = False) -> Life:
+    """The deeds of a block whose tapes are of one combination."""
+    ops = [*block.forward.ops, *block.backward.ops]
+    boundary = len(block.forward.ops)
+    tensors = {**block.forward.tensors, **block.backward.tensors}
+    present = [bool(value(op.present)) for op in ops]
+    root: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        return root.get(name, name)
+
+    birth: dict[str, int] = {}
+    death: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        shared = _shared(op, present[i])
+        for name in op.reads if present[i] else ():
+            death[of(name)] = i
+        for name in op.writes:
+            if name in shared:
+                root[name] = of(op.reads[0])
+                death[of(name)] = max(i, death.get(of(name), i)) if present[i] else death.get(of(name), i)
+            elif present[i] or not op.reads:
+                birth.setdefault(name, i)
+                death[name] = i
+    out = of(block.forward.outputs[0]) if block.forward.outputs else ""
+    back = of(block.backward.outputs[0]) if block.backward.outputs else ""
+    given = block.backward.inputs[0] if block.backward.inputs else ""
+    for name in (out, back):
+        death.pop(name, None)
+    frees: dict[int, list[str]] = {}
+    for name, i in death.items():
+        frees.setdefault(i, []).append(name)
+    read_later = {of(name) for op in block.backward.ops for name in op.reads}
+    cached = frozenset(
+        w for op in block.forward.ops for w in op.writes
+        if autocast and op.name.endswith(".weight_cast") and w not in read_later and not op.name.startswith("experts.")
+    )  # fmt: skip
+    deeds = [
+        _deed(op, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)
+        for i, op in enumerate(ops)
+    ]
+    weights = tuple(
+        (op.name, value(op.weight_params) / max(value(op.num_weights), 1.0))
+        for op in block.forward.ops
+        if value(op.weight_params) > 0
+        for _ in range(max(int(value(op.num_weights)), 1))
+    )
+    return Life(
+        block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
+        cached, weights,
+    )  # fmt: skip
+
+
+def _shared(op: Op, present: bool) -> tuple[str, ...]:
+    """The outputs that are the first input's memory."""
+    if not op.reads:
+        return ()
+    if not present:
+        return op.writes[:1]
+    return op.writes if bool(value(op.view)) else ()
+
+
+def _deed(
+    op: Op, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object
+) -> Deed | None:  # fmt: skip
+    assert callable(of)
+    stream = STREAMS.get(op.stream, 0)
+    mark = op.work is None and value(op.launches) == 0
+    claim = CLAIMS.get(op.name, "") if mark else ""
+    if claim == "fsdp.reduce_input":
+        stream = 0
+    new = tuple(
+        New(name, nbytes, stream, KINDS.index(tensors[name].kind))
+        for name in born
+        if (nbytes := int(value(tensors[name].bytes))) > 0
+    )
+    scratch = int(value(op.scratch)) if present else 0
+    holds = mark and ".hold" in op.name
+    grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
+    deed = Deed(
+        op.name, new, (New("scratch", scratch, stream, KINDS.index("scratch")),) if scratch else (),
+        () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+    )  # fmt: skip
+    return deed if new or scratch or dead or claim or grads or deed.frees_held else None

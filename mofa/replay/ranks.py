@@ -1,0 +1,135 @@
+"""From a costed plan to what each of its ranks holds and does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mofa.cost.blockcost import FULL, base_mode
+from mofa.cost.compose import Rows, make_rows
+from mofa.cost.estimate import Estimator
+from mofa.cost.stages import split_layers
+from mofa.replay.lives import life, value
+from mofa.replay.orders import order_of
+from mofa.replay.play import Piece, Rank, Weight
+from mofa.specs.strategy import SCHEDULES
+
+BUCKET = 100 * 2**20
+"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
+
+
+def rows_of(estimator: Estimator) -> Rows:
+    """The composed row of an estimator of one strategy."""
+    table, part = estimator.table, estimator.parts[0]
+    assert len(table) == 1 and len(estimator.parts) == 1
+    schedule = SCHEDULES[int(table.schedule[0])]
+    stages = split_layers(
+        estimator.workload.model, int(table.pp[0]), int(table.vpp[0]), estimator.framework.name, schedule
+    )
+    return make_rows(
+        estimator.workload, estimator.cluster, estimator.framework, table, part.costs, estimator.place[:1], stages,
+        schedule, part.mode, part.layers, part.mtp, part.modes,
+    )  # fmt: skip
+
+
+def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
+    """Every pipeline rank of an estimator of one strategy."""
+    rows = rows_of(estimator)
+    return tuple(_rank(estimator, rows, r) for r in range(rows.layout.stages.pp))
+
+
+def _rank(estimator: Estimator, rows: Rows, r: int) -> Rank:
+    stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
+    pp, vpp = stages.pp, stages.vpp
+    table = rows.table
+    autocast = mode.precision == "autocast"
+    lives = {label: life(block, autocast) for label, block in rows.costs.tapes.items()}
+    spec = table.recompute_modes[int(table.recompute[0])]
+    base = base_mode(spec)
+    order = order_of(rows.schedule, fw.name, pp, vpp, int(rows.num_micro_batches[0]))
+    chunks: list[tuple[Piece, ...]] = []
+    seen = 0
+    starts = _first_layers(rows)
+    for c in range(vpp):
+        pieces: list[Piece] = []
+        stage = next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r)
+        if stage == 0:
+            pieces.append(Piece("the embedding", lives["embedding"]))
+        for j, kind in enumerate(stages.layers[r][c]):
+            seen += 1
+            full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
+            full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+            label = f"{stages.kinds[kind].name} recompute={FULL if full else base}"
+            pieces.append(Piece(f"block {starts[stage] + j}", lives[label]))
+        if stage == pp * vpp - 1:
+            for n in range(rows.workload.model.num_mtp_layers):
+                pieces.append(Piece(f"prediction {n}", lives["mtp"]))
+            pieces.append(Piece("the head", lives["head"]))
+        chunks.append(tuple(pieces))
+    acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
+    local = [s for s in range(pp * vpp) if order.rank_of(s) == r]
+    receives = tuple(s > 0 and order.rank_of(s - 1) != r for s in local)
+    sends = tuple(s < pp * vpp - 1 and order.rank_of(s + 1) != r for s in local)
+    ctx = rows.costs.context
+    boundary = int(value(ctx.shard) * rows.workload.model.hidden * ctx.residual)
+    groups = tuple(tuple(sum(n for _, n in p.life.weights) for p in c) for c in chunks)
+    pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
+    on_head = r == stages.head_stage
+    persistent = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
+    buffers = [persistent] if persistent else []
+    if fw.shards_params:
+        rest = int(rows.static.buffers[0, r])
+        buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
+    return Rank(
+        weights=_weights(rows, r, chunks), chunks=tuple(chunks), computations=acts,
+        num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends, boundary_bytes=boundary,
+        buffers=tuple(buffers), grads_always=rows.static.grads_always, contiguous=rows.static.grads_always,
+        preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
+        gathered_params=groups if pipelined else None,
+        shard_ranks=float(rows.shards.dense_ranks[0, 0]),
+    )  # fmt: skip
+
+
+def _tied(rows: Rows, r: int) -> bool:
+    """Whether a rank has the embedding and a head that is the same weight."""
+    return rows.workload.model.tied_embeddings and r == 0 and rows.layout.stages.head_stage == 0
+
+
+def _first_layers(rows: Rows) -> list[int]:
+    """The first layer of every stage."""
+    stages = rows.layout.stages
+    sizes = [0] * (stages.pp * stages.vpp)
+    for s in range(len(sizes)):
+        turn, position = divmod(s, stages.pp)
+        r = stages.pp - 1 - position if rows.schedule == "zbv" and turn % 2 else position
+        sizes[s] = len(stages.layers[r][turn])
+    return [int(x) for x in np.concatenate([[0], np.cumsum(sizes)[:-1]])]
+
+
+def _weights(rows: Rows, r: int, chunks: list[tuple[Piece, ...]]) -> tuple[Weight, ...]:
+    """A rank's parameter tensors. What no op of a tape names (norms) is spread over those that are named."""
+    static, shards, fw = rows.static, rows.shards, rows.framework
+    tied = _tied(rows, r)
+    named = [
+        (f"{p.name} {name}", n)
+        for c in chunks for p in c for name, n in p.life.weights
+        if n and not (tied and name == "output")
+    ]  # fmt: skip
+    dense_ranks, expert_ranks = float(shards.dense_ranks[0, 0]), float(shards.expert_ranks[0, 0])
+    sharded = fw.shards_params and rows.mode.precision == "mixed"
+    local = [n / (expert_ranks if " experts." in name else dense_ranks) for name, n in named]
+    whole = [n for _, n in named]
+
+    def share(total: float, parts: list[float]) -> list[int]:
+        return [int(total * part / sum(parts)) for part in parts]
+
+    params = float(static.params[0, r])
+    if sharded and rows.mode.pipelined:
+        params -= float(shards.whole(2.0)[0, r])
+    states = float(static.states[0, r])
+    spread = local if sharded or (static.grads_always and int(rows.table.zero[0]) >= 1) else whole
+    main = states / 3.0 if static.grads_always else 0.0
+    param = share(params, local if sharded else whole)
+    each = share((states - main) / 2.0, spread)
+    mains = share(main, spread) if main else [0] * len(named)
+    scratch = share(float(static.step_scratch[0, r]), spread)
+    return tuple(Weight(name, param[i], mains[i], each[i], scratch[i], n) for i, (name, n) in enumerate(named))

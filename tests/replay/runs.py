@@ -1,0 +1,62 @@
+"""The half of the reference runs that may be learned from, as estimators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mofa.cost.estimate import Estimator
+from mofa.search.find import loads_of, with_numerics
+from mofa.search.single import one_row
+from mofa.specs.load import _run, resolve_run
+
+MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def fitting_runs() -> list[str]:
+    """Names of the runs whose split is fitting; the others are never parsed."""
+    return sorted(p.stem for p in MEASURED.glob("*.yaml") if "\nsplit: fitting" in "\n" + p.read_text())
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured run."""
+
+    estimator: Estimator
+    allocated: int
+    reserved: int
+    ready: int
+    between: int
+    settled: bool
+    """Whether it ran to the end without giving memory back."""
+    expandable: bool
+
+
+@lru_cache
+def load(name: str) -> Run:
+    """A run's estimator and the largest of its ranks' memory. [B]"""
+    path = MEASURED / f"{name}.yaml"
+    raw = yaml.load(path.read_text(), LOADER)  # noqa: S506
+    assert raw["split"] == "fitting"
+    run, measured = _run(raw["run"], str(path), ""), raw["measured"]
+    narrow = "torch.bfloat16" in measured.get("facts", {}).get("param_dtypes", [])
+    if narrow and run.framework["name"] == "torchtitan":
+        run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
+    workload, cluster, framework, strategy = resolve_run(run, path.parent)
+    workload, framework = with_numerics(workload, cluster, framework, ())
+    row = one_row(workload, cluster, framework, strategy)
+    ranks = measured["ranks"]
+
+    def largest(field: str) -> int:
+        return max(int(rank.get(field) or 0) for rank in ranks)
+
+    return Run(
+        Estimator(workload, cluster, framework, row, loads_of(workload, row)), largest("peak_allocated_bytes"),
+        largest("peak_reserved_bytes"), largest("ready_allocated_bytes"), largest("between_steps_bytes"),
+        measured["outcome"] == "ok" and not largest("alloc_retries"), framework.allocator == "expandable",
+    )  # fmt: skip

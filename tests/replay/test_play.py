@@ -1,0 +1,147 @@
+"""Steps played through the allocator: against the closed forms, against measured runs, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mofa.cost.liveness import block_memory
+from mofa.replay.lives import Deed, Life, New, life
+from mofa.replay.play import MemoryPlayed, Piece, Rank, Weight, play
+from mofa.replay.ranks import ranks_of
+from tests.replay.runs import Run, fitting_runs, load
+
+MIB = 1 << 20
+BLOCKS = [
+    "mc1-llama-12l-full-accumulate", "mc1-qwen30b-2l", "mc2-tp2-llama-12l", "tt1-llama-8l", "tt1-llama-4l-ops",
+    "tt1-dsv2lite-6l", "tt2-fsdp-llama-8l", "tt2-ep2-qwen30b-2l-traced", "tt2-tp2-llama-8l", "tt2-pp2-dsv2lite-8l",
+]  # fmt: skip
+
+
+def _peaks(one: Life, x: int) -> tuple[int, int, int]:
+    """Most alive in the forward and in the backward, and what stays in between but the output; every byte as it is."""
+    alive: dict[str, int] = {}
+
+    def run(deeds: tuple[Deed, ...]) -> int:
+        most = 0
+        for deed in deeds:
+            alive.update({item.name: item.bytes for item in deed.new})
+            most = max(most, sum(alive.values()) + sum(item.bytes for item in deed.scratch))
+            for name in (*deed.free, *deed.hold):
+                alive.pop(name, None)
+        return most
+
+    alive["x"] = x
+    forward = run(one.forward)
+    out = alive.pop(one.out, 0)
+    saved = sum(alive.values())
+    alive[one.given] = out
+    return forward, run(one.backward), saved
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_live_as_in_the_closed_form(name: str) -> None:
+    """Op by op, the bytes are those of :func:`mofa.cost.liveness.block_memory`."""
+    for block in load(name).estimator.parts[0].costs.tapes.values():
+        memory = block_memory(block, 1)
+        x = block.forward.tensors.get("x")
+        given = int(np.asarray(x.bytes).reshape(-1)[0]) if x else 0
+        forward, backward, saved = _peaks(life(block), given)
+        assert saved == pytest.approx(float(memory.saved[0]), rel=1e-6, abs=4096), block.name
+        assert forward == pytest.approx(float(memory.forward_peak[0]), rel=0.01, abs=4096), block.name
+        assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
+
+
+def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
+    return [play(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
+
+
+def test_measured_memory() -> None:
+    """The runs that may be learned from: peaks over the steps after the first, of the fullest rank."""
+    allocated, reserved = [], []
+    for name in fitting_runs():
+        run = load(name)
+        if not run.settled:
+            continue
+        ranks = _played(run)
+        allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
+        reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
+        assert abs(allocated[-1]) < 0.025, name
+        assert abs(reserved[-1]) < 0.12, name
+    assert len(allocated) == 48
+    assert np.abs(allocated).mean() < 0.005
+    assert np.abs(reserved).mean() < 0.022
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mc1-llama-12l-full-accumulate",
+        "mc2-pp2-vpp2-llama-16l",
+        "mc4-tp2-pp2-llama-16l-full",
+        "tt2-pp2-zbv-llama-10l",
+        "tt2-pp2-dsv2lite-8l",
+    ],
+)
+def test_skipped_rounds_change_nothing(name: str) -> None:
+    run = load(name)
+    for short, whole in zip(_played(run), _played(run, skip_rounds=False), strict=True):
+        assert replace(short.peak, where="") == replace(whole.peak, where="")
+        assert (short.peak_reserved, short.between_steps) == (whole.peak_reserved, whole.between_steps)
+        assert len(short.curve) <= len(whole.curve)
+
+
+def test_parts_add_up() -> None:
+    for name in ("mc1-qwen30b-2l", "tt2-fsdp-llama-8l", "tt2-pp2-dsv2lite-8l"):
+        for rank in _played(load(name)):
+            assert sum(rank.peak.alive.values()) == rank.peak.allocated
+            assert rank.peak.allocated <= rank.peak.reserved <= rank.peak_reserved
+
+
+def test_full_device_plays_on() -> None:
+    """Half the memory: it says where there was no room, what was alive and how much was missing, and goes on."""
+    run = load("tt1-llama-8l")
+    (whole,) = _played(run)
+    (played,) = [play(rank, capacity=whole.peak_reserved // 2) for rank in ranks_of(run.estimator)]
+    assert played.out_of_memory is not None
+    assert whole.out_of_memory is None
+    assert played.missing_bytes > 0
+    assert played.out_of_memory.step == 1
+    assert played.out_of_memory.allocated <= whole.peak_reserved // 2
+    assert played.peak.allocated == whole.peak.allocated
+
+
+def _toy(num: int) -> Rank:
+    """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
+    block = Life(
+        "toy",
+        (Deed("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (
+            Deed("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
+            Deed("wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d")),
+            Deed("w.accumulate", grads=("dW",), free=("dW",)),
+        ),
+        "out", "", "", frozenset(), (("w", 10.0),),
+    )  # fmt: skip
+    acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
+    weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0, 10.0)
+    return Rank(
+        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), 0, (), grads_always=False,
+        contiguous=False, preallocated=False,
+    )  # fmt: skip
+
+
+def test_steps_by_hand() -> None:
+    """First step: 20 of parameters, 30 + 50 + 20 at the weight gradient. Then 40 of states besides; a second
+    micro-batch has the first one's gradient besides."""
+    one = play(_toy(1))
+    assert one.ready == 20 * MIB
+    assert one.first_step_peak == (20 + 30 + 50 + 20) * MIB
+    assert one.peak.allocated == (20 + 40 + 30 + 50 + 20) * MIB
+    assert one.peak.where == "backward of block 0: wgrad"
+    assert one.peak.step == 2
+    assert one.between_steps == (20 + 20 + 40) * MIB
+    assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
+    assert play(_toy(4)).peak.alive["gradients"] == 40 * MIB
