@@ -198,7 +198,7 @@ def make_rows(
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m)
     groups = {name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()}
-    if not framework.shards_params and len(table) > 1:  # blocks don't depend on dp there: each candidate's groups
+    if not framework.shards_params and len(costs.index) > 1:  # blocks don't depend on dp there: each candidate's groups
         groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
         groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
     shards = stage_shards(workload, framework, table, lay, groups)

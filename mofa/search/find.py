@@ -244,12 +244,9 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
     if not isinstance(dp, int) or cluster.num_gpus % dp:
         raise SpecError(f"--fix: dp ({dp}) must divide gpus ({cluster.num_gpus}); change dp")
     rest = cluster.num_gpus // dp
-    fits = tuple(p for p in space.pp if rest % p == 0)
-    tp = tuple(t for t in space.tp if rest % t == 0)
-    cp = tuple(c for c in space.cp if rest % c == 0)
-    if not (fits and tp and cp):
+    if not any(t * c * p == rest for t in space.tp for c in space.cp for p in space.pp):
         raise SpecError(f"--fix: dp ({dp}) leaves no tp x cp x pp = {rest}; change dp")
-    return replace(space, pp=fits, tp=tp, cp=cp)
+    return replace(space, dp=dp)
 
 
 def _search(
@@ -281,7 +278,8 @@ def _search(
         bad = over > 0
         reason[part.rows[bad]] = memory
         short[part.rows[bad]] = over[bad]
-    solved, table = _solve_layers(job, space, table, open_, device, limit, reason, short, (needless, memory))
+    codes = needless, memory
+    solved, table = _solve_layers(job, estimator, at, space, table, open_, device, limit, reason, short, codes)
     done = len(legal)
     for part in _cost(estimator, table, solved, at, progress, done, total):
         parts.append(part)
@@ -294,13 +292,13 @@ def _search(
 
 
 def _solve_layers(
-    job: Job, space: Space, table: StrategyTable, rows: NDArray[np.intp], device: NDArray[np.float64], limit: float,
-    reason: NDArray[np.int64], short: NDArray[np.float64], codes: tuple[int, int],
+    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Space, table: StrategyTable, rows: NDArray[np.intp],
+    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
+    codes: tuple[int, int],
 ) -> tuple[NDArray[np.intp], StrategyTable]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
 
-    Memory falls with every recomputed layer by about the same amount, so that the number follows from the two ends,
-    which were costed. Rows where none is needed, or all, say the same as those ends: needless.
+    Rows where none is needed, or all, say the same as those ends: needless.
     """
     needless, memory = codes
     if len(rows) == 0:
@@ -320,19 +318,48 @@ def _solve_layers(
         i = rows[np.flatnonzero(same)[0]]
         stages = split_layers(job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name)
         largest[same] = stages.largest_chunk
-    excess, saved = device[plain] - limit, device[plain] - device[whole]
-    wanted = np.ceil(excess / np.maximum(saved, 1.0) * largest)
-    unneeded = excess <= 0
-    never = ~unneeded & (device[whole] > limit)
-    everything = ~unneeded & ~never & (wanted >= largest)
-    drop = unneeded | everything
+    unneeded, fits = device[plain] <= limit, device[whole] <= limit
+    drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
+    number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
+    everything = number >= largest[keep]
+    drop[unneeded] = True
+    drop[keep[everything]] = True
     reason[rows[drop]] = needless
-    short[rows[drop]] = np.where(unneeded, 1.0, 1.0)[drop]
+    short[rows[drop]] = 1.0
+    never = ~unneeded & ~fits
     reason[rows[never]] = memory
     short[rows[never]] = (device[whole] - limit)[never]
-    keep = ~drop & ~never
-    layers[rows[keep]] = np.maximum(wanted[keep], 1).astype(np.int64)
-    return rows[keep], replace(table, recompute_layers=layers)
+    kept = rows[keep[~everything]]
+    layers[kept] = number[~everything]
+    return kept, replace(table, recompute_layers=layers)
+
+
+def _fewest_layers(
+    estimator: Estimator, rows: NDArray[np.intp], none: NDArray[np.float64], all_: NDArray[np.float64],
+    largest: NDArray[np.int64], limit: float,
+) -> NDArray[np.int64]:  # fmt: skip
+    """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
+
+    Memory falls by about the same amount with every layer, so that the straight line between what is known at both
+    ends tells where to look; it stops where a number fits and the one before it does not.
+    """
+    low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
+    over, under = none - limit, all_ - limit
+    while len(active := np.flatnonzero(high - low > 1)):
+        o, u, width = over[active], under[active], (high - low)[active]
+        guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
+        # once the line has been tried, the number before the one that fits is the likeliest to tell
+        guess = np.where((high < largest)[active], width - 1, guess)
+        tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
+        found = np.empty(len(active))
+        for start in range(0, len(active), COST_AT_ONCE):
+            here = slice(start, start + COST_AT_ONCE)
+            costed = estimator.rows(rows[active[here]], recompute_layers=tried[here])
+            found[here] = costed.device_bytes - limit
+        ok = found <= 0
+        high[active[ok]], under[active[ok]] = tried[ok], found[ok]
+        low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]
+    return high
 
 
 def _cost(

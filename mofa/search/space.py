@@ -47,6 +47,8 @@ class Space:
     schedule: tuple[str, ...]
     sp: bool | None
     zero: int | None
+    dp: int | None = None
+    """What tp, cp and pp must leave; any where absent."""
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -180,13 +182,15 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     flat = np.arange(int(np.prod(sizes)))
     index = np.unravel_index(flat, sizes)
     columns = [axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)]  # half the memory while masked
-    tp, cp, _, vpp, _, etp, _, kind, schedule, _ = columns
+    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = columns
     interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
     twice |= (schedule == interleaved) & (vpp == 1) & (len(space.vpp) > 1 or one_f in axes[8])
     twice |= (schedule == one_f) & (vpp > 1)
     twice |= (schedule == zbv) & (vpp != 2)
+    if space.dp is not None:
+        twice |= tp.astype(np.int64) * cp * pp * space.dp != cluster.num_gpus
     keep = np.flatnonzero(~twice)
     return _table([column[keep].astype(np.int64) for column in columns], space, modes, cluster, framework)
 
