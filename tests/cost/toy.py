@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 
+from mofa.cost.examples import toy_gpu
 from mofa.search.single import one_row
 from mofa.specs.base import Fact, Spec
 from mofa.specs.framework import FrameworkSpec
@@ -15,11 +17,18 @@ from mofa.specs.load import load_cluster
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import COLUMNS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from tests.blocks.small import EXPERTS, LATENT, framework, llama
+from tests.blocks.small import EXPERTS, LATENT, llama
+from tests.blocks.small import framework as uncached
 
 S = TypeVar("S", bound=Spec)
 __all__ = ["EXPERTS", "LATENT", "framework", "llama"]
 WINDOWED = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 64, "window": 128, "window_every": 2}
+
+
+@cache
+def framework(name: str, **options: Any) -> FrameworkSpec:
+    """A bundled framework with options changed."""
+    return uncached(name, **options)
 
 
 def with_facts(spec: S, **values: float) -> S:
@@ -56,6 +65,12 @@ def silent_network(cluster: ClusterSpec) -> ClusterSpec:
     return fast.model_copy(update={"node": node})
 
 
+def toy(machines: ClusterSpec) -> ClusterSpec:
+    """The cluster with the GPU of round numbers, whose clock does not depend on what runs."""
+    return machines.model_copy(update={"gpu": toy_gpu()})
+
+
+@cache
 def cluster(num_gpus: int = 8, node: str = "h100-hgx", memory_gib: float | None = None) -> ClusterSpec:
     """A bundled cluster, with as much memory a GPU as asked."""
     out = load_cluster(node, num_gpus)

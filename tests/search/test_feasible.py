@@ -1,0 +1,214 @@
+"""What each framework can run: every check rejects what the framework rejects, by hand, and lets the rest through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mofa.errors import MofaError, StrategyError
+from mofa.search.feasible import CHECKS, Job, check
+from mofa.search.single import one_row
+from mofa.search.space import default_space, product
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import StrategySpec
+from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
+
+TWELVE = {"kind": "gqa", "num_heads": 12, "num_kv_heads": 4, "head_dim": 64}
+REASONS = tuple(c.reason for c in CHECKS)
+DENSE, MOE = llama(num_layers=8), moe_llama(num_layers=8)
+
+
+def verdict(
+    model: ModelSpec, name: str = "megatron", *, gpus: int = 16, batch: int = 64, seq_len: int = 1024, **fields: Any
+) -> str:
+    """The first reason against a strategy, "" where there is none."""
+    spec = framework(name, **fields.pop("options", {}))
+    job = workload(model, seq_len=seq_len, global_batch=batch)
+    titan = name == "torchtitan"
+    defaults: dict[str, Any] = {
+        "sp": fields.get("tp", 1) > 1,
+        "zero": 3 if titan else 1,
+        "cp_kind": "allgather" if titan else "ring",
+    }
+    if titan and fields.get("pp", 1) > 1:
+        defaults["zero"] = 2
+    fields = {**defaults, **fields}
+    used = fields.get("tp", 1) * fields.get("cp", 1) * fields.get("pp", 1)
+    fields.setdefault("dp", max(gpus // used, 1))
+    if fields.get("vpp", 1) > 1:
+        fields.setdefault("schedule", "interleaved")
+    strategy = StrategySpec(framework=name, **fields)
+    try:
+        one_row(job, cluster(gpus), spec, strategy)
+    except StrategyError as error:
+        text = str(error)
+        rows = [c for c in CHECKS if _says(c.message, job, gpus, spec, strategy) in text]
+        assert "; " in text or ":" in text
+        return rows[0].reason if rows else text
+    return ""
+
+
+def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) -> str:
+    import numpy as np
+
+    from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+
+    mode = RecomputeSpec.parse(strategy.recompute)
+    values = {
+        n: np.array([getattr(strategy, n)])
+        for n in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero")
+    }
+    row = StrategyTable(
+        **values, cp_kind=np.array([0]), recompute=np.array([0]), recompute_layers=np.array([-1]),
+        schedule=np.array([SCHEDULES.index(strategy.schedule)]), recompute_modes=(mode,),
+    )  # fmt: skip
+    return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"
+
+
+def test_there_is_a_reason_for_each_check() -> None:
+    assert len(set(REASONS)) == len(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("reason", "model", "name", "fields"),
+    [
+        ("multi_token_prediction", mla_moe(), "torchtitan", {}),
+        ("gpus", DENSE, "megatron", {"tp": 4, "cp": 3, "dp": 1}),
+        ("gpus", DENSE, "megatron", {"tp": 8, "pp": 4, "dp": 1}),
+        ("heads", DENSE, "megatron", {"tp": 16}),  # 8 heads
+        ("heads", llama(attention=TWELVE), "megatron", {"tp": 8}),
+        ("widths", llama(mlp={"ffn_hidden": 1530}), "megatron", {"tp": 4}),
+        ("widths", moe_llama(moe={**EXPERTS, "expert_hidden": 130}), "megatron", {"tp": 4, "etp": 4}),
+        ("widths", llama(vocab=32002), "torchtitan", {"tp": 4}),
+        ("experts", MOE, "megatron", {"ep": 16}),
+        ("experts", moe_llama(moe={"num_experts": 6, "top_k": 2, "expert_hidden": 256}), "megatron", {"ep": 4}),
+        ("experts", DENSE, "megatron", {"ep": 2}),
+        ("expert_grid", MOE, "megatron", {"pp": 4, "ep": 8}),  # 4 ranks a stage
+        ("expert_tensor_parallel", MOE, "torchtitan", {"tp": 4, "ep": 2, "etp": 2}),
+        ("expert_tensor_parallel", MOE, "torchtitan", {"tp": 4, "ep": 1, "etp": 1}),
+        ("expert_parallel", MOE, "torchtitan", {"tp": 8, "ep": 8, "etp": 1, "pp": 2, "dp": 1}),
+        ("sequence_parallel", MOE, "megatron", {"tp": 2, "sp": False}),
+        ("context_parallel", DENSE, "megatron-local", {"cp": 2}),
+        ("sequence", DENSE, "megatron", {"cp": 2, "seq_len": 1022}),  # halves of both ends: multiples of 4
+        ("sequence", DENSE, "megatron", {"tp": 4, "seq_len": 1022}),
+        ("layers", DENSE, "megatron", {"pp": 16}),
+        ("layers", DENSE, "megatron", {"pp": 4, "vpp": 4}),
+        ("batch", DENSE, "megatron", {"micro_batch": 3}),
+        ("batch", DENSE, "megatron", {"batch": 24}),
+        ("schedule", DENSE, "megatron", {"pp": 2, "schedule": "gpipe"}),
+        ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "1f1b"}),
+        ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
+        ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 4 * 6}),  # 6 micro-batches in 4 stages
+        ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 8}),  # 2
+        ("recompute", DENSE, "megatron", {"recompute": "ops"}),
+        ("recompute", DENSE, "megatron", {"recompute": "selective:moe_act"}),
+        ("recompute", DENSE, "torchtitan", {"recompute": "selective"}),
+        ("recompute", DENSE, "megatron-local", {"recompute": "selective:layernorm"}),
+        ("zero", DENSE, "megatron", {"zero": 2}),
+        ("zero", DENSE, "torchtitan", {"zero": 1}),
+        ("zero", DENSE, "torchtitan", {"tp": 2, "zero": 0, "options": {"data_parallel": "ddp"}}),
+    ],
+)  # fmt: skip
+def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict[str, Any]) -> None:
+    assert verdict(model, name, **fields) == reason
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "fields"),
+    [
+        (DENSE, "megatron", {}),
+        (DENSE, "megatron", {"tp": 8}),  # 4 key-value heads, each on two ranks
+        (DENSE, "megatron", {"tp": 2, "sp": False}),
+        (DENSE, "megatron", {"cp": 2, "seq_len": 1020}),
+        (DENSE, "megatron", {"pp": 8}),
+        (llama(num_layers=9), "megatron", {"pp": 8}),
+        (DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 16}),
+        (DENSE, "megatron", {"pp": 4, "batch": 24}),  # 1F1B takes any number
+        (DENSE, "megatron", {"recompute": "full"}),
+        (DENSE, "megatron", {"recompute": "full:1"}),
+        (DENSE, "megatron", {"recompute": "selective:layernorm"}),
+        (DENSE, "megatron", {"zero": 0}),
+        (llama(vocab=32002), "megatron", {"tp": 4}),  # padded
+        (MOE, "megatron", {"ep": 8, "etp": 1}),
+        (MOE, "megatron", {"tp": 4, "ep": 8, "etp": 2}),
+        (MOE, "megatron", {"tp": 2, "etp": 1, "ep": 8}),
+        (mla_moe(), "megatron", {"recompute": "selective:mla_up_proj"}),
+        (DENSE, "megatron-local", {"recompute": "selective"}),
+        (DENSE, "torchtitan", {}),
+        (DENSE, "torchtitan", {"recompute": "ops"}),
+        (DENSE, "torchtitan", {"recompute": "every:2"}),
+        (DENSE, "torchtitan", {"pp": 2}),
+        (DENSE, "torchtitan", {"pp": 2, "schedule": "gpipe"}),
+        (DENSE, "torchtitan", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
+        (DENSE, "torchtitan", {"zero": 0, "options": {"data_parallel": "ddp"}}),
+        (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 1}),
+        (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 4}),
+        (MOE, "torchtitan", {"tp": 4, "etp": 4}),
+        (MOE, "torchtitan", {"ep": 4, "etp": 1}),
+    ],
+)  # fmt: skip
+def test_what_is_let_through(model: ModelSpec, name: str, fields: dict[str, Any]) -> None:
+    assert verdict(model, name, **fields) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("tp=16", ("tp (16)", "num_heads (8)", "num_kv_heads (4)")),
+        ("cp=2 micro_batch=3", ("global_batch (64)", "dp (8)", "micro_batch (3)")),
+        ("pp=16", ("pp (16)", "8 layers")),
+        ("ep=2", ("ep (2)", "llama")),
+        ("pp=4 vpp=2 micro_batch=8", ("vpp (2)", "micro-batches (2)", "pp (4)")),
+        ("zero=2", ("zero (2)",)),
+        ("pp=3", ("gpus (16)", "pp (3)")),
+        ("dp=3", ("dp (3)", "16")),
+        ("recompute=ops", ("ops", "megatron")),
+    ],
+)
+def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
+    """One line that says what is wrong, with its values, and what to do."""
+    job = workload(DENSE, global_batch=64)
+    with pytest.raises(MofaError) as caught:
+        one_row(job, cluster(16), framework("megatron"), text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for value in values:
+        assert value in message
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local", "torchtitan"])
+@pytest.mark.parametrize("model", [DENSE, MOE, mla_moe()], ids=lambda m: m.name)
+def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
+    """In the order of the list, each with how far it missed; what passes missed nothing."""
+    job = Job(workload(model), cluster(16), framework(name))
+    table = product(default_space(job.workload, job.cluster, job.framework), job.workload, job.cluster, job.framework)
+    found = check(job, table)
+    shorts = [c.short(job, table) for c in CHECKS]
+    assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)
+    for i in range(0, len(table), 97):
+        failed = [j for j, s in enumerate(shorts) if s[i] > 0]
+        assert found.reason[i] == (failed[0] if failed else -1)
+        assert found.short[i] == (shorts[failed[0]][i] if failed else 0.0)
+
+
+def test_how_far_a_row_missed() -> None:
+    """12 GPUs over 8: 4 more are needed; 64 sequences over 24: 8 more; 32 ranks on 16 GPUs: 16 too many."""
+    from tests.cost.toy import table as rows
+
+    job = Job(workload(DENSE, global_batch=64), cluster(16), framework("megatron"))
+    base = rows(job.workload, job.cluster, job.framework, ["dp=16"])
+
+    def changed(**values: int) -> Any:
+        from dataclasses import replace
+
+        import numpy as np
+
+        return replace(base, **{n: np.array([v]) for n, v in values.items()})
+
+    short = {c.reason: c.short for c in CHECKS}
+    assert short["batch"](job, changed(dp=24)).tolist() == [8]
+    assert short["gpus"](job, changed(tp=8, pp=4)).tolist() == [16]
+    assert short["gpus"](job, changed(cp=3)).tolist() == [2]
+    assert short["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
+    assert short["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]

@@ -1,0 +1,66 @@
+"""The smallest number of GPUs that would do, against trying every number of nodes."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from mofa.search.feasible import Job
+from mofa.search.find import find_plans
+from mofa.search.minimum import MOST_GPUS, fits_on, smallest_number_of_gpus
+from mofa.search.space import default_space
+from mofa.specs.model import ModelSpec
+from tests.cost.toy import cluster, framework, llama, moe_llama, workload
+
+HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 16, "head_dim": 128}
+DENSE = llama(num_layers=12, hidden=2048, vocab=32768, attention=HEADS, mlp={"ffn_hidden": 8192})
+MOE = moe_llama(
+    num_layers=4, hidden=2048, vocab=32768, attention=HEADS, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 4096}
+)
+
+
+def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> Job:
+    return Job(workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "memory_gib", "batch"),
+    [
+        (DENSE, "megatron", 5.0, 96),
+        (DENSE, "megatron", 6.0, 96),
+        (DENSE, "megatron", 7.0, 48),
+        (DENSE, "torchtitan", 3.0, 96),
+        (MOE, "megatron", 7.0, 96),
+        (DENSE, "megatron-local", 6.0, 96),
+    ],
+)
+def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int) -> None:
+    """Every number of nodes below it is tried: none fits, and it does."""
+    job = job_of(model, name, memory_gib, batch)
+    space = default_space(job.workload, job.cluster, job.framework)
+    found, note = smallest_number_of_gpus(job, space)
+    first = next(8 * n for n in count(1) if n > 24 or fits_on(job, space, 8 * n))
+    assert found == first if first <= 8 * 24 else found is None or found > 8 * 24
+    assert note
+
+
+@pytest.mark.parametrize(("memory_gib", "batch"), [(4.5, 96), (5.0, 96)])
+def test_a_search_on_that_many_finds_a_plan(memory_gib: float, batch: int) -> None:
+    """Nothing fits on a node; the number that the report names does, and the whole space on one node fewer does not."""
+    job = job_of(DENSE, "megatron", memory_gib, batch)
+    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    assert not report.plans
+    assert report.min_gpus is not None and report.min_gpus > 8 and report.min_gpus % 8 == 0
+    enough = cluster(report.min_gpus, memory_gib=memory_gib)
+    assert find_plans(job.workload, enough, framework=job.framework, top=1).report.plans
+    fewer = cluster(report.min_gpus - 8, memory_gib=memory_gib)
+    assert not find_plans(job.workload, fewer, framework=job.framework, top=1).report.plans
+
+
+def test_none_would_do() -> None:
+    """Less memory than the context and the communicators take."""
+    job = job_of(DENSE, "megatron", 0.6, 96)
+    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    assert report.min_gpus is None and not report.plans
+    assert f"{MOST_GPUS:,}" in (report.min_gpus_note or "")

@@ -1,0 +1,129 @@
+"""The search space: which values each degree takes, what constraints leave, no strategy twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.errors import SpecError
+from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import COLUMNS, SCHEDULES, StrategyTable
+from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+
+FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
+DENSE, MOE = llama(num_layers=8), moe_llama(num_layers=8)
+
+
+def space(
+    model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16, seq_len: int = 4096, batch: int = 48
+) -> Space:
+    return default_space(workload(model, seq_len=seq_len, global_batch=batch), cluster(gpus), framework(name))
+
+
+def rows(found: Space, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
+    return product(found, workload(model, seq_len=4096, global_batch=48), cluster(gpus), framework(name))
+
+
+def constrained(found: Space, **given: Any) -> Space:
+    return constrain(found, **{"fix": {}, "maximum": {}, "with_": (), "without": (), **given})
+
+
+def test_values_by_hand() -> None:
+    """16 GPUs in domains of 8, 8 layers, sequences of 4096, 48 of them."""
+    found = space()
+    assert found.tp == (1, 2, 4, 8)
+    assert found.cp == (1, 2, 4)  # down to 1024 tokens a rank
+    assert found.pp == (1, 2, 4, 8)
+    assert set(found.vpp) >= {1, 2, 4}
+    assert (found.ep, found.etp) == ((1,), (1,))
+    assert found.micro_batch == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert [str(spec) for spec, _ in found.recompute][:2] == ["none", "selective"]
+    assert space(MOE).ep == (1, 2, 4, 8)
+    assert space(MOE).etp == (1, 2, 4, 8)
+
+
+def test_what_frameworks_offer() -> None:
+    """Megatron's local spec has no context parallelism; torchtitan recomputes ops or layers, etp is 1 or tp."""
+    assert space(name="megatron-local").cp == (1,)
+    titan = space(MOE, "torchtitan")
+    assert [str(spec) for spec, _ in titan.recompute] == ["none", "ops", "every:2", "full"]
+    assert all(layers != SOLVED for _, layers in titan.recompute)
+    table = rows(titan, MOE, "torchtitan")
+    assert np.all((table.etp == 1) | (table.etp == table.tp))
+    assert np.all(table.cp_kind[table.cp > 1] == 1)
+    assert np.array_equal(table.zero, np.where(table.pp > 1, 2, 3))
+    assert np.all(rows(space()).zero == 1)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("model", [DENSE, MOE, mla_moe()], ids=lambda m: m.name)
+def test_no_strategy_twice(name: str, model: ModelSpec) -> None:
+    table = rows(space(model, name), model, name)
+    columns = np.stack([np.asarray(getattr(table, c), dtype=np.int64) for c in COLUMNS])
+    assert np.unique(columns, axis=1).shape[1] == len(table)
+    assert np.array_equal(table.dp, np.maximum(16 // (table.tp * table.cp * table.pp), 0))
+    assert np.array_equal(table.sp, table.tp > 1)
+    interleaved = table.schedule == SCHEDULES.index("interleaved")
+    assert np.array_equal(interleaved, table.vpp > 1)
+
+
+def test_the_space_changes_no_numerics() -> None:
+    assert space().schedule == ("1f1b", "interleaved")
+    assert "zbv" in constrained(space(name="torchtitan"), with_=("zbv",)).schedule
+
+
+def test_fix() -> None:
+    found = constrained(space(), fix={"tp": 4, "recompute": "full:3", "cp_kind": "allgather", "sp": False, "zero": 0})
+    table = rows(found)
+    assert set(table.tp) == {4}
+    assert set(table.recompute_layers) == {3} and [str(m) for m in table.recompute_modes] == ["full"]
+    assert not np.any(table.sp) and not np.any(table.zero)
+    assert set(table.cp_kind[table.cp > 1]) == {1}
+    whole = constrained(space(), fix={"recompute": "full"})
+    assert set(rows(whole).recompute_layers) == {-1}
+
+
+def test_max() -> None:
+    table = rows(constrained(space(), maximum={"tp": 2, "pp": 4, "micro_batch": 3}))
+    assert set(table.tp) == {1, 2} and set(table.pp) == {1, 2, 4} and set(table.micro_batch) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("word", ["tp", "pp", "vpp", "cp", "ep", "etp"])
+def test_without_a_degree(word: str) -> None:
+    table = rows(constrained(space(MOE), without=(word,)), MOE)
+    assert set(getattr(table, word)) == {1}
+    assert len(table) < len(rows(space(MOE), MOE))
+
+
+@pytest.mark.parametrize(
+    ("word", "left"),
+    [("recompute", {"none"}), ("full", {"none", "selective"}), ("selective", {"none", "full"})],
+)
+def test_without_recomputation(word: str, left: set[str]) -> None:
+    found = constrained(space(), without=(word,))
+    assert {spec.kind for spec, _ in found.recompute} == left
+
+
+def test_without_sequence_parallelism() -> None:
+    assert not np.any(rows(constrained(space(), without=("sp",))).sp)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"with_": ("fp9",)}, ("--with", "fp9", "fp8")),
+        ({"without": ("gp",)}, ("--without", "gp", "tp")),
+        ({"maximum": {"tp": 0}}, ("--max", "tp", "0")),
+        ({"maximum": {"dp": 4}}, ("--max", "dp")),
+        ({"fix": {"schedule": "2f2b"}}, ("--fix", "2f2b", "1f1b")),
+        ({"fix": {"framework": "megatron"}}, ("--fix", "--framework")),
+    ],
+)
+def test_constraints_that_say_nothing(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError) as caught:
+        constrained(space(), **given)
+    for word in words:
+        assert word in str(caught.value)
