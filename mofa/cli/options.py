@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from mofa.specs.framework import FRAMEWORK_NAMES
+
 
 class FlopsChoice(StrEnum):
     """Conventions of counting the FLOPs of causal attention."""
@@ -26,9 +28,7 @@ GlobalBatch = Annotated[int | None, typer.Option("--global-batch", min=1, help="
 Tokens = Annotated[str | None, typer.Option("--tokens", help="Tokens to train on, such as 15T.")]
 Framework = Annotated[
     str | None,
-    typer.Option(
-        "--framework", help="megatron, megatron-2022, megatron-local or torchtitan; else the workload's, else megatron."
-    ),
+    typer.Option("--framework", help=f"{', '.join(FRAMEWORK_NAMES)}; else the workload's, else megatron."),
 ]
 Set = Annotated[
     list[str] | None,

@@ -21,7 +21,7 @@ from mofa.cost.liveness import BlockMemory, block_memory
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.scan import PhaseTime, scan
 from mofa.cost.topology import Group, process_groups
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -117,7 +117,7 @@ def block_context(
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's training never sets the rotate method: it always gathers keys and values
-    ring = (table.cp_kind == 0) & (framework.name != "torchtitan")
+    ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=ring, ep=f["ep"], etp=f["etp"],

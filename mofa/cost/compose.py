@@ -14,7 +14,7 @@ from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_b
 from mofa.cost.scan import EXPOSED
 from mofa.cost.stages import Stages, in_flight
 from mofa.cost.topology import Group, process_groups
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -332,7 +332,7 @@ def _pipeline(
     hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
     turns = 2.0 * m * stages.vpp
     fill = 2.0 * (stages.pp - 1)
-    if rows.schedule == "1f1b" and rows.framework.name != "torchtitan":
+    if rows.schedule == "1f1b" and rows.framework.name not in PYTORCH_MODULES:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
         exposed[_T["pp"]] += (turns + fill) * hop
         exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value

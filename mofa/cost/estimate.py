@@ -14,7 +14,7 @@ from mofa.cost.compose import LayerArrays, Rows, make_rows, step_time
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.peak import stage_peaks
 from mofa.cost.stages import split_layers
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -30,7 +30,7 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
     autocast (distributed/utils.py).
     """
     rows = np.arange(len(table))
-    if framework.name != "torchtitan":
+    if framework.name not in PYTORCH_MODULES:
         return [(rows, Mode())]
     shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
     if framework.data_parallel == "ddp":

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.compute import stream_rate
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -75,7 +75,7 @@ def static_bytes(
     # two moments, held in half the bytes where the recipe says bf16
     states = framework.states_bytes_per_param - (4.0 if workload.precision.moments == "bf16" else 0.0)
     zeros = np.zeros_like(shards.dense)
-    if framework.name != "torchtitan":
+    if framework.name not in PYTORCH_MODULES:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
         temporary = 4.0 if framework.optimizer == "foreach" else 0.0
         scratch = np.where(zero >= 1, shards.sharded(temporary), shards.whole(temporary))
@@ -123,7 +123,7 @@ def optimizer_seconds(
     if workload.optimizer.clip_grad_norm:
         step += 4.0 / stream_rate(gpu, "grad_norm") + 8.0 / stream_rate(gpu, "grad_clip")
     host = 100 * gpu.curves.host.eager_op_s.value
-    if framework.name != "torchtitan":
+    if framework.name not in PYTORCH_MODULES:
         step += 6.0 / stream_rate(gpu, "cast_down")
         once = np.where(zero >= 1, shards.sharded(step), shards.whole(step))
         once = once + shards.whole(4.0 / stream_rate(gpu, "zero"))

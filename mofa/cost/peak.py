@@ -11,6 +11,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.compose import Rows
 from mofa.cost.topology import Group
+from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, layer_params
 
@@ -81,7 +82,7 @@ class _Instants:
             return np.zeros((self.n, self.pp))
         ctx = rows.costs.context
         one = (ctx.shard * float(rows.workload.model.hidden) * ctx.residual)[rows.k][:, None]
-        if rows.framework.name == "torchtitan":
+        if rows.framework.name in PYTORCH_MODULES:
             m = rows.num_micro_batches[:, None] * rows.layout.stages.vpp
             ways = np.full(self.pp, 2.0)
             ways[0] -= 1.0 / rows.layout.stages.vpp
@@ -305,6 +306,7 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
 
 
 ALWAYS = {
+    "fsdp1": (),
     "megatron": ("world", "tp", "dp_cp", "dp"),
     "megatron-2022": ("world", "tp", "dp_cp", "dp"),
     "megatron-local": ("world", "tp", "dp_cp", "dp"),
@@ -312,6 +314,7 @@ ALWAYS = {
 }
 """Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
 COLLECTIVE = {
+    "fsdp1": ("dp_cp", "dp_replicate"),
     "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
     "megatron-2022": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
     "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
@@ -339,7 +342,7 @@ def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework
         if name in _EXPERTS and not experts:
             continue
         group = groups[name]
-        peers = group.size - 1 if name == "ep" or framework == "torchtitan" else np.minimum(group.size - 1, 2)
+        peers = group.size - 1 if name == "ep" or framework in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
         peers = np.minimum(peers, 2) if name == "pp" else peers
         near = np.minimum(peers, group.ranks_per_domain - 1)
         total = total + near * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value

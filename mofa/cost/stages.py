@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
+from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
 
@@ -80,13 +81,13 @@ def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: 
     """
     num_chunks = pp * vpp
     spare = num_chunks - model.num_layers
-    if spare > (0 if framework == "torchtitan" or pp == 1 else 2):
+    if spare > (0 if framework in PYTORCH_MODULES or pp == 1 else 2):
         raise ValueError(
             f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
         )
     if spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
-    elif framework == "torchtitan":
+    elif framework in PYTORCH_MODULES:
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
     elif model.num_layers % num_chunks == 0:
         sizes = [model.num_layers // num_chunks] * num_chunks

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
-from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -90,7 +90,7 @@ def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _etp(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name != "torchtitan" or job.workload.model.moe is None:
+    if job.framework.name not in PYTORCH_MODULES or job.workload.model.moe is None:
         return np.zeros(len(t))
     ok = (t.etp == 1) | (t.etp == t.tp)
     # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
@@ -107,7 +107,7 @@ def _sp(job: Job, t: StrategyTable) -> FloatN:
 def _sequence(job: Job, t: StrategyTable) -> FloatN:
     seq = job.workload.batch.seq_len
     unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
-    if job.framework.name == "torchtitan":
+    if job.framework.name in PYTORCH_MODULES:
         unit = t.tp * 2 * t.cp
     return _remainder(seq, unit)
 
@@ -119,7 +119,7 @@ def _cp(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _layers(job: Job, t: StrategyTable) -> FloatN:
-    extra = 2 if job.framework.name == "torchtitan" else 0
+    extra = 2 if job.framework.name in PYTORCH_MODULES else 0
     short = t.pp * t.vpp - job.workload.model.num_layers
     if not extra:  # the first chunk may hold the embedding alone, the last the head
         short = short - np.where(t.pp > 1, 2, 0)
@@ -149,7 +149,7 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
-    offered = SCHEDULES if job.framework.name == "torchtitan" else ("1f1b", "interleaved")
+    offered = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
     ok = np.isin(t.schedule, [SCHEDULES.index(s) for s in offered])
     interleaved = np.isin(t.schedule, [SCHEDULES.index(s) for s in ("interleaved", "interleaved-zb", "zbv")])
     ok &= (t.vpp == 1) | interleaved
@@ -163,7 +163,7 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _zero(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name == "torchtitan":
+    if job.framework.name in PYTORCH_MODULES:
         ok = (t.zero == 0) if job.framework.data_parallel == "ddp" else t.zero >= 2
         if job.framework.data_parallel == "ddp":
             ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
@@ -173,14 +173,21 @@ def _zero(job: Job, t: StrategyTable) -> FloatN:
 
 def _titan(job: Job, t: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
-    if job.framework.name != "torchtitan":
+    if job.framework.name not in PYTORCH_MODULES:
         return np.zeros(len(t))
     short = np.where((t.ep > 1) & (t.dp * t.cp == 1), 1.0, 0.0)
     return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
+def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
+    """FSDP1 alone: one group shards everything."""
+    if job.framework.name != "fsdp1":
+        return np.zeros(len(t))
+    return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
+
+
 def _mtp(job: Job, t: StrategyTable) -> FloatN:
-    layers = job.workload.model.num_mtp_layers if job.framework.name == "torchtitan" else 0
+    layers = job.workload.model.num_mtp_layers if job.framework.name in PYTORCH_MODULES else 0
     return np.full(len(t), float(layers))
 
 
@@ -194,6 +201,8 @@ CHECKS: tuple[Check, ...] = (
         "workload.model.num_mtp_layers=0")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
         f"gpus ({j.cluster.num_gpus}) must be a multiple of {_one(t, 'tp', 'cp', 'pp')}; change one of them")),
+    Check("fsdp1", "ranks", _fsdp1, lambda j, t: (
+        f"fsdp1: {_one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
     Check("heads", "heads", _heads, lambda j, t: (
         f"{_one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide or be a multiple "
         f"of num_kv_heads ({j.workload.model.attention.num_kv_heads}); lower tp")),

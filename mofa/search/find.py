@@ -22,7 +22,7 @@ from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import make_plan, margin_bytes
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
-from mofa.specs.framework import OFFERED, FrameworkSpec
+from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -215,7 +215,7 @@ def with_numerics(
         raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
     if precision.gemm == "fp8" and framework.name != "megatron":
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
-    if precision.params == "fp32" and framework.name != "torchtitan":
+    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
     if workload.optimizer.implementation is not None:
         offered = OFFERED[framework.name]["optimizer"]
@@ -227,7 +227,7 @@ def with_numerics(
         if workload.model.moe is None or "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs experts and megatron or torchtitan, not {framework.name}")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
-    if "zbv" in words and framework.name != "torchtitan":
+    if "zbv" in words and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}")
     return workload.model_copy(update={"precision": precision}), framework
 

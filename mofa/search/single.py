@@ -9,7 +9,7 @@ import numpy as np
 from mofa.errors import SpecError, StrategyError
 from mofa.search.feasible import CHECKS, Job, check
 from mofa.specs.complete import complete_strategy
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
@@ -41,8 +41,10 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
     layers = -1
     if mode.kind == "full" and mode.layers is not None:
         layers, mode = mode.layers, RecomputeSpec(kind="full")
-        if framework.name == "torchtitan":
-            raise StrategyError(f"strategy: recompute ({spec.recompute}): full:n is Megatron's; use every:n or full")
+        if framework.name in PYTORCH_MODULES:
+            raise StrategyError(
+                f"strategy: recompute ({spec.recompute}): full:n is Megatron's; use full, every layer's"
+            )
 
     def column(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)

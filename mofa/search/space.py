@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
-from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -85,9 +85,9 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     etp: tuple[int, ...] = (1,)
     if model.moe is not None:
         ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
-        etp = (1, 0) if framework.name == "torchtitan" else tp
+        etp = (1, 0) if framework.name in PYTORCH_MODULES else tp
     modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
-    if framework.name == "torchtitan":
+    if framework.name in PYTORCH_MODULES:
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         modes.append((RecomputeSpec.parse("selective"), -1))
@@ -103,7 +103,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
-        cp_kind=(1,) if framework.name == "torchtitan" else (0, 1), recompute=tuple(modes), schedule=schedules,
+        cp_kind=(1,) if framework.name in PYTORCH_MODULES else (0, 1), recompute=tuple(modes), schedule=schedules,
         sp=None, zero=None,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.build import build
 from mofa.specs.files import short
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.overrides import check_strategy
 from mofa.specs.strategy import StrategySpec
 
@@ -67,8 +67,8 @@ def complete_strategy(
     stages = {"distributed-optimizer": 1, "ddp": 0, "fsdp": fsdp_stage, "hsdp": fsdp_stage}
     defaults = {
         "sp": given.tp > 1,
-        "etp": given.tp if moe and (framework.name != "torchtitan" or given.ep == 1) else 1,
-        "cp_kind": "allgather" if framework.name == "torchtitan" else "ring",
+        "etp": given.tp if moe and (framework.name not in PYTORCH_MODULES or given.ep == 1) else 1,
+        "cp_kind": "allgather" if framework.name in PYTORCH_MODULES else "ring",
         "zero": stages[framework.data_parallel],
         "recompute": framework.default_recompute,
         "schedule": "interleaved" if given.vpp > 1 else "1f1b",

@@ -11,11 +11,13 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import Provenance, Spec
 
-Family = Literal["megatron", "megatron-2022", "megatron-local", "torchtitan"]
-FRAMEWORK_NAMES: tuple[Family, ...] = ("megatron", "megatron-2022", "megatron-local", "torchtitan")
+Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
+FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
 
 LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
+PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
+"""Frameworks of plain PyTorch modules that PyTorch itself shards."""
 
 
 class FrameworkSpec(Spec):
@@ -72,7 +74,7 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{field} ({value}) is not offered by {self.name}; use one of {', '.join(offered)}")
         if self.data_parallel == "hsdp" and self.dp_replicate == 1:
             raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
-        if self.compile and self.name != "torchtitan":
+        if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):
             raise ValueError(f"dp_replicate ({self.dp_replicate}) needs data_parallel: hsdp, not {self.data_parallel}")
@@ -80,6 +82,13 @@ class FrameworkSpec(Spec):
 
 
 OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
+    "fsdp1": {
+        "data_parallel": ("fsdp", "hsdp"),
+        "attention": ("sdpa",),
+        "optimizer": ("fused", "foreach", "for-loop"),
+        "experts": ("grouped",),
+        "dispatcher": ("alltoall",),
+    },
     "megatron": {
         "data_parallel": ("distributed-optimizer", "ddp"),
         "attention": ("fused",),

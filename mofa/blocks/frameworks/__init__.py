@@ -12,6 +12,7 @@ from mofa.blocks.op import Op
 from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 
 PRIMITIVES: dict[str, Primitives] = {
+    "fsdp1": torchtitan.PRIMITIVES,
     "megatron": megatron.PRIMITIVES,
     "megatron-2022": megatron_local.PRIMITIVES,
     "megatron-local": megatron_local.PRIMITIVES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.frameworks.torchtitan import kept_outputs
 from mofa.blocks.op import Tape
-from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
+from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 
@@ -38,7 +38,7 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
             checkpoint=frozenset(CHECKPOINTED[m] for m in spec.modules if m in CHECKPOINTED),
             discard=frozenset(region for m in spec.modules for region in DISCARDED.get(m, ())),
         )
-    if framework.name != "torchtitan":
+    if framework.name not in PYTORCH_MODULES:
         return Recompute(kind="full")  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
@@ -49,11 +49,11 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
 
 def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:
     """Why a framework cannot recompute so, or None."""
-    titan = framework.name == "torchtitan"
-    if spec.kind in ("ops", "every") and not titan:
+    titan = framework.name in PYTORCH_MODULES
+    if spec.kind in ("ops", "every") and framework.name != "torchtitan":
         return f"recompute: {spec.kind} is torchtitan's; {framework.name} has none, selective[:modules] and full[:n]"
     if spec.kind == "full" and spec.layers is not None and titan:
-        return "recompute: full:n is Megatron's; torchtitan has none, ops, every:n and full"
+        return f"recompute: full:n is Megatron's; {framework.name} has none and full without n"
     if spec.kind != "selective":
         return None
     if titan:

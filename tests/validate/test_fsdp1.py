@@ -1,0 +1,47 @@
+"""PyTorch's first FSDP as a profile: torchtitan's modules and FSDP2's gathers, one group that shards everything."""
+
+from __future__ import annotations
+
+import pytest
+
+import mofa
+from mofa.errors import StrategyError
+from mofa.specs.framework import PYTORCH_MODULES
+
+JOB = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=32)
+MACHINES = mofa.load_cluster("h100-hgx", 16)
+FSDP1 = mofa.load_framework("fsdp1")
+
+
+def test_it_costs_what_fsdp2_costs_with_the_same_options() -> None:
+    """The same launches, gathers and bytes: only torchtitan's defaults differ."""
+    titan = mofa.load_framework("torchtitan", overrides={"optimizer": FSDP1.optimizer, "grouped_alignment": 1})
+    ours = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=FSDP1)
+    theirs = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=titan)
+    assert ours.step_s == theirs.step_s
+    assert ours.memory.allocated_bytes == theirs.memory.allocated_bytes
+    assert PYTORCH_MODULES == ("fsdp1", "torchtitan")
+
+
+def test_default_keeps_all_activations() -> None:
+    assert mofa.estimate(JOB, MACHINES, {}, framework=FSDP1).strategy.recompute == "none"
+
+
+def test_replicas_over_nodes() -> None:
+    hsdp = mofa.load_framework("fsdp1", overrides={"data_parallel": "hsdp", "dp_replicate": 2})
+    whole = mofa.estimate(JOB, MACHINES, {}, framework=FSDP1)
+    assert mofa.estimate(JOB, MACHINES, {}, framework=hsdp).memory.allocated_bytes > whole.memory.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error"),
+    [
+        ({"tp": 2}, r"fsdp1: tp \(2\)"),
+        ({"pp": 2}, r"fsdp1: .*pp \(2\)"),
+        ({"recompute": "ops"}, "torchtitan's"),
+        ({"recompute": "full:4"}, "use full"),
+    ],
+)
+def test_what_it_lacks(strategy: dict[str, object], error: str) -> None:
+    with pytest.raises(StrategyError, match=error):
+        mofa.estimate(JOB, MACHINES, strategy, framework=FSDP1)
