@@ -25,6 +25,7 @@ FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
                      "simumax"), "megatron"),
     **dict.fromkeys(("korth", "bloom"), "megatron-2022"),
+    **dict.fromkeys(("foundry", "fms"), "fsdp1"),
     "titan": "torchtitan",
 }  # fmt: skip
 """Framework of the sources whose framework is modelled."""
@@ -44,7 +45,11 @@ POWER_LIMITED = {
     "H100 94-96GB HBM2e low-TDP": "h100-hgx",
 }
 """GPUs whose clocks their profile does not describe: their rows say something of memory alone."""
-OWN_NODES = {"bloom": "hardware/a100-jean-zay.yaml"}
+OWN_NODES = {
+    "bloom": {"A100 80GB": "hardware/a100-jean-zay.yaml"},
+    "fms": {"A100 80GB": "hardware/a100-400gbps.yaml", "H100 80GB": "hardware/h100-800gbps.yaml"},
+}
+"""Nodes of sources whose network differs from the bundled node's."""
 MEMORY = {"simumax": "allocated", "bridgecard": "allocated", "titan": "reserved", "bloom": "device"}
 """What a source's memory column means (published_runs.md, section 4); not scored where it is unstated."""
 STATES_VPP = ("bridge", "bridgecard", "nemodoc", "simumax", "bloom", "korth", "titan")
@@ -60,6 +65,10 @@ UNMODELLED_OVERLAPS = (
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
 )
+DEEPSPEED_BF16 = "BF16 optimizer"
+"""DeepSpeed's BF16_Optimizer keeps fp32 gradients of all parameters beside the bf16 ones, which it clears at the next
+backward pass: 6 bytes a parameter (deepspeed/runtime/bf16_optimizer.py). Its ZeRO stage 1 before
+kept 16-bit ones: 2."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
@@ -120,8 +129,10 @@ def _degrees(row: Row) -> str | None:
         return "tp x pp x cp x dp is not the number of GPUs"
     if source == "simumax" and ranks[2] > 1:
         return "context parallelism by all-to-all over heads is not modelled"
-    if FRAMEWORKS[source] != "torchtitan" and row["zero_stage"] in ("2", "3"):
+    if FRAMEWORKS[source].startswith("megatron") and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
+    if FRAMEWORKS[source] == "fsdp1" and row["zero_stage"] != "3":
+        return "FSDP that keeps parameters gathered (SHARD_GRAD_OP) is not modelled"
     return None
 
 
@@ -146,11 +157,15 @@ def _features(row: Row) -> str | None:
     return None
 
 
+def _oom(row: Row) -> bool:
+    return re.search(r"\bOOM\b", row["notes"]) is not None
+
+
 def _measured(row: Row) -> str | None:
     power = row["gpu"] in POWER_LIMITED
     memory = bool(row["measured_peak_mem_gib"]) and source_of(row) in MEMORY
     time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
-    if time or memory or "OOM" in row["notes"]:
+    if time or memory or _oom(row):
         return None
     return "clocks are limited and no memory is given" if power else "neither step time, tokens/s nor memory is given"
 
@@ -179,17 +194,21 @@ def run_of(row: Row) -> dict[str, Any]:
     if recompute := recompute_of(row):
         strategy["recompute"] = recompute
     framework: dict[str, Any] = {"name": FRAMEWORKS[source], **OPTIONS.get(source, {})}
-    if framework["name"] == "torchtitan":
-        framework["compile"] = "torch.compile" in row["overlap_notes"]
+    if not framework["name"].startswith("megatron"):
+        framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
+        if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
+            framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
+    if source == "bloom":
+        framework["grads_bytes_per_param"] = 6 if DEEPSPEED_BF16 in row["notes"] else 2
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
     return {
         "id": row["id"],
         "model": model_of(row),
         "framework": framework,
-        "hardware": OWN_NODES.get(source) or NODES.get(row["gpu"]) or POWER_LIMITED[row["gpu"]],
+        "hardware": OWN_NODES.get(source, {}).get(row["gpu"]) or NODES.get(row["gpu"]) or POWER_LIMITED[row["gpu"]],
         "gpus": number(row, "n_gpus"),
         "strategy": strategy,
         "batch": {"seq_len": number(row, "seq_len"), "micro": number(row, "mbs"), "global": number(row, "gbs")},
@@ -199,7 +218,7 @@ def run_of(row: Row) -> dict[str, Any]:
 
 def measured_of(row: Row) -> dict[str, Any]:
     """What a usable row measured. Step time or tokens/s, never MFU."""
-    if "OOM" in row["notes"]:
+    if _oom(row):
         return {"oom": True}
     out: dict[str, Any] = {}
     if row["gpu"] not in POWER_LIMITED:

@@ -11,8 +11,9 @@ import pytest
 from mofa.specs.build import build
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
-from mofa.validate.table import import_rows, import_table, why_unusable
+from mofa.validate.table import OWN_NODES, import_rows, import_table, why_unusable
 
+PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 COLUMNS = (
     "id", "source_url_or_repo_path", "date", "model", "params_b", "layers", "hidden", "ffn", "heads", "kv_heads",
     "head_dim", "vocab", "moe_experts", "moe_topk", "moe_ffn", "shared_experts", "attention_type", "seq_len", "gpu",
@@ -34,7 +35,10 @@ def row(**changes: str) -> dict[str, str]:
 
 
 def usable(tmp_path: Path, **changes: str) -> dict[str, Any]:
-    runs, unusable = import_rows([row(**changes)], tmp_path)
+    """A row that must be usable, as a published run; own hardware files are those of the repository."""
+    runs, unusable = import_rows(
+        [row(**changes)], PUBLISHED if OWN_NODES.get(row(**changes)["id"].split("-")[0]) else tmp_path
+    )
     assert unusable == []
     build(PublishedRun, runs[0], "row")
     return runs[0]
@@ -128,6 +132,33 @@ def test_a_power_limited_gpu_says_something_of_memory_alone(tmp_path: Path) -> N
 def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
     item = usable(tmp_path, measured_tokens_per_s_per_gpu="", notes="OOM on A100-80GB")
     assert item["measured"] == {"oom": True}
+    assert usable(tmp_path, notes="iteration of the real BLOOM run")["measured"] == {"step_s": 8.0}
+
+
+def test_fsdp1(tmp_path: Path) -> None:
+    """MPT: LayerNorm, GELU, learned positions, tied embeddings, no biases; what keeps parameters gathered is not it."""
+    mpt = {
+        "id": "foundry-001", "model": "MPT-7b", "kv_heads": "32", "ffn": "16384", "vocab": "50368", "tp": "1",
+        "dp": "16", "zero_stage": "3", "recompute": "full", "framework": "llm-foundry/Composer FSDP",
+    }  # fmt: skip
+    run = usable(tmp_path, **mpt)["run"]
+    assert run["framework"] == {"name": "fsdp1", "compile": False}
+    assert run["model"]["tied_embeddings"]
+    assert "bias" not in run["model"]["mlp"]
+    assert "SHARD_GRAD_OP" in str(why_unusable(row(**{**mpt, "zero_stage": "2"})))
+
+
+def test_gradients_of_deepspeed(tmp_path: Path) -> None:
+    bloom = {
+        "id": "bloom-001", "model": "BLOOM-176B", "params_b": "176", "layers": "70", "hidden": "14336",
+        "ffn": "57344", "heads": "112", "kv_heads": "112", "vocab": "250680", "seq_len": "2048", "gpu": "A100 80GB",
+        "n_gpus": "384", "tp": "4", "sp": "0", "pp": "12", "dp": "8", "mbs": "2", "gbs": "2048", "recompute": "full",
+        "measured_peak_mem_gib": "59",
+    }  # fmt: skip
+    late = usable(tmp_path, **bloom, notes="BF16 optimizer with fp32 grad accumulation")
+    assert late["run"]["framework"]["grads_bytes_per_param"] == 6
+    assert late["measured"]["device_bytes"] == 59 * GIB
+    assert usable(tmp_path, **bloom)["run"]["framework"]["grads_bytes_per_param"] == 2
 
 
 def test_gpt_of_2022(tmp_path: Path) -> None:
