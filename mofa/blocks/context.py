@@ -42,8 +42,6 @@ class Context:
     rows_time: ArrayK
     rows_memory: ArrayK
     imbalance: ArrayK
-    remote_nodes: ArrayK
-    """Distinct destination nodes of a token's copies, for deduplicating dispatchers."""
     accumulating: bool = True
     """More than one micro-batch per step."""
     pipelined: bool = False

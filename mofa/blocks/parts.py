@@ -108,7 +108,7 @@ def fused_attention(
     b.add(Op("attn.kv_exchange", "cp", sent, (k, v), (received,), present=cp > 1, stream="cp",
              back=Back(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
                        stream="cp")))  # fmt: skip
-    first = b.tensor("attn.partial", np.where(ring, ctx.tokens * heads * a.d_v * e, 0.0), grad=False)
+    first = b.tensor("attn.partial", np.where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
     share = np.where(ring, hops / cp, 0.0)
     body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
     b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))

@@ -111,7 +111,6 @@ def block_context(
     local = np.where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
     time_ratio, memory_ratio = loads.ratios(table.ep)
-    remote = np.ones(len(table))
     element: int = 2
     gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
@@ -123,7 +122,7 @@ def block_context(
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=ring, ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=groups["fsdp"].size.astype(float), efsdp=groups["efsdp"].size.astype(float),
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=time_ratio,
-        remote_nodes=remote, accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
+        accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
     ), groups  # fmt: skip

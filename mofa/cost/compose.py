@@ -202,7 +202,9 @@ def make_rows(
         groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
         groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
     shards = stage_shards(workload, framework, table, lay, groups)
-    static = static_bytes(workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None])
+    static = static_bytes(
+        workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None], table.dp[:, None]
+    )
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
         modes.index(FULL) if FULL in modes else 0, layers, mtp, lay, m, groups, shards, static,
@@ -325,8 +327,11 @@ def _pipeline(
     rest = stage_s.sum(axis=1) - stage_s[np.arange(len(m)), slowest]
     bubble = rest / stages.vpp
     if rows.schedule in ("zbv", "interleaved-zb"):
+        # weight gradients, half of the backward that is no recomputation, fill the bubble: F + B - 3 W is left
+        again = rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]).sum(axis=1)
         total_f, total_b = fwd.sum(axis=1), bwd.sum(axis=1)
-        bubble = rest * np.maximum(total_f - total_b / 2, 0.0) / (total_f + total_b)
+        weight = np.maximum(total_b - again, 0.0) / 2
+        bubble = rest * np.maximum(total_f + total_b - 3 * weight, 0.0) / (total_f + total_b)
     exposed[_T["bubble"]] += bubble
     payload = (ctx.shard * float(rows.workload.model.hidden) * ctx.residual)[rows.k]
     hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
@@ -368,8 +373,9 @@ def _data_parallel(rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd
         _replicas(rows, exposed, hidden, bwd, m)
         return
     if fw.shards_params:
-        if fw.data_parallel == "ddp":
-            once = over("all_reduce", 4.0)[:, 0]
+        if rows.mode.precision == "autocast":  # DDP, which replicas without a shard group are as well
+            group = column(rows.groups["dp"])
+            once = collective_s("all_reduce", (s.dense + s.expert) * 4.0, group, cluster)[:, 0]
             bucket = np.minimum(1.0, 100 * 2.0**20 / np.maximum(s.dense[:, 0] * 4.0, 1.0))
             late = np.maximum(once * bucket, once - bwd[:, 0])
             exposed[_T["dp"]] += m * (late + slow * (once - late))

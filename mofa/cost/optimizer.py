@@ -59,6 +59,7 @@ def static_bytes(
     precision: str,
     pipelined: bool,
     zero: NDArray[np.int64],
+    replicas: IntN | int = 1,
 ) -> StaticBytes:
     """What a stage holds besides activations.
 
@@ -79,10 +80,13 @@ def static_bytes(
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
         temporary = 4.0 if framework.optimizer == "foreach" else 0.0
         scratch = np.where(zero >= 1, shards.sharded(temporary), shards.whole(temporary))
-        return StaticBytes(shards.whole(params), shards.whole(grads), sharded, zeros, scratch, True)
+        # Transformer Engine keeps fp8 copies of the weights, in both layouts, over the micro-batches of a step
+        copies = shards.whole(2.0) if workload.precision.gemm == "fp8" else zeros
+        return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":
-        buffers = shards.whole(4.0) if framework.data_parallel == "ddp" else zeros
+        apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
+        buffers = np.where(apart, shards.whole(4.0), zeros)  # DDP's buckets lie beside the gradients
         return StaticBytes(
             shards.whole(params), shards.whole(grads), shards.whole(states), buffers, shards.whole(temporary), False
         )

@@ -167,6 +167,8 @@ class _Instants:
         n, pp, k = self.n, self.pp, rows.k
         always = rows.static.grads_always
         several = (rows.num_micro_batches > 1).astype(float)[:, None]
+        if rows.schedule == "gpipe":  # no backward has run when all activations are there
+            several = np.zeros_like(several)
         mid = 1.0 if always else several * np.ones((n, pp))
         bk_plain, bk_full = rows.gather(rows.layers.backward_kinds)
         fk_plain, fk_full = rows.gather(rows.layers.forward_kinds)
@@ -270,7 +272,8 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     grads = np.take_along_axis(np.stack(instants.grads), which[None], axis=0)[0]
     slack = _slack(rows, grads)
     reserved = allocated + slack
-    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None)
+    experts = rows.workload.model.moe is not None
+    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, experts, rows.framework.dispatcher)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
     fullest = device.argmax(axis=1)
     at = np.arange(len(rows.table))
@@ -326,7 +329,17 @@ DIRECT = ("ep", "cp", "pp")
 _EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
 
 
-def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework: str, experts: bool) -> ArrayN:
+MEASURED_PEERS = 3
+"""Peers in one domain up to which buffers were seen to grow; NCCL then spreads its channels over more peers. [-]"""
+
+
+DEEPEP_BUFFER_BYTES = 2.0**30
+"""DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
+
+
+def communicator_bytes(
+    groups: dict[str, Group], cluster: ClusterSpec, framework: str, experts: bool, dispatcher: str = "alltoall"
+) -> ArrayN:
     """Device memory of all communicators of a rank. (n,) [B]
 
     A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
@@ -339,11 +352,14 @@ def communicator_bytes(groups: dict[str, Group], cluster: ClusterSpec, framework
         if name not in _EXPERTS or experts:
             total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
     for name in DIRECT:
-        if name in _EXPERTS and not experts:
+        if name in _EXPERTS and (not experts or dispatcher != "alltoall"):
             continue
         group = groups[name]
         peers = group.size - 1 if name == "ep" or framework in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
         peers = np.minimum(peers, 2) if name == "pp" else peers
         near = np.minimum(peers, group.ranks_per_domain - 1)
-        total = total + near * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
+        held = np.minimum(near, MEASURED_PEERS)
+        total = total + held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
+    if experts and dispatcher == "deepep":
+        total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
     return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))

@@ -99,7 +99,7 @@ def _etp(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _sp(job: Job, t: StrategyTable) -> FloatN:
-    if job.workload.model.moe is None:
+    if job.workload.model.moe is None and job.framework.name != "torchtitan":
         return np.zeros(len(t))
     return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
 
@@ -153,22 +153,28 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
     ok = np.isin(t.schedule, [SCHEDULES.index(s) for s in offered])
     interleaved = np.isin(t.schedule, [SCHEDULES.index(s) for s in ("interleaved", "interleaved-zb", "zbv")])
     ok &= (t.vpp == 1) | interleaved
-    ok &= (t.pp > 1) | ~interleaved | (t.vpp == 1)
+    ok &= ~interleaved | ((t.pp > 1) & (t.vpp > 1))
     return np.asarray(~ok, dtype=float)
 
 
 def _recompute(job: Job, t: StrategyTable) -> FloatN:
     bad = [unsupported(job.framework, spec, job.workload.model) is not None for spec in t.recompute_modes]
-    return np.asarray(np.array(bad)[t.recompute], dtype=float)
+    most = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
+    return np.asarray(np.array(bad)[t.recompute] | (t.recompute_layers > most), dtype=float)
 
 
 def _zero(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name in PYTORCH_MODULES:
-        ok = (t.zero == 0) if job.framework.data_parallel == "ddp" else t.zero >= 2
-        if job.framework.data_parallel == "ddp":
+    if job.framework.data_parallel == "ddp":
+        ok = t.zero == 0
+        if job.framework.name in PYTORCH_MODULES:
             ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
-        return np.asarray(~ok, dtype=float)
-    return np.asarray(t.zero > 1, dtype=float)
+    elif job.framework.name == "torchtitan":
+        ok = t.zero == np.where(t.pp > 1, 2, 3)
+    elif job.framework.name in PYTORCH_MODULES:
+        ok = t.zero >= 2
+    else:
+        ok = t.zero == 1
+    return np.asarray(~ok, dtype=float)
 
 
 def _titan(job: Job, t: StrategyTable) -> FloatN:
@@ -221,7 +227,8 @@ CHECKS: tuple[Check, ...] = (
         f"torchtitan: {_one(t, 'ep')} needs dp x cp above 1, and dp_replicate ({j.framework.dp_replicate}) must divide "
         f"{_one(t, 'dp')}; change ep or dp_replicate")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
-        f"{j.framework.name}: experts under {_one(t, 'tp')} need sequence parallelism; set sp=true")),
+        f"{j.framework.name}: {'experts under ' if j.framework.name != 'torchtitan' else ''}{_one(t, 'tp')} needs "
+        "sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
         f"{j.framework.name}: {_one(t, 'cp')} needs Transformer Engine's attention; use framework megatron or cp=1")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
@@ -238,7 +245,9 @@ CHECKS: tuple[Check, ...] = (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, lambda j, t: (
-        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or "")),
+        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {_one(t, 'pp', 'vpp')} leaves a "
+        "chunk; lower it")),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),

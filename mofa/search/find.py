@@ -159,6 +159,10 @@ def find_plans(
     min_gpus, note = None, None
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space)
+        if min_gpus is None and fix and not len(costed.rows):
+            why = max(range(len(CHECKS)), key=lambda i: int(np.sum(reason == i)))
+            row = table.take(np.flatnonzero(reason == why)[:1])
+            raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {CHECKS[why].message(job, row)}")
     names = [*(c.reason for c in CHECKS), "needless", "memory"]
     units = [*(c.unit for c in CHECKS), "layers", "B"]
     rejected, nearest = {}, {}
@@ -235,6 +239,9 @@ def with_numerics(
 def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
     """The routing load of every expert-parallel degree of a table."""
     if workload.model.moe is None:
+        if workload.routing.kind != "balanced":
+            kind, name = workload.routing.kind, workload.model.name
+            raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
         return RoutingLoads({}, {})
     degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
     return routing_loads(workload.routing, workload.model, degrees)

@@ -49,9 +49,10 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
     def column(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)
 
+    ring = spec.cp_kind == "ring" and framework.name != "torchtitan"  # which never sets its rotate method in training
     row = StrategyTable(
         tp=column(spec.tp), sp=np.array([spec.sp and spec.tp > 1]), pp=column(spec.pp), vpp=column(spec.vpp),
-        cp=column(spec.cp), cp_kind=column(0 if spec.cp_kind == "ring" else 1), ep=column(spec.ep),
+        cp=column(spec.cp), cp_kind=column(0 if ring else 1), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(spec.zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
         recompute_modes=(mode,),

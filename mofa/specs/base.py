@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from mofa.units import parse_quantity
 
@@ -49,10 +50,27 @@ def _fact_reader(unit: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-BytesFact = Annotated[Fact, _fact_reader("B")]
-BytesPerSFact = Annotated[Fact, _fact_reader("B/s")]
-FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s")]
-SecondsFact = Annotated[Fact, _fact_reader("s")]
-WattsFact = Annotated[Fact, _fact_reader("W")]
+def _bounded(low: float, high: float, *, above: bool = False) -> AfterValidator:
+    """Refuse a Fact outside of bounds; ``above`` excludes the lower one."""
+
+    def check(fact: Fact) -> Fact:
+        if fact.value < low or fact.value > high or (above and fact.value == low):
+            raise ValueError(f"value ({fact.value:g}) must be {'above' if above else 'at least'} {low:g}"
+                             + (f" and at most {high:g}" if high != math.inf else ""))  # fmt: skip
+        return fact
+
+    return AfterValidator(check)
+
+
+BytesFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, math.inf)]
+SizeFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, math.inf, above=True)]
+BytesPerSFact = Annotated[Fact, _fact_reader("B/s"), _bounded(0.0, math.inf, above=True)]
+FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s"), _bounded(0.0, math.inf, above=True)]
+SecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf)]
+WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(0.0, math.inf, above=True)]
+ShareFact = Annotated[Fact, _bounded(0.0, 1.0, above=True)]
+"""A share of a rate: above 0, at most 1. [-]"""
+CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
+NotNegativeFact = Annotated[Fact, _bounded(0.0, math.inf)]
 Positive = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 Count = Annotated[int, Field(ge=0, le=10**12, strict=True)]

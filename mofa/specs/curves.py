@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import Count, Fact, Provenance, SecondsFact, Spec
+from mofa.specs.base import Count, NotNegativeFact, Provenance, SecondsFact, Spec
 
 GemmFormat = Literal["bf16", "fp8", "fp32"]
 Backend = Literal["cudnn", "flash"]
@@ -209,7 +209,7 @@ class GpuCurves(Spec):
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")], StreamCurve]
     host: HostCurve
-    overlap_slowdown: Fact
+    overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
 
     @model_validator(mode="after")

@@ -6,7 +6,18 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from mofa.specs.base import BytesFact, BytesPerSFact, Fact, FlopsPerSFact, Positive, SecondsFact, Spec, WattsFact
+from mofa.specs.base import (
+    BytesFact,
+    BytesPerSFact,
+    CountFact,
+    FlopsPerSFact,
+    Positive,
+    SecondsFact,
+    ShareFact,
+    SizeFact,
+    Spec,
+    WattsFact,
+)
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves
 
 
@@ -16,12 +27,12 @@ class GpuSpec(Spec):
     name: str
     peak_flops_per_s: dict[GemmFormat, FlopsPerSFact]
     """Dense peak rates per format."""
-    memory_bytes: BytesFact
+    memory_bytes: SizeFact
     """What the datasheet says."""
-    usable_memory_bytes: BytesFact
+    usable_memory_bytes: SizeFact
     """Total that CUDA reports."""
     memory_bandwidth_bytes_per_s: BytesPerSFact
-    num_sms: Fact
+    num_sms: CountFact
     l2_bytes: BytesFact
     host_link_bytes_per_s: BytesPerSFact
     """Host to device, per GPU and per direction."""
@@ -36,9 +47,9 @@ class LinkSpec(Spec):
 
     name: str
     bandwidth_bytes_per_s: BytesPerSFact
-    efficiency: Fact
+    efficiency: ShareFact
     """Share of the bandwidth that large collectives reach (nccl-tests' bus bandwidth over the link's)."""
-    all_to_all_efficiency: Fact
+    all_to_all_efficiency: ShareFact
     latency_s: SecondsFact
     """Added per step of a ring or per message. [s]"""
 
@@ -50,10 +61,10 @@ class NicSpec(Spec):
     num_per_node: Positive
     bandwidth_bytes_per_s: BytesPerSFact
     """Of one NIC, per direction."""
-    efficiency: Fact
-    all_to_all_efficiency: Fact
+    efficiency: ShareFact
+    all_to_all_efficiency: ShareFact
     latency_s: SecondsFact
-    oversubscription: Fact
+    oversubscription: CountFact
     """Of the fabric above the NIC: 1 is non-blocking."""
 
 
@@ -82,7 +93,7 @@ class NodeSpec(Spec):
     nic: NicSpec
     host_memory_bytes: BytesFact
     communicators: CommunicatorSpec
-    nvls_factor: Fact
+    nvls_factor: CountFact
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
     collective_startup_s: SecondsFact
     """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""

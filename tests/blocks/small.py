@@ -74,7 +74,7 @@ def context(
     return Context(
         model=model, framework=spec, gemm_format="bf16", seq_len=seq_len, tp=one(tp), sp=np.array([sp]), cp=one(1),
         cp_ring=np.array([False]), ep=one(ep), etp=one(etp), micro_batch=one(micro_batch), fsdp=one(1), efsdp=one(1),
-        rows_time=one(rows), rows_memory=one(rows), imbalance=one(1), remote_nodes=one(1),
+        rows_time=one(rows), rows_memory=one(rows), imbalance=one(1),
     )  # fmt: skip
 
 

@@ -271,7 +271,7 @@ def test_same_columns_as_one_by_one() -> None:
     model = llama(moe=EXPERTS)
     one = [context(model), context(model, ep=2, expert_ranks=2), context(model, ep=4, expert_ranks=1)]
     fields = ("tp", "sp", "cp", "cp_ring", "ep", "etp", "micro_batch", "fsdp", "efsdp", "rows_time", "rows_memory",
-              "imbalance", "remote_nodes")  # fmt: skip
+              "imbalance")  # fmt: skip
     joined: dict[str, Any] = {f: np.concatenate([getattr(c, f) for c in one]) for f in fields}
     many = replace(one[0], **joined)
     together = block_memory(layer(many), 3)

@@ -8,98 +8,24 @@ gathered again beside the input gradient; weight gradients are added to the fp32
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypedDict
 
 import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.frameworks.megatron_linear import (
+    ACCUMULATE_BYTES_PER_PARAM,
+    buffer_gather,
+    column_linear,
+    fp8_cast,
+    norm,
+    residual,
+    row_linear,
+    weight_grad,
+)
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
-# main_grad.add_(grad): read the bf16 gradient, read and write the fp32 one (distributed_data_parallel.py)
-ACCUMULATE_BYTES_PER_PARAM = 10.0
-
-
-class WeightGrad(TypedDict, total=False):
-    """Arguments of a linear whose weight gradient is made apart."""
-
-    grad_bytes_per_param: float
-    accumulate_bytes_per_param: float
-
-
-def weight_grad(ctx: Context) -> WeightGrad:
-    """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
-    if ctx.framework.fuses_wgrad_accumulation:
-        return {}
-    return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ACCUMULATE_BYTES_PER_PARAM}
-
-
-def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads."""
-    return norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
-
-
-def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
-    """The region of a block's norm: a module of its own before latent attention and experts, else in the linear.
-
-    The norm that is fused with a dense layer's first linear is part of the ``mlp`` checkpoint; ``layernorm``
-    recomputation finds only norms that are modules (transformer_layer.py, gpt_layer_specs.py).
-    """
-    if name == "attn_norm":
-        return "layernorm.attn_norm" if ctx.model.attention.kind == "mla" else ""
-    if name == "mlp_norm":
-        return "layernorm.mlp_norm" if b.block.startswith("moe") else "mlp"
-    return ""
-
-
-def norm_op(
-    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False
-) -> str:
-    """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
-
-    PyTorch's kernels were measured; Transformer Engine's are taken at the general rate."""
-    rows = b.tensors[x].bytes / (width * ctx.element)
-    out = b.tensor(f"{name}.out", rows * width * ctx.element)
-    scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
-    moved = 2.0 * rows * width * ctx.element
-    like, wide = (ctx.model.norm, width) if torch_kernels else ("general", 0.0)
-    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=rows * width, width=wide)
-    b.add(
-        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale),
-           region=region, back=back, weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
-           accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
-    )  # fmt: skip
-    return out
-
-
-def buffer_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """All-gather of the sequence shards into the global "mpu" buffer, which outlives the tape (tensor_parallel)."""
-    nbytes = ctx.tokens * width * ctx.element
-    out = b.tensor(f"{name}.full", 0.0, "buffer", grad_bytes=nbytes)
-    work = Collective("all_gather", "tp", nbytes)
-    return b.add(Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp"))
-
-
-def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
-    """Column-parallel linear: the shard of its input is kept, gathered for the product and again for the gradient."""
-    if ctx.gemm_format == "fp8":
-        h = fp8_cast(b, ctx, h, name, k)
-    full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
-    return linear(
-        b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
-    )  # fmt: skip
-
-
-def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """Cast and transpose for an fp8 product: one byte for each of the two layouts, scaled per tensor."""
-    elements = b.tensors[x].bytes / ctx.element
-    out = b.tensor(f"{name}.fp8", 2.0 * elements)
-    return stream(
-        b, f"{name}.cast", (x,), out, bytes_=4.0 * elements, launches=2, back_bytes=4.0 * elements, back_launches=2,
-        like="cast_down", back_like="cast_down",
-    )  # fmt: skip
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -160,13 +86,15 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     assert a.kind == "mla"
     t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
-    x8 = fp8_cast(b, ctx, h, "down", hidden) if ctx.gemm_format == "fp8" else h
+    x8 = kept = h
+    if ctx.gemm_format == "fp8":
+        x8, kept = fp8_cast(b, ctx, h, "down", s * hidden, s * hidden)
     extra = weight_grad(ctx)
     if a.q_lora_rank is None:
         q = column_linear(b, ctx, h, "q_proj", ctx.heads * a.d_qk, hidden)
     else:
-        q = linear(b, ctx, x8, "q_down", m=s, n=float(a.q_lora_rank), k=hidden, saves=(x8,), **extra)
-    kv = linear(b, ctx, x8, "kv_down", m=s, n=float(rank + rope_dim), k=hidden, saves=(x8,), **extra)
+        q = linear(b, ctx, x8, "q_down", m=s, n=float(a.q_lora_rank), k=hidden, saves=(kept,), **extra)
+    kv = linear(b, ctx, x8, "kv_down", m=s, n=float(rank + rope_dim), k=hidden, saves=(kept,), **extra)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
@@ -201,28 +129,6 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     b.region = "core_attn"
     out = fused_attention(b, ctx, q, k, v, windowed)
     b.region = ""
-    return out
-
-
-def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
-    """Row-parallel linear and the reduction of its partial results."""
-    if ctx.gemm_format == "fp8":
-        x = fp8_cast(b, ctx, x, name, 0.0)
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
-    return tp_reduce(b, ctx, partial, name, n)
-
-
-def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
-    """Bias, dropout and add in one kernel; the mask is kept where there is dropout."""
-    nbytes = ctx.shard * ctx.model.hidden * ctx.residual
-    out = b.tensor(name, nbytes)
-    saves: tuple[str, ...] = ()
-    back = Back(0.0, 0)
-    writes: tuple[str, ...] = (out,)
-    if ctx.model.dropout > 0:
-        mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
-        writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
-    b.add(Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back))
     return out
 
 
@@ -367,24 +273,26 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else np.ones_like(local)
+    saved = x
     if ctx.gemm_format == "fp8":
-        elements = kept * hidden
-        x8 = b.tensor("experts.fp8", 2 * elements)
-        x = stream(b, "experts.cast", (x,), x8, bytes_=4 * rows * hidden, launches=2, back_bytes=4 * rows * hidden)
+        x, saved = fp8_cast(b, ctx, x, "experts.fc1", kept * hidden, rows * hidden)
     grads = weight_grad(ctx)
     per_param, moved = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     fc1 = b.tensor("experts.fc1", kept * n * e)
     b.add(
         Op("experts.fc1", "grouped_gemm", Grouped(rows, local, n, hidden, ctx.gemm_format, sequential=sequential),
-           (x,), (fc1,), (x,), launches=launches, weight="experts.fc1", weight_params=local * n * hidden,
+           (x,), (fc1,), (saved,), launches=launches, weight="experts.fc1", weight_params=local * n * hidden,
            weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
+    saved = act
+    if ctx.gemm_format == "fp8":
+        act, saved = fp8_cast(b, ctx, act, "experts.fc2", kept * f, rows * f)
     out = b.tensor("experts.out", kept * hidden * e)
     b.add(
         Op("experts.fc2", "grouped_gemm", Grouped(rows, local, np.asarray(hidden), f, ctx.gemm_format,
-           sequential=sequential), (act,), (out,), (act,), launches=launches, weight="experts.fc2",
+           sequential=sequential), (act,), (out,), (saved,), launches=launches, weight="experts.fc2",
            weight_params=local * f * hidden,
            weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=local)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import megatron as te
+from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
 
@@ -19,21 +20,21 @@ from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """PyTorch's fused norm, a module of its own."""
     own = name in ("attn_norm", "mlp_norm")
-    return te.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region, torch_kernels=True)
+    return base.norm_op(b, ctx, x, name, width, f"layernorm.{name}" if own else b.region, torch_kernels=True)
 
 
 def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
     """Column-parallel linear: keeps its shard, gathers it into the global buffer now and for the weight gradient."""
-    full = te.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    full = base.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **te.weight_grad(ctx),
+        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **base.weight_grad(ctx),
     )  # fmt: skip
 
 
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """Row-parallel linear and the reduction of its partial results."""
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **te.weight_grad(ctx))
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx))
     return tp_reduce(b, ctx, partial, name, n)
 
 
@@ -475,5 +476,5 @@ def persistent_buffers(ctx: Context) -> ArrayK:
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=te.head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=te.residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+    residual=base.residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
 )  # fmt: skip
