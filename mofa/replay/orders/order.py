@@ -1,0 +1,80 @@
+"""What a pipeline schedule is: per rank, the order of its computations and of what it sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Compute = Literal["F", "B", "I", "W"]
+"""Forward; backward of inputs and weights; backward of inputs alone; of weights alone."""
+Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+
+
+class Action(NamedTuple):
+    """One computation of a stage on a micro-batch, or the send or receive of what it makes or needs.
+
+    ``stage`` counts along the model over all ranks: stage 0 has the embedding. ``SEND_F`` names the stage that sends,
+    ``RECV_F`` the one that receives.
+    """
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} of stage {self.stage}, micro-batch {self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Computations per rank, in order; ``placement`` says where stages are: round and round, or there and back."""
+
+    pp: int
+    vpp: int
+    num_micro_batches: int
+    ranks: tuple[tuple[Action, ...], ...]
+    placement: Literal["loop", "v"] = "loop"
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * self.vpp
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that holds a stage."""
+        turn, position = divmod(stage, self.pp)
+        return self.pp - 1 - position if self.placement == "v" and turn % 2 else position
+
+    def chunk_of(self, stage: int) -> int:
+        """Which of its rank's chunks a stage is."""
+        return stage // self.pp
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Sends and receives launched together on a stream; the next computation waits for them where ``blocking``."""
+
+    ops: tuple[Action, ...]
+    stream: str = "p2p"
+    blocking: bool = True
+
+
+Item = Action | Exchange
+
+
+@dataclass(frozen=True)
+class Program:
+    """An order with its sends and receives: per rank, what it launches, in order."""
+
+    order: Order
+    ranks: tuple[tuple[Item, ...], ...]
+
+
+def one_forward_one_backward(
+    warmup: int, total: int, forward: Callable[[int], Action], backward: Callable[[int], Action]
+) -> list[Action]:
+    """``warmup`` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    out = [forward(i) for i in range(warmup)]
+    for i in range(warmup, total):
+        out += [forward(i), backward(i - warmup)]
+    return out + [backward(i) for i in range(total - warmup, total)]
