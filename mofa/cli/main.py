@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from mofa.cli.attribute import attribute
 from mofa.cli.calibrate import calibrate
 from mofa.cli.estimate import estimate
 from mofa.cli.measure import measure
@@ -41,6 +42,7 @@ app.command()(schema)
 app.add_typer(calibrate, name="calibrate")
 app.command()(measure)
 app.command()(validate)
+app.command()(attribute)
 
 
 def _print_version(wanted: bool) -> None:

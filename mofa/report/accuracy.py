@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mofa.report.text import print_table
+from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from mofa.validate.attribute import Attribution
     from mofa.validate.score import Compared, Errors, RunScore, ValidationReport
 
 Columns = Sequence[tuple[str, str]]
@@ -175,6 +177,13 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
     for name in dict.fromkeys(run.group for run in report.runs):
         rows = [run_cells(run) for run in report.runs if run.group == name]
         parts += [f"## {name}", markdown_table(RUN_COLUMNS, rows)]
+    if report.families:
+        rows = [
+            [name if i == 0 else "", *cells]
+            for name, found in report.families.items()
+            for i, cells in enumerate(attribution_rows(found))
+        ]
+        parts += ["## By family of kernels", FAMILY_WORDS, markdown_table((("run", "left"), *FAMILY_COLUMNS), rows)]
     reasons: dict[str, list[str]] = {}
     for item in report.not_scored:
         reasons.setdefault(f"{item.group}: {item.reason}", []).append(item.id)
@@ -215,3 +224,35 @@ def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
         if field != "peak_allocated_ranks" and any(getattr(run, field) is not None for run in report.runs):
             files |= figure_files(field, plot_accuracy(report.runs, field))
     return write_files(directory, files)
+
+
+def print_attribution(found: Attribution, console: Console) -> None:
+    """Print a profiled step beside its prediction, a line a family."""
+    rows = attribution_rows(found)
+    rows.append(["recomputation, predicted", "", "", format_seconds(found.recompute_s), ""])
+    rows.append(["pipeline bubble, predicted", "", "", format_seconds(found.bubble_s), ""])
+    error = found.predicted_step_s / found.measured_step_s - 1
+    total = [format_seconds(found.measured_step_s), format_seconds(found.predicted_step_s), f"{error:+.1%}"]
+    rows.append(["step", "", *total])
+    print_table(console, "One step", FAMILY_COLUMNS, rows)
+    console.print(FAMILY_WORDS)
+
+
+FAMILY_COLUMNS: Columns = (
+    ("family", "left"), ("kernels", "right"), ("trace", "right"), ("predicted", "right"), ("of the step", "right"),
+)  # fmt: skip
+FAMILY_WORDS = (
+    "Overlapped kernels are counted in full, in the trace as in the prediction; a profiled step is slower than\n"
+    "others. What is recomputed is in the trace's families and apart in the prediction."
+)
+
+
+def attribution_rows(found: Attribution) -> list[list[str]]:
+    """Rows under FAMILY_COLUMNS, one a family."""
+    return [
+        [
+            component_name(item.family), str(item.kernels or ""), format_seconds(item.measured_s),
+            format_seconds(item.predicted_s), f"{(item.predicted_s - item.measured_s) / found.measured_step_s:+.1%}",
+        ]
+        for item in found.families
+    ]  # fmt: skip

@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, configuration_hash, read_records
+from mofa.measure.records import Record, configuration_hash, read_record, read_records
 from mofa.specs.base import Fact
 from mofa.specs.build import build
+from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.load import resolve_run
+from mofa.specs.load import load_runs, resolve_run
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
@@ -191,3 +192,23 @@ def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
         for layer, experts in zip(moe, layers, strict=True):
             for expert, tokens in enumerate(experts):
                 yield 0, layer, expert, tokens, rank
+
+
+def run_of_file(path: Path) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+    """What a file of one run names, or the record of a measured run.
+
+    Raises
+    ------
+    SpecError
+        If it holds several runs, or none.
+    """
+    raw = load_yaml(path)
+    if "measured" in raw:
+        record = read_record(path)
+        resolved = resolve_run(record.run, path.parent)
+        off = record.environment.settings.get("NCCL_NVLS_ENABLE") == "0"
+        return (resolved[0], _without_nvls(resolved[1]) if off else resolved[1], *resolved[2:])
+    runs = load_runs(path)
+    if len(runs) != 1:
+        raise SpecError(f"{path}: holds {len(runs)} runs; name a file of one")
+    return resolve_run(runs[0], path.parent)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from mofa.errors import SpecError
+from mofa.search.find import estimate
+from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
 from mofa.validate.score import GroupScore, RunScore, ValidationReport, group_score, score
@@ -70,13 +72,26 @@ def validate(
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         found, left_out = references(reference_dir(folder), Path(scratch), group)
         runs, not_scored = score(found, left_out, progress=progress)
+        families = _families(found, reference_dir(folder) / "traces")
     return ValidationReport(
         groups=group_scores(runs),
         false_fits=sum(run.false_fit for run in runs),
         runs=tuple(runs),
         not_scored=tuple(not_scored),
+        families=families,
         elapsed_s=time.monotonic() - started,
     )
+
+
+def _families(found: Sequence[Reference], traces: Path) -> dict[str, Attribution]:
+    """The profiled runs, each with the trace of its first rank."""
+    out = {}
+    for reference in found:
+        trace = traces / f"{reference.id}.0.json.gz"
+        if trace.is_file():
+            workload, cluster, framework, strategy = reference.resolve()
+            out[reference.id] = attribute(read_trace(trace), estimate(workload, cluster, strategy, framework=framework))
+    return out
 
 
 def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:

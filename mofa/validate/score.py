@@ -13,6 +13,7 @@ from mofa.search.find import estimate
 from mofa.search.result import Plan
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.workload import WorkloadSpec
+from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
 
 SCHEMA_VERSION: Final = "1.0"
@@ -112,6 +113,9 @@ class ValidationReport(Spec):
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
     not_scored: tuple[NotScored, ...] = ()
+    families: dict[str, Attribution] = Field(
+        default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
+    )
     elapsed_s: float = Field(ge=0)
 
 

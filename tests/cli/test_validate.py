@@ -74,3 +74,17 @@ def test_no_references(cli: Cli) -> None:
     result = cli("validate", "--references", "nowhere")
     assert result.returncode == 2
     assert "no folder of reference runs" in one_line_of(result.stderr)
+
+
+def test_attribute(cli: Cli) -> None:
+    trace = REFERENCES / "traces" / "tt1-llama-2l-traced.0.json.gz"
+    run = REFERENCES / "measured" / "tt1-llama-2l-traced.yaml"
+    result = cli("attribute", str(trace), str(run))
+    assert result.returncode == 0, result.stderr
+    assert "matrix products" in result.stdout
+    assert "waiting for the host" in result.stdout
+    found = json.loads(cli("attribute", str(trace), str(run), "--json").stdout)
+    assert found["predicted_step_s"] == pytest.approx(found["measured_step_s"], rel=0.25)
+    missing = cli("attribute", "none.json", str(run))
+    assert missing.returncode == 2
+    assert "no such file" in one_line_of(missing.stderr)

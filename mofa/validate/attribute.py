@@ -1,0 +1,162 @@
+"""Where the seconds of a profiled step went, beside where the prediction puts them, per family of kernels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from mofa.errors import SpecError
+from mofa.search.result import Plan
+from mofa.specs.base import Spec
+
+Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]
+
+FAMILIES: tuple[tuple[Family, str], ...] = (
+    ("communication", r"nccl|SendRecv|AllReduce|AllGather|ReduceScatter|deep_ep|nvshmem"),
+    ("optimizer", r"multi_tensor_apply|FusedOptimizer|adam"),
+    ("attention", r"sdpa|flash|fmha|dot_do_o|convert_dq"),
+    ("grouped_gemm", r"grouped|GemmUniversal.*(?:Group|Ptr)|cutlass13device_kernel.*GemmUniversal"),
+    ("gemm", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|splitK"),
+)
+"""Families by the first pattern that a kernel's name holds; any other kernel is memory-bound."""
+MAX_FILE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel on the device. [s]"""
+
+    stream: int
+    name: str
+    start_s: float
+    duration_s: float
+
+
+class FamilySeconds(Spec):
+    """One family of kernels in one step."""
+
+    family: str
+    kernels: int = Field(ge=0, description="Kernels of it in the trace. [-]")
+    measured_s: float = Field(ge=0, description="Seconds of its kernels, overlapped ones included. [s]")
+    predicted_s: float = Field(ge=0, description="Exposed and hidden seconds of the prediction. [s]")
+
+
+class Attribution(Spec):
+    """A profiled step beside its prediction."""
+
+    measured_step_s: float = Field(gt=0, description="From the first kernel's start to the last one's end. [s]")
+    predicted_step_s: float = Field(gt=0)
+    families: tuple[FamilySeconds, ...]
+    recompute_s: float = Field(ge=0, description="Predicted recomputation; its kernels are in their families. [s]")
+    bubble_s: float = Field(ge=0, description="Predicted wait in the pipeline; idle in the trace. [s]")
+
+
+def family_of(kernel: str) -> Family:
+    """Family of a kernel by its name.
+
+    Examples
+    --------
+    >>> family_of("nvjet_sm90_tst_256x128"), family_of("ncclDevKernel_AllGather_RING_LL"), family_of("Memset (Device)")
+    ('gemm', 'communication', 'memory_bound')
+    """
+    found = (family for family, pattern in FAMILIES if re.search(pattern, kernel, re.IGNORECASE))
+    return next(found, "memory_bound")
+
+
+def read_trace(path: Path) -> list[Kernel]:
+    """Kernels of one step, in the order of their start.
+
+    Parameters
+    ----------
+    path
+        A Chrome trace of torch.profiler, or a trace of ``mofa measure --trace``; ``.json`` or ``.json.gz``.
+
+    Raises
+    ------
+    SpecError
+        If the file is none of them or holds no kernel.
+    """
+    raw = _load(path)
+    try:
+        if "kernels_us" in raw:
+            found = [Kernel(int(s), str(n), float(t) * 1e-6, float(d) * 1e-6) for s, n, t, d in raw["kernels_us"]]
+        else:
+            found = [
+                Kernel(int(e.get("tid", 0)), str(e["name"]), float(e["ts"]) * 1e-6, float(e["dur"]) * 1e-6)
+                for e in raw["traceEvents"]
+                if isinstance(e, dict) and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+            ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"{path}: no trace of torch.profiler ({type(error).__name__}); export a Chrome trace") from None
+    if not found:
+        raise SpecError(f"{path}: holds no kernel; profile with ProfilerActivity.CUDA")
+    return sorted(found, key=lambda kernel: kernel.start_s)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SpecError(f"{path}: larger than 1 GiB; profile one step")
+        data = path.read_bytes()
+        raw = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; check the path") from None
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: cannot be read as JSON ({type(error).__name__}); export a Chrome trace") from None
+    if not isinstance(raw, dict):
+        raise SpecError(f"{path}: holds no object; export a Chrome trace")
+    return raw
+
+
+def busy_s(kernels: Iterable[Kernel]) -> float:
+    """Seconds in which at least one kernel runs; by rising start. [s]
+
+    Examples
+    --------
+    >>> busy_s([Kernel(0, "a", 0.0, 2.0), Kernel(1, "b", 1.0, 2.0), Kernel(0, "c", 5.0, 1.0)])
+    4.0
+    """
+    busy, end = 0.0, float("-inf")
+    for kernel in kernels:
+        busy += max(kernel.start_s + kernel.duration_s - max(kernel.start_s, end), 0.0)
+        end = max(end, kernel.start_s + kernel.duration_s)
+    return busy
+
+
+def attribute(kernels: list[Kernel], plan: Plan) -> Attribution:
+    """Put the kernels of one step beside the prediction of its slowest rank."""
+    names: list[Family] = ["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication"]
+    seconds, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    for kernel in kernels:
+        family = family_of(kernel.name)
+        seconds[family] += kernel.duration_s
+        counts[family] += 1
+    exposed, hidden = plan.time.exposed, plan.time.hidden
+    predicted: dict[Family, float] = {
+        "gemm": exposed["gemm"], "grouped_gemm": exposed["grouped_gemm"], "attention": exposed["attention"],
+        "memory_bound": exposed["memory_bound"], "optimizer": exposed["optimizer"],
+        "communication": sum(hidden.values()) + sum(exposed[n] for n in ("tp", "cp", "ep", "pp", "dp")),
+    }  # fmt: skip
+    span = max(k.start_s + k.duration_s for k in kernels) - kernels[0].start_s
+    families = [
+        FamilySeconds(family=name, kernels=counts[name], measured_s=seconds[name], predicted_s=predicted[name])
+        for name in names
+        if counts[name] or predicted[name] > 0
+    ]
+    idle = FamilySeconds(
+        family="host_idle", kernels=0, measured_s=max(span - busy_s(kernels), 0.0), predicted_s=exposed["host_idle"]
+    )
+    return Attribution(
+        measured_step_s=span,
+        predicted_step_s=plan.step_s,
+        families=(*families, idle),
+        recompute_s=exposed["recompute"],
+        bubble_s=exposed["bubble"],
+    )

@@ -1,0 +1,95 @@
+"""A profiled step beside its prediction: families by name, traces of both kinds, what cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import mofa
+from mofa.errors import SpecError
+from mofa.validate.attribute import Kernel, attribute, busy_s, family_of, read_trace
+from mofa.validate.reference import run_of_file
+
+REFERENCES = Path(__file__).parents[2] / "reference_runs"
+TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "gemm"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize32x64x8", "gemm"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
+        ("void flash_fwd_kernel", "attention"),
+        ("_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel13GemmUniversal",
+         "grouped_gemm"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<", "optimizer"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("void cunn_SoftMaxForward<4, float, float, float", "memory_bound"),
+        ("Memcpy DtoD (Device -> Device)", "memory_bound"),
+    ],
+)  # fmt: skip
+def test_families(name: str, family: str) -> None:
+    assert family_of(name) == family
+
+
+def test_overlapped_kernels_are_busy_once() -> None:
+    """[0, 3] and [1, 2] on two streams, then [5, 6]: 4 s of 6."""
+    assert busy_s([Kernel(0, "a", 0.0, 3.0), Kernel(1, "b", 1.0, 1.0), Kernel(0, "c", 5.0, 1.0)]) == 4.0
+
+
+def test_a_chrome_trace(tmp_path: Path) -> None:
+    events = [
+        {"cat": "kernel", "name": "nvjet", "ts": 10.0, "dur": 5.0, "tid": 7},
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 0.0, "dur": 50.0, "tid": 1},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 2.0, "dur": 1.0, "tid": 7},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert [(k.name, k.stream) for k in read_trace(path)] == [("Memcpy DtoD", 7), ("nvjet", 7)]
+    zipped = tmp_path / "trace.json.gz"
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_trace(zipped) == read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", "JSON"), (b"[]", "no object"), (b"{}", "no trace"), (b'{"traceEvents": []}', "no kernel"),
+     (b'{"kernels_us": [[1]]}', "no trace"), (b"\x1f\x8b broken", "JSON")],
+)  # fmt: skip
+def test_what_is_no_trace(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=words):
+        read_trace(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file"):
+        read_trace(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name.split(".")[0])
+def test_every_kept_trace(trace: Path) -> None:
+    """All seconds of the trace are in a family, and the products are near what is predicted for them."""
+    kernels = read_trace(trace)
+    workload, cluster, framework, strategy = run_of_file(REFERENCES / "measured" / f"{trace.name.split('.')[0]}.yaml")
+    found = attribute(kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
+    running = [item for item in found.families if item.family != "host_idle"]
+    assert sum(item.measured_s for item in running) == pytest.approx(sum(k.duration_s for k in kernels))
+    assert sum(item.kernels for item in running) == len(kernels)
+    idle = next(item for item in found.families if item.family == "host_idle")
+    assert idle.measured_s == pytest.approx(found.measured_step_s - busy_s(kernels))
+    assert found.bubble_s == 0 or strategy.pp > 1
+
+
+def test_a_file_of_several_runs_is_refused(tmp_path: Path) -> None:
+    batch = "{seq_len: 4096, micro: 1, global: 8}"
+    run = f"{{id: %s, model: llama3-8b, framework: torchtitan, hardware: h100-hgx, gpus: 8, batch: {batch}}}"
+    path = tmp_path / "runs.yaml"
+    path.write_text(f"runs:\n- {run % 'a'}\n- {run % 'b'}\n")
+    with pytest.raises(SpecError, match="holds 2 runs"):
+        run_of_file(path)
