@@ -40,6 +40,7 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
     precision = np.where(mixed, 0, np.where(uniform, 1, 2))
     # op-level recomputation keeps the outputs of collectives: whether there are any is not an array either
     code = ((precision * 2 + (table.pp > 1)) * 2 + (table.tp > 1)) * 2 + (table.ep > 1)
+    code = code * 2 + (table.tp * table.cp * shard > table.ep * table.etp)  # whether experts are sharded besides
     out = []
     for value in np.unique(code):
         chosen = np.flatnonzero(code == value)

@@ -173,7 +173,7 @@ def _zero(job: Job, t: StrategyTable) -> FloatN:
     elif job.framework.name in PYTORCH_MODULES:
         ok = t.zero >= 2
     else:
-        ok = t.zero == 1
+        ok = t.zero <= 1
     return np.asarray(~ok, dtype=float)
 
 
