@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import KINDS, Op, Tensor
+from mofa.blocks.op import KINDS, Attention, Op, Tensor
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
@@ -38,6 +38,8 @@ class Deed:
     op: str
     new: tuple[New, ...] = ()
     scratch: tuple[New, ...] = ()
+    scratch_last: bool = False
+    """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
     free: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
     claim: str = ""
@@ -68,9 +70,14 @@ def value(x: object) -> float:
     return float(np.asarray(x, dtype=float).reshape(-1)[0])
 
 
-def life(block: BlockTapes, autocast: bool = False) -> Life:
-    """The deeds of a block whose tapes are of one combination."""
-    ops = [*block.forward.ops, *block.backward.ops]
+def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = False) -> Life:
+    """The deeds of a block whose tapes are of one combination.
+
+    ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
+    input's; Megatron's own function the other way round.
+    """
+    backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
+    ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
     tensors = {**block.forward.tensors, **block.backward.tensors}
     present = [bool(value(op.present)) for op in ops]
@@ -121,6 +128,28 @@ def life(block: BlockTapes, autocast: bool = False) -> Life:
     )  # fmt: skip
 
 
+def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    out = list(ops)
+    for i in range(len(out) - 1):
+        if out[i].name.endswith(".dgrad") and out[i + 1].name == out[i].name[: -len("dgrad")] + "wgrad":
+            out[i], out[i + 1] = out[i + 1], out[i]
+    return tuple(out)
+
+
+def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
+    """Scratch as tensors: copies of each output in twice its width where there are several, else one."""
+    kind = KINDS.index("scratch")
+    if len(new) < 2 or not total:
+        return (New("scratch", total, stream, kind),) if total else ()
+    made = sum(item.bytes for item in new)
+    sets = max(1, round(total / (2 * made)))
+    return tuple(
+        New("scratch", size, stream, kind)
+        for _ in range(sets) for item in new
+        if (size := total * item.bytes // (made * sets))
+    )  # fmt: skip
+
+
 def _shared(op: Op, present: bool) -> tuple[str, ...]:
     """The outputs that are the first input's memory."""
     if not op.reads:
@@ -148,7 +177,7 @@ def _deed(
     holds = mark and ".hold" in op.name
     grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
     deed = Deed(
-        op.name, new, (New("scratch", scratch, stream, KINDS.index("scratch")),) if scratch else (),
-        () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name, new, _scratch(scratch, () if isinstance(op.work, Attention) else new, stream),
+        isinstance(op.work, Attention), () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

@@ -14,6 +14,8 @@ _GROUP = tuple(
     {"activation": 4, "weight_copy": 5, "grad": 1, "state": 2, "buffer": 3, "scratch": 6}[kind] for kind in KINDS
 )
 _PARAMETERS, _GRADIENTS, _STATES, _BUFFERS, _ACTIVATIONS, _COPIES, _TEMPORARIES = range(len(GROUPS))
+WORKSPACE = 32 * 2**20
+"""PyTorch's default on Hopper, per handle and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
 
 
@@ -124,6 +126,7 @@ class Player:
         self.accumulators: dict[int, list[Block]] = {}
         self.seen: set[tuple[int, int]] = set()
         sizes = {len({k for k, _, _ in rank.computations}) * n for n in (1, len(rank.chunks), rank.round_length)}
+        self.threads: set[str] = set()
         self.rounds = tuple(sorted(sizes)) if skip_rounds else ()
 
     # -- memory
@@ -292,9 +295,17 @@ class Player:
             self.drop(block)
 
     # -- computations
+    def workspace(self, thread: str) -> None:
+        """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's."""
+        if thread not in self.threads:
+            self.threads.add(thread)
+            self.where = f"first {thread}: workspace of cuBLAS"
+            self.new(WORKSPACE, _BUFFERS)
+
     def forward(self, c: int, i: int) -> None:
         r = self.rank
         x: Block | None = None
+        self.workspace("forward")
         if r.receives[c] and not r.preallocated:
             self.where = f"receive of micro-batch {i}"
             x = self.new(r.boundary_bytes, _ACTIVATIONS)
@@ -321,6 +332,7 @@ class Player:
     def backward(self, c: int, i: int, hold: bool) -> None:
         r = self.rank
         at = self.passes[c, i]
+        self.workspace("backward")
         dy: Block | None = None
         if at.out is not None:
             self.drop(at.out)
@@ -358,12 +370,12 @@ class Player:
         self.held = {}
         for deed in deeds:
             self.where = f"{phase} of {piece.name}: {deed.op}"
+            temporaries = [] if deed.scratch_last else self.temporaries(deed)
             for item in deed.new:
                 block = carried.pop(deed.claim, None) if deed.claim else None
                 slots[item.name] = block or self.new(item.bytes, _GROUP[item.kind], item.stream)
-            if deed.scratch:
-                for block in [self.new(item.bytes, _TEMPORARIES, item.stream) for item in deed.scratch]:
-                    self.drop(block)
+            for block in temporaries or self.temporaries(deed):
+                self.drop(block)
             if deed.grads:
                 self.keep(deed, slots, index)
             for name in deed.hold:
@@ -385,6 +397,9 @@ class Player:
                 self.curve.append((self.where, self.a.allocated, self.a.reserved))
         for block in carried.values():
             self.drop(block)
+
+    def temporaries(self, deed: Deed) -> list[Block]:
+        return [self.new(item.bytes, _TEMPORARIES, item.stream) for item in deed.scratch]
 
     def keep(self, deed: Deed, slots: dict[str, Block], index: int) -> None:
         """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""

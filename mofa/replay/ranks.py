@@ -42,7 +42,10 @@ def _rank(estimator: Estimator, rows: Rows, r: int) -> Rank:
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
     autocast = mode.precision == "autocast"
-    lives = {label: life(block, autocast) for label, block in rows.costs.tapes.items()}
+    lives = {
+        label: life(block, autocast=autocast, weight_first=fw.name == "torchtitan")
+        for label, block in rows.costs.tapes.items()
+    }
     spec = table.recompute_modes[int(table.recompute[0])]
     base = base_mode(spec)
     order = order_of(rows.schedule, fw.name, pp, vpp, int(rows.num_micro_batches[0]))
