@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,16 +116,54 @@ def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = Fals
         _deed(op, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)
         for i, op in enumerate(ops)
     ]
-    weights = tuple(
+    weights: tuple[tuple[str, float], ...] = tuple(
         (op.name, value(op.weight_params) / max(value(op.num_weights), 1.0))
         for op in block.forward.ops
         if value(op.weight_params) > 0
         for _ in range(max(int(value(op.num_weights)), 1))
     )
+    pieces = _pieces(deeds, weights)
+    deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights,
     )  # fmt: skip
+
+
+def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
+    """FSDP copies what it gathered into a tensor for each weight."""
+    out: dict[str, tuple[New, ...]] = {}
+    for deed in deeds:
+        if deed is None or not deed.frees_held:
+            continue
+        for item in deed.new:
+            fits = _fitting(item, weights)
+            if fits:
+                out[item.name] = fits
+    return out
+
+
+def _fitting(item: New, weights: tuple[tuple[str, float], ...]) -> tuple[New, ...]:
+    """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
+    experts = item.name.startswith("efsdp.")
+    chosen = [n for name, n in weights if name.startswith("experts.") == experts]
+    if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
+        chosen = [n for _, n in weights]
+    rest = item.bytes - sum(int(2 * n) for n in chosen)
+    if rest < 0:
+        return ()
+    sizes = [*(int(2 * n) for n in chosen), *([rest] if rest else [])]
+    return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
+
+
+def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
+    def names(group: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
+
+    if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
+        return deed
+    new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
+    return replace(deed, new=new, free=names(deed.free), hold=names(deed.hold))
 
 
 def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -176,8 +214,9 @@ def _deed(
     scratch = int(value(op.scratch)) if present else 0
     holds = mark and ".hold" in op.name
     grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
+    attention = isinstance(op.work, Attention)
     deed = Deed(
-        op.name, new, _scratch(scratch, () if isinstance(op.work, Attention) else new, stream),
-        isinstance(op.work, Attention), () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name, new, _scratch(scratch, () if attention else new, stream), attention,
+        () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

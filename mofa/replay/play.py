@@ -55,6 +55,8 @@ class Rank:
     sends: tuple[bool, ...]
     boundary_bytes: int
     buffers: tuple[int, ...]
+    lazy_buffers: tuple[int, ...]
+    """Those there from the start, and those that the first forward takes. [B]"""
     grads_always: bool
     contiguous: bool
     preallocated: bool
@@ -62,8 +64,8 @@ class Rank:
     """Forwards in a round of the schedule's steady state. [-]"""
     tied: bool = False
     """Whether the embedding and the head are one weight, here: it has one gradient."""
-    gathered_params: tuple[tuple[float, ...], ...] | None = None
-    """Under pipelines FSDP's groups per chunk, gathered for the whole step and reduced at its end. [params]"""
+    gathered_params: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    """Under pipelines the weights of FSDP's groups per chunk: gathered for the step, reduced at its end. [params]"""
     shard_ranks: float = 1.0
 
 
@@ -171,7 +173,7 @@ class Player:
             self.new(2 * total, _GRADIENTS)
             for block in params:
                 self.drop(block)
-        for w in r.weights:
+        for w in self.in_optimizer():
             if w.main:
                 self.new(w.main, _STATES)
         for nbytes in r.buffers:
@@ -241,21 +243,22 @@ class Player:
         )
         return (self.a.fingerprint(), waiting)
 
-    def gather(self) -> list[list[Block]]:
+    def gather(self) -> list[list[list[Block]]]:
         """Under pipelines FSDP gathers each group once a step, and the weights stay."""
         groups = self.rank.gathered_params
         if groups is None:
             return []
         self.where = "gather of parameters"
-        out: list[list[Block]] = []
+        out: list[list[list[Block]]] = []
         before: Block | None = None
         for chunk in groups:
             mine = []
-            for params in chunk:
+            for weights in chunk:
+                params = sum(weights)
                 source = self.new(int(2 * params / self.rank.shard_ranks), _BUFFERS, _GATHER)
                 whole = self.new(int(2 * params), _BUFFERS, _GATHER)
                 self.drop(source)
-                mine.append(self.new(int(2 * params), _COPIES))
+                mine.append([self.new(int(2 * n), _COPIES) for n in weights])
                 if before is not None:
                     self.drop(before)
                 before = whole
@@ -264,7 +267,7 @@ class Player:
             self.drop(before)
         return out
 
-    def reduce(self, gathered: list[list[Block]]) -> None:
+    def reduce(self, gathered: list[list[list[Block]]]) -> None:
         """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
         groups = self.rank.gathered_params
         if groups is None:
@@ -272,8 +275,10 @@ class Player:
         self.where = "reduction of gradients"
         previous: Block | None = None
         for c, chunk in enumerate(groups):
-            for g, params in enumerate(chunk):
-                self.drop(gathered[c][g])
+            for g, weights in enumerate(chunk):
+                params = sum(weights)
+                for block in gathered[c][g]:
+                    self.drop(block)
                 buffer = self.new(int(4 * params), _BUFFERS)
                 if previous is not None:
                     self.drop(previous)
@@ -284,13 +289,20 @@ class Player:
         if previous is not None:
             self.drop(previous)
 
+    def in_optimizer(self) -> tuple[Weight, ...]:
+        """The weights in the order of the optimizer: Megatron's buffers hold them from the last to the first."""
+        return self.rank.weights[::-1] if self.rank.contiguous else self.rank.weights
+
     def optimize(self) -> None:
         self.where = "optimizer step"
+        if self.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
+            for w in self.in_optimizer():
+                self.drop(self.new(w.state, _TEMPORARIES))
         if self.step == 1:
-            for w in self.rank.weights:
+            for w in self.in_optimizer():
                 self.new(w.state, _STATES)
                 self.new(w.state, _STATES)
-        temporaries = [self.new(w.temporary, _TEMPORARIES) for w in self.rank.weights if w.temporary]
+        temporaries = [self.new(w.temporary, _TEMPORARIES) for w in self.in_optimizer() if w.temporary]
         for block in temporaries:
             self.drop(block)
 
@@ -305,6 +317,9 @@ class Player:
     def forward(self, c: int, i: int) -> None:
         r = self.rank
         x: Block | None = None
+        if self.step == 1 and "forward" not in self.threads:
+            for nbytes in r.lazy_buffers:
+                self.new(nbytes, _BUFFERS)
         self.workspace("forward")
         if r.receives[c] and not r.preallocated:
             self.where = f"receive of micro-batch {i}"
@@ -377,7 +392,7 @@ class Player:
             for block in temporaries or self.temporaries(deed):
                 self.drop(block)
             if deed.grads:
-                self.keep(deed, slots, index)
+                self.keep(deed, slots, index, piece.life.name == "embedding")
             for name in deed.hold:
                 if name in slots:
                     self.held[name] = slots.pop(name)
@@ -401,7 +416,7 @@ class Player:
     def temporaries(self, deed: Deed) -> list[Block]:
         return [self.new(item.bytes, _TEMPORARIES, item.stream) for item in deed.scratch]
 
-    def keep(self, deed: Deed, slots: dict[str, Block], index: int) -> None:
+    def keep(self, deed: Deed, slots: dict[str, Block], index: int, embedding: bool) -> None:
         """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""
         if self.rank.grads_always or not self.first:
             return
@@ -411,7 +426,7 @@ class Player:
                 continue
             if self.rank.gathered_params is not None:
                 self.accumulators.setdefault(index, []).append(self.new(2 * block.size, _GRADIENTS))
-            elif not (self.rank.tied and deed.op.startswith("embedding")):
+            elif not (self.rank.tied and embedding):
                 self.regroup(slots.pop(name), _GRADIENTS)
                 self.grads.append(block)
 

@@ -74,22 +74,33 @@ def _rank(estimator: Estimator, rows: Rows, r: int) -> Rank:
     sends = tuple(s < pp * vpp - 1 and order.rank_of(s + 1) != r for s in local)
     ctx = rows.costs.context
     boundary = int(value(ctx.shard) * rows.workload.model.hidden * ctx.residual)
-    groups = tuple(tuple(sum(n for _, n in p.life.weights) for p in c) for c in chunks)
+    groups = tuple(tuple(tuple(n for _, n in p.life.weights) for p in c) for c in chunks)
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     on_head = r == stages.head_stage
     persistent = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
-    buffers = [persistent] if persistent else []
+    buffers = _rope_tables(rows, vpp)
     if fw.shards_params:
         rest = int(rows.static.buffers[0, r])
         buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
     return Rank(
         weights=_weights(rows, r, chunks), chunks=tuple(chunks), computations=acts,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends, boundary_bytes=boundary,
-        buffers=tuple(buffers), grads_always=rows.static.grads_always, contiguous=rows.static.grads_always,
+        buffers=tuple(buffers), lazy_buffers=(persistent,) if persistent else (),
+        grads_always=rows.static.grads_always, contiguous=rows.static.grads_always,
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
         gathered_params=groups if pipelined else None,
         shard_ranks=float(rows.shards.dense_ranks[0, 0]),
     )  # fmt: skip
+
+
+def _rope_tables(rows: Rows, vpp: int) -> list[int]:
+    """torchtitan registers the rotation of every position for each model part: complex, or cosine and sine of the whole
+    head where queries and keys are normed (Qwen3). [B]"""
+    a = rows.workload.model.attention
+    if rows.framework.name != "torchtitan" or rows.workload.model.positions != "rope":
+        return []
+    width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
+    return [4 * rows.workload.batch.seq_len * int(width)] * vpp
 
 
 def _tied(rows: Rows, r: int) -> bool:

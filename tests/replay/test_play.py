@@ -69,9 +69,10 @@ def test_measured_memory() -> None:
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
         reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
         assert abs(allocated[-1]) < 0.025, name
-        assert abs(reserved[-1]) < 0.12, name
+        assert abs(reserved[-1]) < 0.16, name
     assert len(allocated) == 48
-    assert np.abs(allocated).mean() < 0.005
+    assert np.abs(allocated).mean() < 0.002
+    assert np.median(np.abs(allocated)) < 0.0005
     assert np.abs(reserved).mean() < 0.022
 
 
@@ -128,7 +129,7 @@ def _toy(num: int) -> Rank:
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
     weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0, 10.0)
     return Rank(
-        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), 0, (), grads_always=False,
+        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), 0, (), (), grads_always=False,
         contiguous=False, preallocated=False,
     )  # fmt: skip
 
