@@ -135,14 +135,14 @@ def _toy(num: int) -> Rank:
 
 
 def test_steps_by_hand() -> None:
-    """First step: 20 of parameters, 30 + 50 + 20 at the weight gradient. Then 40 of states besides; a second
-    micro-batch has the first one's gradient besides."""
+    """First step: 20 of parameters, cuBLAS's 2 x 32, 30 + 50 + 20 at the weight gradient. Then 40 of states besides; a
+    second micro-batch has the first one's gradient besides."""
     one = play(_toy(1))
     assert one.ready == 20 * MIB
-    assert one.first_step_peak == (20 + 30 + 50 + 20) * MIB
-    assert one.peak.allocated == (20 + 40 + 30 + 50 + 20) * MIB
+    assert one.first_step_peak == (64 + 20 + 30 + 50 + 20) * MIB
+    assert one.peak.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
     assert one.peak.where == "backward of block 0: wgrad"
     assert one.peak.step == 2
-    assert one.between_steps == (20 + 20 + 40) * MIB
+    assert one.between_steps == (64 + 20 + 20 + 40) * MIB
     assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
     assert play(_toy(4)).peak.alive["gradients"] == 40 * MIB
