@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mofa.report.text import print_table
+from mofa.report.text import print_table, shares_text
 from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
 
@@ -95,14 +95,22 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
 def verdict_rows(report: ValidationReport) -> list[list[str]]:
     """One row a group: runs, those out of memory, wrong verdicts, weak share."""
     return [
-        [name, str(g.runs), str(g.out_of_memory), str(g.false_fits), str(g.false_misses), percent(g.weak_fraction)]
+        [
+            name,
+            str(g.runs),
+            str(g.out_of_memory),
+            str(g.false_fits),
+            str(g.false_misses),
+            percent(g.weak_fraction),
+            shares_text({name: share for name, share in g.provenance.items() if share >= 0.005}),
+        ]
         for name, g in report.groups.items()
     ]
 
 
 VERDICT_COLUMNS: Columns = (
     ("group", "left"), ("runs", "right"), ("out of memory", "right"), ("of them said to fit", "right"),
-    ("ran, said not to fit", "right"), ("weak", "right"),
+    ("ran, said not to fit", "right"), ("weak", "right"), ("the steps rest on", "left"),
 )  # fmt: skip
 
 

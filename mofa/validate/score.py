@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mofa.search.find import estimate
 from mofa.search.result import Plan
-from mofa.specs.base import Provenance, Spec
+from mofa.specs.base import PROVENANCES, Provenance, Spec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
@@ -95,6 +95,7 @@ class GroupScore(Spec):
     false_fits: int = Field(description="Those of them that were said to fit. [-]")
     false_misses: int = Field(description="Runs that ran and were said not to fit. [-]")
     weak_fraction: float = Field(description="Mean share of the steps on assumed or extrapolated numbers. [-]")
+    provenance: dict[Provenance, float] = Field(description="Mean shares of the predicted steps. [-]")
 
 
 class NotScored(Spec):
@@ -259,6 +260,7 @@ def group_score(runs: Sequence[RunScore]) -> GroupScore:
         false_fits=sum(run.false_fit for run in runs),
         false_misses=sum(run.false_miss for run in runs),
         weak_fraction=fmean(run.weak_fraction for run in runs),
+        provenance={p: fmean(run.provenance.get(p, 0.0) for run in runs) for p in PROVENANCES},
     )
 
 
