@@ -103,7 +103,7 @@ class _Differentiator:
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
-        self.tensors[name] = replace(source, name=name, kind=kind or source.kind, grad=False)  # type: ignore[arg-type]
+        self.tensors[name] = Tensor(name, source.bytes, kind or source.kind, False, source.grad_bytes)  # type: ignore[arg-type]
         return name
 
     def _gradient(self, name: str, like: str) -> str:

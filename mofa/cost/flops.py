@@ -35,6 +35,7 @@ def _active(model: ModelSpec, moe: bool) -> float:
     return p.total - p.routed + routed
 
 
+@lru_cache(maxsize=64)
 def attention_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention) -> float:
     """Forward FLOPs of all attention layers per token: two products over the positions a token attends to. [FLOP]
 

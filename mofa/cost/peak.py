@@ -74,6 +74,7 @@ class _Instants:
         self.minus: list[ArrayN] = []
         self.grads: list[ArrayN] = []
         self.copies: list[ArrayN] = []
+        self._arrays: dict[str, ArrayN] = {}
 
     def _pipeline_buffers(self) -> ArrayN:
         """Activations received from the neighbours: one each way, or all micro-batches' where preallocated."""
@@ -229,13 +230,19 @@ class _Instants:
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
         return np.asarray(np.minimum(one / vpp + ends, self.acts))
 
+    def _stacked(self, name: str) -> ArrayN:
+        """A list of all instants as one array, made once. (instants, n, ...)"""
+        if name not in self._arrays:
+            self._arrays[name] = np.stack(getattr(self, name))
+        return self._arrays[name]
+
     def parts(self, instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """The live components of each candidate at one instant of one stage. (len(LIVE_COMPONENTS), n)"""
         rows, lay, n = self.rows, self.rows.layout, self.n
         at = np.arange(n)
         out = np.zeros((len(LIVE_COMPONENTS), n))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
-        grads = np.stack(self.grads)[instant, at, stage]
+        grads = self._stacked("grads")[instant, at, stage]
         out[place["parameters"]] = rows.static.params[at, stage]
         out[place["gradients"]] = grads * rows.static.grads[at, stage]
         out[place["optimizer_states"]] = rows.static.states[at, stage]
@@ -252,11 +259,11 @@ class _Instants:
             before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
             kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k]
         acts = self.acts[at, stage]
-        gone = np.stack(self.minus)[instant, at, stage]
+        gone = self._stacked("minus")[instant, at, stage]
         share = np.where(acts > 0, np.clip((acts - gone) / np.where(acts > 0, acts, 1.0), 0.0, 1.0), 0.0)
-        transient = np.stack(self.transients)[instant, at].T
+        transient = self._stacked("transients")[instant, at].T
         np.add.at(out, _ROW, kept * share + transient)
-        out[place["weight_copies"]] += np.stack(self.copies)[instant, at, stage]
+        out[place["weight_copies"]] += self._stacked("copies")[instant, at, stage]
         is_step = instant == len(self.names) - 1
         out[place["temporaries"]] += np.where(is_step, rows.static.step_scratch[at, stage], 0.0)
         return out
