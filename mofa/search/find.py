@@ -160,7 +160,7 @@ def find_plans(
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space)
         if min_gpus is None and fix and not len(costed.rows):
-            why = max(range(len(CHECKS)), key=lambda i: int(np.sum(reason == i)))
+            why = int(reason.max())  # what stopped those that came furthest
             row = table.take(np.flatnonzero(reason == why)[:1])
             raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {CHECKS[why].message(job, row)}")
     names = [*(c.reason for c in CHECKS), "needless", "memory"]
