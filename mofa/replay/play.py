@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mofa.blocks.op import KINDS
 from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
 from mofa.replay.lives import Deed, Life
+from mofa.replay.rounds import Rounds
 
 GROUPS = ("parameters", "gradients", "optimizer_states", "buffers", "activations", "weight_copies", "temporaries")
 _GROUP = tuple(
@@ -114,7 +115,7 @@ class Player:
         self.alive = [0] * len(GROUPS)
         self.group: dict[int, int] = {}
         self.step = 0
-        self.where = "start"
+        self.place = ("start", "", "")
         self.peak: Moment | None = None
         self.failed: Moment | None = None
         self.missing = 0
@@ -126,8 +127,9 @@ class Player:
         self.passes: dict[tuple[int, int], _Pass] = {}
         self.first = True
         self.accumulators: dict[int, list[Block]] = {}
-        self.seen: set[tuple[int, int]] = set()
-        sizes = {len({k for k, _, _ in rank.computations}) * n for n in (1, len(rank.chunks), rank.round_length)}
+        self.begun: set[int] = set()
+        kinds = len({k for k, _, _ in rank.computations})
+        sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.threads: set[str] = set()
         self.rounds = tuple(sorted(sizes)) if skip_rounds else ()
 
@@ -151,6 +153,16 @@ class Player:
     def drop(self, block: Block) -> None:
         self.alive[self.group.pop(id(block))] -= block.size
         self.a.free(block)
+
+    @property
+    def where(self) -> str:
+        """What runs."""
+        phase, piece, op = self.place
+        return f"{phase} of {piece}: {op}" if piece else phase
+
+    @where.setter
+    def where(self, text: str) -> None:
+        self.place = (text, "", "")
 
     def regroup(self, block: Block, group: int) -> None:
         self.alive[self.group[id(block)]] -= block.size
@@ -187,7 +199,7 @@ class Player:
         for block in self.grads:
             self.drop(block)
         self.grads = []
-        self.seen = set()
+        self.begun = set()
         if r.preallocated and self.step == 1:
             for c in range(len(r.chunks)):
                 for ways in (r.receives[c], r.sends[c]):
@@ -201,33 +213,29 @@ class Player:
     def compute(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat the one before them."""
         acts = self.rank.computations
-        before: dict[int, tuple[object, ...]] = {}
+        rounds = Rounds(acts, self.rounds)
         n = 0
         while n < len(acts):
-            kind, c, i = acts[n]
-            if kind == "F":
-                self.forward(c, i)
-            elif kind in ("B", "I"):
-                self.backward(c, i, hold=kind == "I")
-            else:
-                for block in self.passes.pop((c, i)).late:
-                    self.drop(block)
+            self.computation(*acts[n])
             n += 1
-            for size in self.rounds if len({chunk for chunk, _ in self.seen}) == len(self.rank.chunks) else ():
-                shift = _repeats(acts, n, size)
-                if not shift:
-                    continue
-                now = self.state(i)
-                if before.get(n - size) == now:
-                    rounds = 1
-                    while _repeats(acts, n + rounds * size, size) == shift:
-                        rounds += 1
-                    self.passes = {(k, j + rounds * shift): at for (k, j), at in self.passes.items()}
-                    n += rounds * size
-                    before = {}
-                else:
-                    before[n] = now
-                break
+            if len(self.begun) < len(self.rank.chunks) or not rounds.end(n):
+                continue
+            last = acts[n - 1][2]
+            flying = tuple((k, i - last) for k, i in self.passes)
+            skipped = rounds.skip(n, self.state(last), (self.a.peak_allocated, self.a.peak_reserved, flying))
+            if skipped:
+                shift = acts[n + skipped - 1][2] - acts[n - 1][2]
+                self.passes = {(k, j + shift): at for (k, j), at in self.passes.items()}
+                n += skipped
+
+    def computation(self, kind: str, c: int, i: int) -> None:
+        if kind == "F":
+            self.forward(c, i)
+        elif kind in ("B", "I"):
+            self.backward(c, i, hold=kind == "I")
+        else:
+            for block in self.passes.pop((c, i)).late:
+                self.drop(block)
 
     def state(self, last: int) -> tuple[object, ...]:
         """What decides how the allocator answers: its free blocks, and where the waiting activations lie, by
@@ -354,8 +362,8 @@ class Player:
         if r.sends[c] and not r.preallocated:
             self.where = f"receive of gradients of micro-batch {i}"
             dy = self.new(r.boundary_bytes, _ACTIVATIONS)
-        self.first = (c, i) not in self.seen and not any(chunk == c for chunk, _ in self.seen)
-        self.seen.add((c, i))
+        self.first = c not in self.begun
+        self.begun.add(c)
         for n in range(len(at.slots) - 1, -1, -1):
             piece, slots = r.chunks[c][n], at.slots[n]
             kept = set(slots) if hold else set()
@@ -384,13 +392,14 @@ class Player:
         carried = self.held
         self.held = {}
         for deed in deeds:
-            self.where = f"{phase} of {piece.name}: {deed.op}"
-            temporaries = [] if deed.scratch_last else self.temporaries(deed)
+            self.place = (phase, piece.name, deed.op)
+            temporaries = self.temporaries(deed) if deed.scratch and not deed.scratch_last else []
             for item in deed.new:
                 block = carried.pop(deed.claim, None) if deed.claim else None
                 slots[item.name] = block or self.new(item.bytes, _GROUP[item.kind], item.stream)
-            for block in temporaries or self.temporaries(deed):
-                self.drop(block)
+            if deed.scratch:
+                for block in temporaries or self.temporaries(deed):
+                    self.drop(block)
             if deed.grads:
                 self.keep(deed, slots, index, piece.life.name == "embedding")
             for name in deed.hold:
@@ -429,17 +438,6 @@ class Player:
             elif not (self.rank.tied and embedding):
                 self.regroup(slots.pop(name), _GRADIENTS)
                 self.grads.append(block)
-
-
-def _repeats(acts: tuple[tuple[str, int, int], ...], n: int, size: int) -> int:
-    """By how many micro-batches the ``size`` computations from ``n`` repeat those before them; 0 where they don't."""
-    if n < size or n + size > len(acts):
-        return 0
-    shift = acts[n][2] - acts[n - size][2]
-    for (kind, c, i), (other, k, j) in zip(acts[n : n + size], acts[n - size : n], strict=True):
-        if kind != other or c != k or i - j != shift:
-            return 0
-    return max(shift, 0)
 
 
 def play(

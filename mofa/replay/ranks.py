@@ -7,9 +7,10 @@ import numpy as np
 from mofa.cost.blockcost import FULL, base_mode
 from mofa.cost.compose import Rows, make_rows
 from mofa.cost.estimate import Estimator
+from mofa.cost.peak import communicator_bytes
 from mofa.cost.stages import split_layers
-from mofa.replay.lives import life, value
-from mofa.replay.orders import order_of
+from mofa.replay.lives import Life, life, value
+from mofa.replay.orders import Order, order_of
 from mofa.replay.play import Piece, Rank, Weight
 from mofa.specs.strategy import SCHEDULES
 
@@ -34,21 +35,31 @@ def rows_of(estimator: Estimator) -> Rows:
 def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
     rows = rows_of(estimator)
-    return tuple(_rank(estimator, rows, r) for r in range(rows.layout.stages.pp))
+    fw, stages = rows.framework, rows.layout.stages
+    lives = {
+        label: life(block, autocast=rows.mode.precision == "autocast", weight_first=fw.name == "torchtitan")
+        for label, block in rows.costs.tapes.items()
+    }
+    order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    return tuple(_rank(rows, lives, order, r) for r in range(stages.pp))
 
 
-def _rank(estimator: Estimator, rows: Rows, r: int) -> Rank:
+def room_of(estimator: Estimator) -> int:
+    """What the device has for the allocator: all but the context and the communicators. [B]"""
+    rows = rows_of(estimator)
+    gpu = rows.cluster.gpu
+    outside = communicator_bytes(
+        rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None
+    ) + float(gpu.context_bytes.value)  # fmt: skip
+    return int(gpu.usable_memory_bytes.value - outside[0])
+
+
+def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
-    autocast = mode.precision == "autocast"
-    lives = {
-        label: life(block, autocast=autocast, weight_first=fw.name == "torchtitan")
-        for label, block in rows.costs.tapes.items()
-    }
     spec = table.recompute_modes[int(table.recompute[0])]
     base = base_mode(spec)
-    order = order_of(rows.schedule, fw.name, pp, vpp, int(rows.num_micro_batches[0]))
     chunks: list[tuple[Piece, ...]] = []
     seen = 0
     starts = _first_layers(rows)

@@ -9,8 +9,9 @@ import pytest
 
 from mofa.cost.liveness import block_memory
 from mofa.replay.lives import Deed, Life, New, life
+from mofa.replay.orders import order_of
 from mofa.replay.play import MemoryPlayed, Piece, Rank, Weight, play
-from mofa.replay.ranks import ranks_of
+from mofa.replay.ranks import ranks_of, room_of
 from tests.replay.runs import Run, fitting_runs, load
 
 MIB = 1 << 20
@@ -112,6 +113,39 @@ def test_full_device_plays_on() -> None:
     assert played.out_of_memory.step == 1
     assert played.out_of_memory.allocated <= whole.peak_reserved // 2
     assert played.peak.allocated == whole.peak.allocated
+
+
+def test_a_run_that_ran_out_of_memory() -> None:
+    """torchtitan, 32 layers on one GPU: it failed in warm-up at the loss's 7.83 GiB with 123.91 GiB allocated, after
+    one retry. Those that just fitted have room."""
+    run = load("tt1-llama-32l-full-oom")
+    (played,) = [play(rank, capacity=room_of(run.estimator)) for rank in ranks_of(run.estimator)]
+    assert played.out_of_memory is not None
+    assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
+    assert played.out_of_memory.step == 2
+    assert played.out_of_memory.allocated == pytest.approx(run.allocated, rel=1e-4)
+    assert played.retries == 1
+    assert 0 < played.missing_bytes < 7.83 * 2**30
+    for name in ("mc1-llama-21l-fits", "tt1-llama-24l-fits"):
+        fits = load(name)
+        (played,) = [play(rank, capacity=room_of(fits.estimator)) for rank in ranks_of(fits.estimator)]
+        assert played.out_of_memory is None
+
+
+def test_a_deep_interleaved_pipeline_is_quick() -> None:
+    """Rounds of the steady state are left out: 256 micro-batches cost about what 128 do."""
+    run = load("mc2-pp2-vpp2-llama-16l")
+    rank = ranks_of(run.estimator)[0]
+
+    def played(m: int) -> MemoryPlayed:
+        acts = tuple(
+            (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
+        )
+        return play(replace(rank, computations=acts, num_micro_batches=m))
+
+    short, long = played(128), played(256)
+    assert len(long.curve) == len(short.curve)
+    assert (long.peak.allocated, long.peak_reserved) == (short.peak.allocated, short.peak_reserved)
 
 
 def _toy(num: int) -> Rank:
