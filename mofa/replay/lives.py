@@ -18,6 +18,9 @@ CLAIMS = {
 """Marks at which a block takes over what the block before it held, and under which name that was held."""
 
 
+_WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
+
+
 @dataclass(frozen=True, slots=True)
 class New:
     """A tensor that an op allocates. [B]"""
@@ -45,6 +48,10 @@ class Deed:
     claim: str = ""
     grads: tuple[str, ...] = ()
     frees_held: bool = False
+    weight: bool = False
+    """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
+    reads: tuple[str, ...] = ()
+    """What such an op reads."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,16 @@ class Life:
     given: str
     cached: frozenset[str]
     weights: tuple[tuple[str, float], ...]
+
+    def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
+        """The backward by inputs alone, and what the weights' gradients need of it."""
+        weights = [deed for deed in self.backward if deed.weight]
+        needed = frozenset(name for deed in weights for name in deed.reads)
+        return tuple(deed for deed in self.backward if not deed.weight), needed
+
+    def of_weights(self) -> tuple[Deed, ...]:
+        """The weights' gradients alone."""
+        return tuple(deed for deed in self.backward if deed.weight)
 
 
 def value(x: object) -> float:
@@ -218,5 +235,6 @@ def _deed(
     deed = Deed(
         op.name, new, _scratch(scratch, () if attention else new, stream), attention,
         () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name.endswith(_WEIGHT), tuple(of(r) for r in op.reads) if op.name.endswith(_WEIGHT) else (),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

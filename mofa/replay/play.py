@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mofa.blocks.op import KINDS
 from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
@@ -54,6 +54,9 @@ class Rank:
     num_micro_batches: int
     receives: tuple[bool, ...]
     sends: tuple[bool, ...]
+    turns: tuple[bool, ...]
+    first_chunks: frozenset[int]
+    """Whether a chunk's output goes to another chunk of the rank; which chunk is the model's first, if any."""
     boundary_bytes: int
     buffers: tuple[int, ...]
     lazy_buffers: tuple[int, ...]
@@ -102,8 +105,6 @@ class _Pass:
 
     slots: list[dict[str, Block]]
     out: Block | None
-    given: Block | None = None
-    late: list[Block] = field(default_factory=list)
 
 
 class Player:
@@ -131,6 +132,8 @@ class Player:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.threads: set[str] = set()
+        self.turned: dict[tuple[int, int], Block] = {}
+        self.input_grads: dict[tuple[int, int], Block] = {}
         self.rounds = tuple(sorted(sizes)) if skip_rounds else ()
 
     # -- memory
@@ -231,22 +234,18 @@ class Player:
     def computation(self, kind: str, c: int, i: int) -> None:
         if kind == "F":
             self.forward(c, i)
-        elif kind in ("B", "I"):
-            self.backward(c, i, hold=kind == "I")
-        else:
-            for block in self.passes.pop((c, i)).late:
-                self.drop(block)
+        elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
+            self.backward(c, i)
+        elif kind == "W":
+            self.backward_weights(c, i)
+        elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
+            self.backward(c, i, hold=True)
 
     def state(self, last: int) -> tuple[object, ...]:
         """What decides how the allocator answers: its free blocks, and where the waiting activations lie, by
         micro-batch counted from the last one."""
         waiting = tuple(
-            (
-                k,
-                i - last,
-                tuple(b.address for slots in at.slots for b in slots.values()),
-                tuple(b.address for b in at.late),
-            )
+            (k, i - last, tuple(b.address for slots in at.slots for b in slots.values()))
             for (k, i), at in self.passes.items()
         )
         return (self.a.fingerprint(), waiting)
@@ -347,12 +346,33 @@ class Player:
             self.drop(block)
         self.cache = []
         at.out = x
+        if r.turns[c] and x is not None:  # the next stage is here: its input buffer becomes this tensor for good
+            self.replace(self.turned, c, i, x)
+            at.out = None
         if r.sends[c] and not r.preallocated and x is not None:
             self.drop(x)
             at.out = None
         self.passes[c, i] = at
 
-    def backward(self, c: int, i: int, hold: bool) -> None:
+    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block) -> None:
+        """Keep a tensor until the next step's takes its place."""
+        old = where.get((c, i))
+        where[c, i] = block
+        if old is not None:
+            self.drop(old)
+
+    def backward_weights(self, c: int, i: int) -> None:
+        """The weights' gradients that were put off, then all that was kept for them goes."""
+        self.first = c not in self.begun
+        self.begun.add(c)
+        at = self.passes.pop((c, i))
+        for n in range(len(at.slots) - 1, -1, -1):
+            piece, slots = self.rank.chunks[c][n], at.slots[n]
+            self.run(piece, "weights", piece.life.of_weights(), slots, frozenset(), c * 10_000 + n)
+            for block in slots.values():
+                self.drop(block)
+
+    def backward(self, c: int, i: int, hold: bool = False) -> None:
         r = self.rank
         at = self.passes[c, i]
         self.workspace("backward")
@@ -362,21 +382,22 @@ class Player:
         if r.sends[c] and not r.preallocated:
             self.where = f"receive of gradients of micro-batch {i}"
             dy = self.new(r.boundary_bytes, _ACTIVATIONS)
-        self.first = c not in self.begun
-        self.begun.add(c)
+        if not hold:
+            self.first = c not in self.begun
+            self.begun.add(c)
         for n in range(len(at.slots) - 1, -1, -1):
             piece, slots = r.chunks[c][n], at.slots[n]
-            kept = set(slots) if hold else set()
+            deeds, needed = piece.life.of_inputs() if hold else (piece.life.backward, frozenset())
+            kept = (set(slots) | needed) if hold else set()
             if dy is not None and piece.life.given:
                 slots[piece.life.given] = dy
-            self.run(piece, "backward", piece.life.backward, slots, frozenset(kept), c * 10_000 + n)
+            self.run(piece, "backward", deeds, slots, frozenset(kept), c * 10_000 + n)
             dy = slots.pop(piece.life.back, None) if piece.life.back else None
-            for name, block in slots.items():
-                if name in kept:
-                    at.late.append(block)
-                else:
-                    self.drop(block)
-        if dy is not None:
+            for name in [name for name in slots if name not in kept]:
+                self.drop(slots.pop(name))
+        if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
+            self.replace(self.input_grads, c, i, dy)
+        elif dy is not None:
             self.drop(dy)
         for block in self.held.values():
             self.drop(block)

@@ -95,7 +95,9 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
         buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
     return Rank(
         weights=_weights(rows, r, chunks), chunks=tuple(chunks), computations=acts,
-        num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends, boundary_bytes=boundary,
+        num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
+        turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
+        first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         buffers=tuple(buffers), lazy_buffers=(persistent,) if persistent else (),
         grads_always=rows.static.grads_always, contiguous=rows.static.grads_always,
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
