@@ -192,8 +192,11 @@ def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
-    """Scratch as tensors: copies of each output in twice its width where there are several, else one."""
+    """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
+    its width where there are several, else one."""
     kind = KINDS.index("scratch")
+    if len(new) == 1 and total >= 2 * new[0].bytes and total % new[0].bytes < 4096:
+        return (New("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
     if len(new) < 2 or not total:
         return (New("scratch", total, stream, kind),) if total else ()
     made = sum(item.bytes for item in new)
