@@ -87,14 +87,15 @@ class _Lifetimes:
                 self.death[name] = max(i, self.death.get(name, i))
 
     def array(self, value: object) -> ArrayK:
-        return np.broadcast_to(np.asarray(value, dtype=float), (self.num_k,))
+        found = np.asarray(value, dtype=float)
+        return found if found.shape == (self.num_k,) else np.broadcast_to(found, (self.num_k,))
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
         shares: dict[str, tuple[str, NDArray[np.bool_]]] = {}
         for op in self.ops:
             flag = op.shares()
-            if not np.any(flag) or not op.reads:
+            if flag is False or not np.any(flag) or not op.reads:
                 continue
             mask = np.broadcast_to(np.asarray(flag), (self.num_k,))
             outs = op.writes if np.all(np.asarray(op.view)) else op.writes[:1]

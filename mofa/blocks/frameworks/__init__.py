@@ -26,9 +26,8 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
     ``ops`` are the forward ops of the model's blocks.
     """
     if framework.name == "megatron":
-        return (
-            megatron.persistent_buffers(ctx, ops, with_head=False), megatron.persistent_buffers(ctx, ops),
-        )  # fmt: skip
+        body = megatron.persistent_buffers(ctx, ops, with_head=False)
+        return body, body + megatron.head_buffers(ctx)
     if framework.name in LOCAL_LAYERS:
         one = megatron_local.persistent_buffers(ctx)
         return one, one

@@ -373,6 +373,12 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     b.block = block
 
 
+def head_buffers(ctx: Context) -> ArrayK:
+    """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
+    vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
+    return np.asarray(vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0))
+
+
 def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
     """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
 
@@ -387,10 +393,7 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
             new = np.all([one != other for other in seen], axis=0) if seen else True
             seen.append(one)
             total = total + np.where(new, 2.0 * one, 0.0)
-    if with_head:
-        vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
-        total = total + vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
-    return total
+    return total + head_buffers(ctx) if with_head else total
 
 
 PRIMITIVES = Primitives(
