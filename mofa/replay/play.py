@@ -225,6 +225,8 @@ class Player:
                 continue
             last = acts[n - 1][2]
             flying = tuple((k, i - last) for k, i in self.passes)
+            if not rounds.same(flying):
+                continue
             skipped = rounds.skip(n, self.state(last), (self.a.peak_allocated, self.a.peak_reserved, flying))
             if skipped:
                 shift = acts[n + skipped - 1][2] - acts[n - 1][2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import FULL, base_mode
 from mofa.cost.compose import Rows, make_rows
 from mofa.cost.estimate import Estimator
@@ -76,7 +77,12 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
             pieces.append(Piece(f"block {starts[stage] + j}", lives[label]))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
+                # its entry, a layer like the last and a pass through the head; recomputed only with all layers
+                again = FULL if spec.kind == "full" and table.recompute_layers[0] < 0 else base
+                last = layer_kind(rows.workload.model, rows.workload.model.num_layers - 1)
                 pieces.append(Piece(f"prediction {n}", lives["mtp"]))
+                pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
+                pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
             pieces.append(Piece("the head", lives["head"]))
         chunks.append(tuple(pieces))
     acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])

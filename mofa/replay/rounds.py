@@ -15,6 +15,7 @@ class Rounds:
         self.acts, self.sizes = acts, sizes
         self.size = self.start = 0
         self.states: dict[object, int] = {}
+        self.flying: tuple[object, ...] = ()
         self.peaks: list[tuple[object, ...]] = []
 
     def end(self, n: int) -> bool:
@@ -25,6 +26,11 @@ class Rounds:
         if size != self.size:
             self.size, self.start, self.states, self.peaks = size, n, {}, []
         return size > 0
+
+    def same(self, flying: tuple[object, ...]) -> bool:
+        """Whether as much is in flight as a round ago: else nothing can have come back."""
+        before, self.flying = self.flying, flying
+        return before == flying
 
     def _like(self, n: int, size: int) -> int:
         """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
