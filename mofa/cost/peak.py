@@ -350,7 +350,8 @@ def communicator_bytes(
     """Device memory of all communicators of a rank. (n,) [B]
 
     A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
-    group, both neighbours of a ring and of a pipeline.
+    group, both neighbours of a ring and of a pipeline. Inside a domain at most MEASURED_PEERS peers count: more are
+    extrapolated, not measured. DeepEP brings a buffer of its own, which is assumed.
     """
     spec = cluster.node.communicators
     ones = np.ones(len(np.atleast_1d(groups["world"].size)))

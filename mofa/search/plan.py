@@ -146,7 +146,7 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         f"memory margin of {MARGIN_FRACTION:.0%} of the capacity: assumed until measured residuals replace it",
         f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
-        "reserved memory: rounding of kept tensors and pools of other streams; fragmentation is not modelled",
+        "reserved memory: rounding, other streams' pools, the loss's largest tensor again; no other fragmentation",
     ]
     if workload.model.moe is not None:
         notes.append(f"routing: {workload.routing.kind}")
