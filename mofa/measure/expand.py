@@ -81,6 +81,8 @@ def router_bias(routing: RoutingSpec, num_experts: int) -> list[float] | None:
     The logarithm of the expert's share; experts are shuffled by the seed, so that the popular ones are not all on
     the first rank. None for balanced routing, which both frameworks offer themselves.
     """
+    if routing.capacity_factor is not None:
+        raise SpecError("routing.capacity_factor: dropping cannot be measured, only estimated; leave it out")
     rng = np.random.default_rng(routing.seed)
     order = rng.permutation(num_experts)
     if routing.kind == "balanced":
@@ -95,5 +97,7 @@ def router_bias(routing: RoutingSpec, num_experts: int) -> list[float] | None:
         assert routing.sigma is not None
         logits = routing.sigma * rng.standard_normal(num_experts)
     else:
-        raise SpecError("routing.kind: counts cannot be measured, only estimated; use zipf, dirichlet or lognormal")
+        raise SpecError(
+            f"routing.kind: {routing.kind} cannot be measured, only estimated; use zipf, dirichlet or lognormal"
+        )
     return [round(float(x), 4) for x in logits - logits.mean()]

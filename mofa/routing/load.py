@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
+from mofa.routing.capacity import drop_to_capacity
 from mofa.routing.counts import MAX_CELLS, read_counts
+from mofa.routing.presets import memfine_iteration_7
 from mofa.specs.model import ModelSpec, MoeSpec
 from mofa.specs.routing import RoutingSpec
 
 FloatA = NDArray[np.float64]
+FIELDS = {"zipf": "s", "dirichlet": "alpha", "lognormal": "sigma"}
+"""The parameter of each distribution."""
 
 
 def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]) -> RoutingLoads:
@@ -50,8 +54,10 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     -----
     ``time = mean_draws(max_ranks(ep * share))``, ``memory = quantile_draws,ranks(ep * share)``; see
     :func:`expert_shares` for how shares are drawn and capped, and :func:`rank_shares` for what a rank holds. Both
-    ratios are therefore at most ``ep * min(top_k, E / ep) / top_k``. A rank above the memory quantile is still met: at
-    0.999 once in 1000 ranks, layers and iterations; ``memory_quantile: 1.0`` holds the worst of the draws.
+    ratios are therefore at most ``ep * min(top_k, E / ep) / top_k``. With a ``capacity_factor`` the rows are those that
+    are left (:func:`~mofa.routing.capacity.drop_to_capacity`), over the mean before dropping. A rank above the memory
+    quantile is still met: at 0.999 once in 1000 ranks, layers and iterations; ``memory_quantile: 1.0`` holds the worst
+    of the draws.
 
     The ratios do not depend on how many tokens a micro-batch has: shares are those of the distribution, without the
     scatter of finitely many tokens, so that balanced means exactly even, as do ``s = 0`` and ``sigma = 0``. Left out is
@@ -75,18 +81,22 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     {1: 1.0, 256: 32.0}
     """
     moe = _checked(routing, model, degrees)
-    if moe is None or routing.kind == "balanced":
+    if moe is None or (routing.kind == "balanced" and routing.capacity_factor is None):
         return RoutingLoads(dict.fromkeys(degrees, 1.0), dict.fromkeys(degrees, 1.0))
     shares = expert_shares(routing, model)
     time: dict[int, float] = {}
     memory: dict[int, float] = {}
+    least = 1.0
+    if routing.capacity_factor is not None:
+        shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
+        least = 0.0  # what is dropped is not computed: the slowest rank may have less than the mean before
     for ep in degrees:
         ratios = ep * rank_shares(shares, ep)
         cap = max_rank_ratio(moe, ep)
         held = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
         # The clips take away rounding alone, except for a quantile below the mean.
-        time[ep] = min(max(float(ratios.max(axis=-1).mean()), 1.0), cap)
-        memory[ep] = min(max(held, 1.0), cap)
+        time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
+        memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
     return RoutingLoads(time, memory)
 
 
@@ -154,10 +164,10 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
 
     Notes
     -----
-    Zipf: ``i**-s`` for the i-th most popular expert, which experts those are being a random order per draw.
-    Dirichlet and lognormal: independent draws, normalised. Layers and iterations are independent and alike; a real
-    run's differ by depth and drift, which counts from a file show. With the same seed, draws at another ``s`` or
-    ``sigma`` differ by the skew alone.
+    Presets: :mod:`mofa.routing.presets`. Zipf: ``i**-s`` for the i-th most popular expert, which experts those are
+    being a random order per draw. Dirichlet and lognormal: independent draws, normalised. Layers and iterations are
+    independent and alike (a preset's layers differ); a real run's differ by depth and drift, which counts from a file
+    show. With the same seed, draws at another ``s`` or ``sigma`` differ by the skew alone.
 
     The distribution is that of the load, not of the router's scores. A token sends at most one copy to an expert, so
     that an expert gets at most all tokens, ``1 / top_k`` of the copies; see :func:`cap_shares`.
@@ -177,11 +187,24 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
                 f"routing.samples ({routing.samples}): {count} iterations of {layers} layers and {moe.num_experts} "
                 f"experts are more than {MAX_CELLS} numbers; draw fewer"
             )
-        logits = _log_weights(routing, (count * layers, moe.num_experts))
-        logits -= logits.max(axis=-1, keepdims=True)
-        weights = np.exp(logits, out=logits)
-        shares = (weights / weights.sum(axis=-1, keepdims=True)).reshape(count, layers, moe.num_experts)
+        if routing.kind == "preset":
+            by_layer = np.broadcast_to(memfine_iteration_7(layers, moe.num_experts), (count, layers, moe.num_experts))
+            shares = np.random.default_rng(routing.seed).permuted(by_layer, axis=-1)
+        else:
+            shares = draw_shares(routing, (count * layers, moe.num_experts)).reshape(count, layers, moe.num_experts)
     return cap_shares(shares, 1.0 / moe.top_k)
+
+
+def draw_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
+    """Shares drawn from a distribution of one parameter, before the cap: (draws, E), each draw sums to 1. [-]
+
+    >>> draw_shares(RoutingSpec(), (1, 4))
+    array([[0.25, 0.25, 0.25, 0.25]])
+    """
+    logits = _log_weights(routing, shape)
+    logits -= logits.max(axis=-1, keepdims=True)
+    weights = np.exp(logits, out=logits)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def _counted_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None) -> FloatA:

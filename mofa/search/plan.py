@@ -17,6 +17,7 @@ from mofa.search.result import Memory, Plan, StageMemory, Time
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -141,6 +142,17 @@ def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> 
     return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
 
 
+def _routing_note(routing: RoutingSpec) -> str:
+    """What the loads of the ranks rest on."""
+    note = f"routing: {routing}"
+    if routing.kind == "preset":
+        note += " (assumed: reconstructed from three statistics of each layer)"
+    if routing.capacity_factor is not None:
+        padded = ", padded" if routing.pad_to_capacity else ""
+        note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
+    return note
+
+
 def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> tuple[str, ...]:
     notes = [
         f"memory margin of {MARGIN_FRACTION:.0%} of the capacity: assumed until measured residuals replace it",
@@ -149,5 +161,5 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         "reserved memory: rounding, other streams' pools, the loss's largest tensor again; no other fragmentation",
     ]
     if workload.model.moe is not None:
-        notes.append(f"routing: {workload.routing.kind}")
+        notes.append(_routing_note(workload.routing))
     return tuple(notes)
