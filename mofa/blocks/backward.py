@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import (
     Attention,
     Back,
@@ -170,8 +169,8 @@ class _Differentiator:
         total = self._gradient(f"{given}=sum", name)
         # an absent op passes its input's gradient on, unless its output is a branch that has no bytes there
         outs = [self.forward.tensors[w] for w in op.writes]
-        branch = sum((np.asarray(t.bytes if t.grad_bytes is None else t.grad_bytes, float) for t in outs), np.zeros(1))
-        gives = np.logical_or(op.present, branch > 0) if op.present is not True else True
+        branch = sum(t.bytes if t.grad_bytes is None else t.grad_bytes for t in outs)
+        gives = True if op.present is True else op.present | (branch > 0)
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
@@ -195,7 +194,7 @@ class _Differentiator:
         saved = tuple(self._saved(op, s) for s in op.saves)
         targets = self._differentiable(op)
         if not targets:
-            if op.back is not None and np.any(op.back.launches):
+            if op.back is not None and anywhere(op.back.launches):
                 self._weight_only(op, dys, saved)
             return
         given = tuple(self._give(op, t) for t in targets)
@@ -229,7 +228,7 @@ class _Differentiator:
                 Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream)
             )  # fmt: skip
-        elif back is None or not np.any(back.launches):
+        elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:
@@ -305,7 +304,7 @@ class _Differentiator:
 
     def _accumulate_weight(self, op: Op, grad: str = "") -> None:
         """Add a weight gradient that was made apart to the main gradient: read it, read and write the main one."""
-        if not op.accumulate_bytes_per_param or not np.any(op.weight_params):
+        if not op.accumulate_bytes_per_param or not anywhere(op.weight_params):
             return
         self.ops.append(
             Op(f"{op.name}.accumulate", "memory_bound",

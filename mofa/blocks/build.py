@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.op import Tape, TapeBuilder
@@ -113,7 +111,7 @@ def embedding(ctx: Context, p: Primitives) -> BlockTapes:
     b = TapeBuilder()
     out = p.embedding(b, ctx)
     forward = b.tape((), (out,))
-    params = np.asarray(embedding_params(ctx.model) / ctx.tp)
+    params = embedding_params(ctx.model) / ctx.tp
     return BlockTapes("embedding", forward, _wrapped(backward(forward), ctx, p, "embedding", params, 0 * params))
 
 
@@ -124,5 +122,5 @@ def head(ctx: Context, p: Primitives) -> BlockTapes:
     loss = p.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own
-    params = np.asarray(ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden)
+    params = ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden
     return BlockTapes("head", forward, _wrapped(backward(forward), ctx, p, "head", params, 0 * params))

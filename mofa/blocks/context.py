@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
 from mofa.blocks.op import Format, Tape, TapeBuilder
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 
-ArrayK = NDArray[np.float64]
+ArrayK = FloatK
+"""An entry for each of the K combinations, or the plain number where there is one. (K,)"""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One model, one framework, K combinations of degrees; every array has shape (K,).
+    """One model, one framework, K combinations of degrees; an array has shape (K,), one combination is plain numbers.
 
     ``rows_time`` are the token rows that the slowest rank's experts receive in one layer and micro-batch (all of its
     tensor-parallel expert group together), ``rows_memory`` those of the quantile that memory must hold, and
@@ -31,9 +31,9 @@ class Context:
     gemm_format: Format
     seq_len: int
     tp: ArrayK
-    sp: NDArray[np.bool_]
+    sp: BoolK
     cp: ArrayK
-    cp_ring: NDArray[np.bool_]
+    cp_ring: BoolK
     ep: ArrayK
     etp: ArrayK
     micro_batch: ArrayK
@@ -54,41 +54,41 @@ class Context:
     precision_mode: Literal["mixed", "autocast", "uniform"] = "mixed"
     """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP), or everything in the training dtype (TP, PP)."""
 
-    @property
+    @cached_property
     def tokens(self) -> ArrayK:
         """Tokens of one micro-batch on one rank, before sequence parallelism splits them. [tokens]"""
         return self.micro_batch * self.seq_len / self.cp
 
-    @property
+    @cached_property
     def shard(self) -> ArrayK:
         """Tokens outside the tensor-parallel regions. [tokens]"""
-        return np.where(self.sp, self.tokens / self.tp, self.tokens)
+        return where(self.sp, self.tokens / self.tp, self.tokens)
 
-    @property
-    def has_tp(self) -> NDArray[np.bool_]:
+    @cached_property
+    def has_tp(self) -> BoolK:
         return self.tp > 1
 
-    @property
-    def gathers(self) -> NDArray[np.bool_]:
+    @cached_property
+    def gathers(self) -> BoolK:
         """Where sequence parallelism gathers before and scatters after a tensor-parallel region."""
         return (self.tp > 1) & self.sp
 
-    @property
-    def reduces(self) -> NDArray[np.bool_]:
+    @cached_property
+    def reduces(self) -> BoolK:
         """Where tensor parallelism without sequence parallelism all-reduces."""
-        return (self.tp > 1) & ~self.sp
+        return (self.tp > 1) & opposite(self.sp)
 
-    @property
+    @cached_property
     def heads(self) -> ArrayK:
         """Query heads of one rank."""
         return self.model.attention.num_heads / self.tp
 
-    @property
+    @cached_property
     def kv_heads(self) -> ArrayK:
         """Key-value heads of one rank; held in copies where there are fewer than tp."""
-        return np.maximum(self.model.attention.num_kv_heads / self.tp, 1.0)
+        return maximum(self.model.attention.num_kv_heads / self.tp, 1.0)
 
-    @property
+    @cached_property
     def local_experts(self) -> ArrayK:
         assert self.model.moe is not None
         return self.model.moe.num_experts / self.ep

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-FloatK = NDArray[np.float64] | float
-BoolK = NDArray[np.bool_] | bool
+from mofa.blocks.elementwise import BoolK as BoolK
+from mofa.blocks.elementwise import FloatK as FloatK
+from mofa.blocks.elementwise import anywhere, opposite, where
 
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
 KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer", "scratch")
@@ -96,7 +94,7 @@ class Attention:
     @property
     def groups(self) -> FloatK:
         """Key-value heads. [-]"""
-        return np.where(np.asarray(self.kv_heads) > 0, self.kv_heads, self.heads)
+        return where(self.kv_heads > 0, self.kv_heads, self.heads)
 
     @property
     def flops(self) -> FloatK:
@@ -205,7 +203,7 @@ class Op:
         """Where the outputs are the memory of the first input. (K,)"""
         if self.present is True:
             return self.view
-        return np.logical_or(self.view, np.logical_not(self.present))
+        return self.view | opposite(self.present)
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,7 @@ class TapeBuilder:
         renamed: dict[str, str] = {}
         for op in self.ops:
             op = _rename(op, renamed) if renamed else op
-            if op.present is True or np.any(op.present):
+            if op.present is True or anywhere(op.present):
                 ops.append(op)
             elif op.writes:
                 renamed[op.writes[0]] = op.reads[0]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.op import Attention, Back, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
 
 
@@ -36,7 +35,7 @@ def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) ->
 
 def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
     """The identity in front of a column-parallel linear without sequence parallelism; backward all-reduces."""
-    if not np.any(ctx.reduces):
+    if not anywhere(ctx.reduces):
         return x
     out = b.tensor(f"{name}.copied", ctx.shard * width * ctx.element)
     back = Back(
@@ -54,7 +53,7 @@ def tp_reduce(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) ->
         Op(f"{name}.reduce_scatter", "tp", Collective("reduce_scatter", "tp", payload), (x,), (out,),
            present=ctx.gathers, stream="tp")
     )  # fmt: skip
-    if np.any(ctx.reduces):
+    if anywhere(ctx.reduces):
         reduced = b.tensor(f"{name}.reduced", ctx.shard * width * ctx.element)
         y = b.add(
             Op(f"{name}.all_reduce", "tp", Collective("all_reduce", "tp", payload), (y,), (reduced,),
@@ -96,20 +95,20 @@ def fused_attention(
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
     back = Back(0.0, back_launches, dq_accumulator)
-    if not np.any(cp > 1):
+    if not anywhere(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
         return out
     # the exchange: cp - 1 hops of the keys and values, in and out at once; backward moves their gradients too
-    hops = np.maximum(cp - 1, 0.0)
+    hops = maximum(cp - 1, 0.0)
     ring = ctx.cp_ring & (cp > 1)
-    received = b.tensor("attn.kv_received", np.where(ring, 2.0, np.where(cp > 1, cp, 0.0)) * kv_bytes, "buffer")
+    received = b.tensor("attn.kv_received", where(ring, 2.0, where(cp > 1, cp, 0.0)) * kv_bytes, "buffer")
     sent = Collective("all_gather", "cp", kv_bytes * cp)
     b.add(Op("attn.kv_exchange", "cp", sent, (k, v), (received,), present=cp > 1, stream="cp",
              back=Back(work=Collective("reduce_scatter", "cp", 2.0 * kv_bytes * cp), family="cp", present=cp > 1,
                        stream="cp")))  # fmt: skip
-    first = b.tensor("attn.partial", np.where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
-    share = np.where(ring, hops / cp, 0.0)
+    first = b.tensor("attn.partial", where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
+    share = where(ring, hops / cp, 0.0)
     body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
     b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))
     last = Attention(ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
@@ -119,4 +118,4 @@ def fused_attention(
 
 def elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
     """Elements of an activation of this width."""
-    return np.asarray((ctx.shard if sharded else ctx.tokens) * width, dtype=float)
+    return (ctx.shard if sharded else ctx.tokens) * width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from mofa.blocks import build
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
+from mofa.blocks.elementwise import FloatK, where
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
 from mofa.blocks.op import Format
@@ -73,6 +75,8 @@ class Costs:
     """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
     persistent_head: ArrayK
     """The same on the stage with the head. (K,) [B]"""
+    boundary: ArrayK
+    """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
 
 
@@ -101,16 +105,16 @@ def block_context(
 ) -> tuple[Context, dict[str, Group]]:  # fmt: skip
     """The context of the blocks and their process groups, one entry per row of the table."""
     model = workload.model
-    f = {name: getattr(table, name).astype(float) for name in ("tp", "cp", "ep", "etp", "micro_batch", "dp", "pp")}
+    f = {name: _plain(getattr(table, name).astype(float)) for name in ("tp", "cp", "ep", "etp", "micro_batch")}
     replicate = np.minimum(framework.dp_replicate, table.dp)
     shard = table.dp // np.maximum(replicate, 1)
     groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
     groups = {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
     tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
-    sp = table.sp & (table.tp > 1)
-    local = np.where(sp, tokens / f["tp"], tokens)
+    sp = _plain(table.sp & (table.tp > 1))
+    local = where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
-    time_ratio, memory_ratio = loads.ratios(table.ep)
+    time_ratio, memory_ratio = (_plain(ratio) for ratio in loads.ratios(table.ep))
     element: int = 2
     gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
@@ -119,13 +123,19 @@ def block_context(
     ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
-        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=ring, ep=f["ep"], etp=f["etp"],
-        micro_batch=f["micro_batch"], fsdp=groups["fsdp"].size.astype(float), efsdp=groups["efsdp"].size.astype(float),
+        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
+        micro_batch=f["micro_batch"], fsdp=_plain(groups["fsdp"].size.astype(float)),
+        efsdp=_plain(groups["efsdp"].size.astype(float)),
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=time_ratio,
         accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
     ), groups  # fmt: skip
+
+
+def _plain(column: NDArray[Any]) -> Any:
+    """A column of the context: where there is one combination, the number itself (see mofa.blocks.elementwise)."""
+    return column.item() if column.shape == (1,) else column
 
 
 def block_costs(
@@ -187,8 +197,15 @@ def block_costs(
     body, with_head = persistent_buffers(framework, ctx, ops)
     return Costs(
         ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
-        cost(lambda: build.head(ctx, p), "head"), mtp, body, with_head, tapes,
+        cost(lambda: build.head(ctx, p), "head"), mtp, per_combination(body, len(first)),
+        per_combination(with_head, len(first)),
+        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, len(first)), tapes,
     )  # fmt: skip
+
+
+def per_combination(x: FloatK, num_k: int) -> ArrayK:
+    """A number or an array of the tapes as an array. (K,)"""
+    return np.full(num_k, x) if isinstance(x, float) else np.asarray(np.broadcast_to(x, (num_k,)))
 
 
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:

@@ -320,7 +320,7 @@ def _pipeline(
     rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd: ArrayN, slowest: NDArray[np.intp], m: ArrayN
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
-    stages, ctx = rows.layout.stages, rows.costs.context
+    stages = rows.layout.stages
     if stages.pp == 1:
         return
     stage_s = fwd + bwd
@@ -333,7 +333,7 @@ def _pipeline(
         weight = np.maximum(total_b - again, 0.0) / 2
         bubble = rest * np.maximum(total_f + total_b - 3 * weight, 0.0) / (total_f + total_b)
     exposed[_T["bubble"]] += bubble
-    payload = (ctx.shard * float(rows.workload.model.hidden) * ctx.residual)[rows.k]
+    payload = rows.costs.boundary[rows.k]
     hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
     turns = 2.0 * m * stages.vpp
     fill = 2.0 * (stages.pp - 1)

@@ -81,8 +81,7 @@ class _Instants:
         rows = self.rows
         if self.pp == 1:
             return np.zeros((self.n, self.pp))
-        ctx = rows.costs.context
-        one = (ctx.shard * float(rows.workload.model.hidden) * ctx.residual)[rows.k][:, None]
+        one = rows.costs.boundary[rows.k][:, None]
         if rows.framework.name in PYTORCH_MODULES:
             m = rows.num_micro_batches[:, None] * rows.layout.stages.vpp
             ways = np.full(self.pp, 2.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local, torchtitan
 from mofa.blocks.op import Op
@@ -31,7 +29,7 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
     if framework.name in LOCAL_LAYERS:
         one = megatron_local.persistent_buffers(ctx)
         return one, one
-    return np.zeros_like(ctx.tp), np.zeros_like(ctx.tp)
+    return 0.0, 0.0
 
 
 def primitives_of(framework: FrameworkSpec) -> Primitives:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
 from mofa.blocks.frameworks.megatron_linear import (
     ACCUMULATE_BYTES_PER_PARAM,
     buffer_gather,
@@ -206,7 +205,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         b.add(Op(f"moe.sync{i}", "host", HostSync()))
     received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    if np.any(ctx.etp > 1):
+    if anywhere(ctx.etp > 1):
         gathered = b.tensor("moe.gathered", kept * row)
         received = b.add(
             Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
@@ -224,7 +223,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         Op("moe.unsort", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (unsorted,), launches=2,
            present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2, like="copy"))
     )  # fmt: skip
-    if np.any(ctx.etp > 1):
+    if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
             Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
@@ -272,7 +271,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
     gated = ctx.model.mlp.activation == "swiglu"
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
-    launches = local if sequential else np.ones_like(local)
+    launches = local if sequential else 1
     saved = x
     if ctx.gemm_format == "fp8":
         x, saved = fp8_cast(b, ctx, x, "experts.fc1", kept * hidden, rows * hidden)
@@ -291,7 +290,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
         act, saved = fp8_cast(b, ctx, act, "experts.fc2", kept * f, rows * f)
     out = b.tensor("experts.out", kept * hidden * e)
     b.add(
-        Op("experts.fc2", "grouped_gemm", Grouped(rows, local, np.asarray(hidden), f, ctx.gemm_format,
+        Op("experts.fc2", "grouped_gemm", Grouped(rows, local, hidden, f, ctx.gemm_format,
            sequential=sequential), (act,), (out,), (saved,), launches=launches, weight="experts.fc2",
            weight_params=local * f * hidden,
            weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
@@ -303,7 +302,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
 def vocab_per_rank(ctx: Context) -> ArrayK:
     """Rows of the embedding and the head on one rank, padded as Megatron pads them."""
     unit = ctx.framework.vocab_divisor * ctx.tp
-    return np.ceil(ctx.model.vocab / unit) * unit / ctx.tp
+    return ceiling(ctx.model.vocab / unit) * unit / ctx.tp
 
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
@@ -344,7 +343,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
-        regather=("output.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
+        regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
     return cross_entropy(b, ctx, logits, ctx.tokens * v)
 
@@ -376,7 +375,7 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
 def head_buffers(ctx: Context) -> ArrayK:
     """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
     vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
-    return np.asarray(vocab + np.where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0))
+    return vocab + where(ctx.gathers, ctx.tokens * ctx.model.hidden * ctx.element, 0.0)
 
 
 def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
@@ -385,14 +384,16 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
     autograd as a dummy (te/module/base.py, get_dummy_wgrad), and, with the head, the buffer of its gathered input.
     """
-    total = np.zeros_like(ctx.tp)
+    total: ArrayK = 0.0
     seen: list[ArrayK] = []
     for op in ops:
-        one = np.broadcast_to(np.asarray(op.weight_params, dtype=float) / op.num_weights, ctx.tp.shape)
-        if op.weight and not np.any(op.weight_bytes):
-            new = np.all([one != other for other in seen], axis=0) if seen else True
+        if op.weight and not anywhere(op.weight_bytes):
+            one = op.weight_params / op.num_weights
+            new: BoolK = True
+            for other in seen:
+                new = new & (one != other)
             seen.append(one)
-            total = total + np.where(new, 2.0 * one, 0.0)
+            total = total + where(new, 2.0 * one, 0.0)
     return total + head_buffers(ctx) if with_head else total
 
 

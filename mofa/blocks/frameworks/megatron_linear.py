@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, sp_gather, tp_copy, tp_reduce
 
@@ -42,7 +41,7 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(kept,),
-        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **weight_grad(ctx),
+        regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
 
 

@@ -8,9 +8,8 @@ unfused; experts run one after the other.
 
 from __future__ import annotations
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, HostSync, Op, Stream, TapeBuilder
@@ -28,7 +27,7 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     full = base.buffer_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if np.any(ctx.gathers) else (), **base.weight_grad(ctx),
+        regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **base.weight_grad(ctx),
     )  # fmt: skip
 
 
@@ -384,7 +383,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     sent = permute(b, ctx, h, scores, ctx.shard, copies, copies)
     received = te.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    if np.any(ctx.etp > 1):
+    if anywhere(ctx.etp > 1):
         gathered = b.tensor("moe.gathered", kept * row)
         received = b.add(
             Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
@@ -392,7 +391,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
         )  # fmt: skip
     received = _sort(b, ctx, received, "sort", rows, kept)
     y = _sort(b, ctx, experts(b, ctx, received, rows, kept), "unsort", rows, kept)
-    if np.any(ctx.etp > 1):
+    if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
             Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
@@ -435,14 +434,14 @@ def _sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: F
 def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
     """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
     if ctx.framework.experts != "sequential":
-        return te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
+        return te.experts(b, ctx, x, rows, kept, activation)
     row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
     parts = b.tensor("experts.parts", kept * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
            back=Back(2 * rows * row, 1, like="copy"))
     )  # fmt: skip
-    y = te.experts(b, ctx, x, np.asarray(rows), np.asarray(kept), activation)
+    y = te.experts(b, ctx, x, rows, kept, activation)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
@@ -465,12 +464,12 @@ def persistent_buffers(ctx: Context) -> ArrayK:
     width = float(model.hidden)
     if model.attention.kind == "mla":
         width = max(width, float(model.attention.q_lora_rank or 0))
-    total = np.where(ctx.gathers, ctx.tokens * width * e, 0.0)
+    total = where(ctx.gathers, ctx.tokens * width * e, 0.0)
     if ctx.framework.attention == "unfused":
-        total = np.maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
+        total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
     if model.moe is not None and ctx.framework.dispatcher == "allgather":
         ranks = ctx.ep * ctx.etp
-        total = np.maximum(total, np.where(ranks > 1, ctx.shard * ranks * model.hidden * e, 0.0))
+        total = maximum(total, where(ranks > 1, ctx.shard * ranks * model.hidden * e, 0.0))
     return total
 
 

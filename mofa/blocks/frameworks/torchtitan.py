@@ -7,11 +7,10 @@ a dense block is one graph of fused kernels; embedding, final norm and output la
 
 from __future__ import annotations
 
-import numpy as np
-
 from mofa.blocks import parts
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
 from mofa.blocks.frameworks.torchtitan_linear import (
@@ -40,7 +39,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
 
     Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again.
     """
-    count = np.asarray(rows * width, dtype=float)
+    count = rows * width
     compiled = in_compiled_block(b, ctx)
     out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
@@ -83,7 +82,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     """Rotary embedding of q and k together; keeps nothing of their size."""
     a = ctx.model.attention
-    sizes = tuple(np.asarray(ctx.tokens * heads * a.d_qk, dtype=float) for heads in (ctx.heads, ctx.kv_heads))
+    sizes = tuple((ctx.tokens * heads * a.d_qk) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
     )  # fmt: skip
@@ -129,9 +128,9 @@ def _table(b: TapeBuilder, ctx: Context, rows_bytes: ArrayK, whole: float = 0.0)
         b.add(Op("fsdp.rope_table" if outside else "rope_table", "memory_bound", Stream(CAST * whole), (), (name,),
                  launches=1 if outside else 2, region=OUTSIDE if outside else ""))  # fmt: skip
         names.append(name)
-    if np.any(ctx.cp > 1):
+    if anywhere(ctx.cp > 1):
         here = ctx.cp > 1
-        name = b.tensor("rope_rows", np.where(here, rows_bytes, 0.0), grad=False)
+        name = b.tensor("rope_rows", where(here, rows_bytes, 0.0), grad=False)
         b.add(Op("rope_rows", "memory_bound", Stream(2.0 * rows_bytes), (), (name,), present=here))
         names.append(name)
     return tuple(names)
@@ -187,12 +186,12 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
     out = parts.fused_attention(b, ctx, q, k, v, windowed)
-    if np.any(ctx.cp > 1):
-        steps = np.maximum(ctx.cp - 1.0, 0.0)
-        count = np.asarray(ctx.tokens * ctx.heads * ctx.model.attention.d_v, dtype=float)
+    if anywhere(ctx.cp > 1):
+        steps = maximum(ctx.cp - 1.0, 0.0)
+        count = ctx.tokens * ctx.heads * ctx.model.attention.d_v
         merged = b.tensor("attn.merged", 0.0 * count)
-        kv = np.asarray(ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0, dtype=float)
-        launches = 8.0 * np.maximum(ctx.cp - 1.0, 1.0)
+        kv = ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0
+        launches = 8.0 * maximum(ctx.cp - 1.0, 1.0)
         b.add(Op("attn.merge", "memory_bound", Stream(48.0 * steps * count), (out,), (merged,), view=True,
                  scratch=12.0 * count, launches=launches, present=ctx.cp > 1,
                  back=Back(work=Stream(steps * (24.0 * kv + 8.0 * count)), family="memory_bound",
@@ -240,7 +239,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     Compiled, the sum inside a block runs in the kernel of the norm behind it. The block's last sum ends its use of
     the gathered weights.
     """
-    count = np.asarray(ctx.shard * ctx.model.hidden, dtype=float)
+    count = ctx.shard * ctx.model.hidden
     wide, narrow = ctx.residual, ctx.element
     compiled = in_compiled_block(b, ctx)
     if ctx.model.dropout > 0:
@@ -264,7 +263,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = enter(b, ctx, h, name, float(ctx.model.hidden))
-    y = feed_forward(b, ctx, full, name, np.asarray(width / ctx.tp), fused=in_compiled_block(b, ctx))
+    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=in_compiled_block(b, ctx))
     return leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
 
 
@@ -276,17 +275,16 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     hidden, r = float(ctx.model.hidden), ctx.residual
     params = ctx.model.vocab * hidden / ctx.tp
     positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
-    nothing = np.zeros(ctx.tp.shape)
-    wrap = np.asarray(params + positions / ctx.tp)
+    wrap = params + positions / ctx.tp
     whole = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
     if whole:
-        fsdp.wrap_block(b, ctx, "embedding", wrap, nothing)
+        fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
     grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
-    rows = np.asarray(ctx.tokens * hidden, dtype=float)
+    rows = ctx.tokens * hidden
     looked = b.tensor("embedding.rows", rows * r)
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
     width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
-    many = np.where(ctx.has_tp, 4.0, 1.0)
+    many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
              back=Back(width * params + 2 * rows * r, 5), weight_params=params,
              weight_bytes=grad * params))  # fmt: skip
@@ -302,20 +300,20 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm and output layer, one group that stays gathered until its backward; loss over logits split by tp."""
     hidden = float(ctx.model.hidden)
-    vocab = np.asarray(ctx.model.vocab / ctx.tp)
-    fsdp.wrap_block(b, ctx, "head", np.asarray(vocab * hidden + hidden), np.zeros(ctx.tp.shape))
+    vocab = ctx.model.vocab / ctx.tp
+    fsdp.wrap_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
     normed = norm(b, ctx, x, "final_norm", hidden)
     full = enter(b, ctx, normed, "output", hidden)
     fsdp.release(b)
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
-    if not ctx.framework.loss_parallel and np.any(ctx.has_tp):
+    if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
         whole = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
         work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))
         logits = b.add(
             Op("logits.all_gather", "tp", work, (logits,), (whole,), present=ctx.has_tp, stream="tp")
         )  # fmt: skip
-        vocab = np.asarray(ctx.model.vocab * np.ones_like(ctx.tp))
-    return cross_entropy(b, ctx, logits, np.asarray(ctx.tokens * vocab))
+        vocab = 1.0 * ctx.model.vocab
+    return cross_entropy(b, ctx, logits, ctx.tokens * vocab)
 
 
 # -- selective activation checkpointing by op

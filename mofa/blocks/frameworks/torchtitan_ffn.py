@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.frameworks.torchtitan_linear import linear
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
@@ -14,7 +12,7 @@ from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 def feed_forward(b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool) -> str:
     """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x))."""
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
-    count = np.asarray(t * f, dtype=float)
+    count = t * f
 
     def up(which: str) -> str:
         return linear(b, ctx, x, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=True)

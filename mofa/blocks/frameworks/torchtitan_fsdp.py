@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, anywhere, opposite, where
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     all_reduce_norm_gradients,
@@ -27,7 +25,6 @@ from mofa.blocks.op import Collective, Op, Stream, Tape, TapeBuilder, Tensor
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
-BoolArrayK = NDArray[np.bool_]
 
 
 def shards(ctx: Context) -> bool:
@@ -38,13 +35,13 @@ def shards(ctx: Context) -> bool:
 def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     apart = ctx.ep > 1
-    return dense + np.where(apart, 0.0, experts), np.where(apart, experts, 0.0)
+    return dense + where(apart, 0.0, experts), where(apart, experts, 0.0)
 
 
-def dim1(ctx: Context) -> BoolArrayK:
+def dim1(ctx: Context) -> BoolK:
     """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
     moe = ctx.model.moe
-    return np.zeros(ctx.tp.shape, dtype=bool) if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
+    return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
 
 
 @dataclass
@@ -67,15 +64,15 @@ class _Pieces:
             b.add(op)
 
 
-def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolArrayK) -> str:
+def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK) -> str:
     """Cast and copy the shard in, gather in place: 2 bytes a parameter come out; nothing for a group of one rank."""
     runs = here & (ranks > 1)
-    p.tensor(f"{out}.in", np.where(runs, 2.0 * params / ranks, 0.0))
-    p.tensor(out, np.where(runs, 2.0 * params, 0.0))
-    if not np.any(runs):
+    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
+    p.tensor(out, where(runs, 2.0 * params, 0.0))
+    if not anywhere(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(np.where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (),
+        Op(f"{out}.copy_in", "dp", Stream(where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
     )  # fmt: skip
     p.ops.append(
@@ -90,10 +87,10 @@ def copy_out(
 ) -> str:  # fmt: skip
     """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard."""
     by_rows = dim1(ctx) & experts & (ranks > 1)
-    moved = np.where(ranks > 1, 4.0, CAST + 4.0) * params + np.where(by_rows, 4.0 * params, 0.0)
-    scratch = np.where(ranks > 1, np.where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
+    moved = where(ranks > 1, 4.0, CAST + 4.0) * params + where(by_rows, 4.0 * params, 0.0)
+    scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
     p.tensor(weights, 2.0 * params, "weight_copy")
-    launches = np.where(ranks == 1, 6.0, 1.0) if experts else 1
+    launches = where(ranks == 1, 6.0, 1.0) if experts else 1
     p.ops.append(
         Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
            present=params > 0, region=OUTSIDE)
@@ -110,7 +107,7 @@ def reduce(
     one into a temporary and copies: 12 bytes a parameter.
     """
     here = params > 0
-    if not np.any(here):
+    if not anywhere(here):
         p.tensor(f"{name}.reduced", 0.0)
         p.tensor(f"{name}.reduce_input", 0.0)
         return
@@ -118,27 +115,27 @@ def reduce(
     by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
     p.tensor(f"{name}.reduce_input", 4.0 * params)
     p.ops.append(
-        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + np.where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
-           (f"{name}.reduce_input",), scratch=np.where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
+        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
+           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
            region=OUTSIDE)
     )  # fmt: skip
-    kept = np.where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
+    kept = where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
     p.tensor(f"{name}.reduced", kept, "grad")
     out = f"{name}.reduced"
-    if np.any(here & ~alone):
+    if anywhere(here & opposite(alone)):
         payload = Collective("reduce_scatter", name, 4.0 * params)
-        writes = (f"{name}.scattered",) if np.any(alone) else (out,)
-        if np.any(alone):
-            p.tensor(writes[0], np.where(alone, 0.0, kept), "grad")
+        writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
+        if anywhere(alone):
+            p.tensor(writes[0], where(alone, 0.0, kept), "grad")
         p.ops.append(
-            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes, present=here & ~alone,
-               stream=REDUCE, region=OUTSIDE)
+            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
+               present=here & opposite(alone), stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
-    if np.any(alone):
-        reads = (f"{name}.scattered" if np.any(here & ~alone) else f"{name}.reduce_input",)
+    if anywhere(alone):
+        reads = (f"{name}.scattered" if anywhere(here & opposite(alone)) else f"{name}.reduce_input",)
         p.ops.append(
-            Op(f"{name}.reduce_copy", "dp", Stream(np.where(alone, 16.0 * params, 0.0)), reads, (out,),
-               scratch=np.where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
+            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0)), reads, (out,),
+               scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
     if ctx.accumulating:
@@ -161,23 +158,23 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
     p = _Pieces()
     reads: list[str] = []
-    if np.any(~ahead):
-        reads.append(gather(p, "fsdp.gathered", "fsdp", own, ctx.fsdp, ~ahead))
+    if anywhere(opposite(ahead)):
+        reads.append(gather(p, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead)))
         p.tensor("fsdp.weights", 0.0)
         p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
-    if np.any(ahead):
+    if anywhere(ahead):
         p.tensor("fsdp.next", 0.0)
-        p.tensor("fsdp.prefetched", np.where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
+        p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
         p.mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",))
         reads.append("fsdp.prefetched")
-        if np.any(experts > 0):
+        if anywhere(experts > 0):
             p.tensor("efsdp.next", 0.0)
-            p.tensor("efsdp.prefetched", np.where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+            p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
             p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",))
     copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
-    if np.any(ahead):
+    if anywhere(ahead):
         gather(p, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
-        if np.any(experts > 0):
+        if anywhere(experts > 0):
             gather(p, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
             p.tensor("efsdp.params", experts)
     p.add_to(b)
@@ -187,7 +184,7 @@ def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     """The experts' weights, copied out of their gathered buffer; read by their last product, then let go."""
     if "efsdp.params" not in b.tensors:
         return ()
-    params = np.asarray(b.tensors.pop("efsdp.params").bytes)
+    params = b.tensors.pop("efsdp.params").bytes
     p = _Pieces()
     reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
     copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
@@ -266,13 +263,13 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool
             elif compiled:  # the partitioner casts again rather than keep a copy
                 again = replace(p.tensors[copy], name=f"{copy}@")
                 p.tensors[again.name] = again
-                out.append(Op(f"{base}.weight_cast@", "memory_bound", Stream(3.0 * np.asarray(again.bytes)), (),
+                out.append(Op(f"{base}.weight_cast@", "memory_bound", Stream(3.0 * again.bytes), (),
                               (again.name,), compiled=True))  # fmt: skip
                 copy = again.name
             op = replace(op, reads=(*op.reads, copy))
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
-            params = np.asarray(p.tensors[grad].bytes) / 2.0
+            params = p.tensors[grad].bytes / 2.0
             last = grad
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
@@ -293,7 +290,7 @@ def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
             if ctx.accumulating:
-                out.append(Op(f"{grad}.accumulate", "memory_bound", Stream(3.0 * np.asarray(p.tensors[grad].bytes)),
+                out.append(Op(f"{grad}.accumulate", "memory_bound", Stream(3.0 * p.tensors[grad].bytes),
                               (grad,), (), present=op.present))  # fmt: skip
     return out
 
@@ -305,7 +302,7 @@ def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, e
     mine = _weights_of(ops, experts=False)
     theirs = _weights_of(ops, experts=True)
     apart = experts > 0
-    if np.any(apart) and theirs:
+    if anywhere(apart) and theirs:
         add = Op("efsdp.accumulate", "dp", Stream(per_param * experts), theirs, (), launches=3, present=apart)
         post = _Pieces(ops=[add], tensors=p.tensors)
         theirs = _kept_where_together(post, theirs, apart)
@@ -316,18 +313,18 @@ def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, e
     return result
 
 
-def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolArrayK) -> tuple[str, ...]:
+def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
         name = p.tensor(f"{grad}.together", 0.0, "grad")
-        p.ops.append(Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=~apart, launches=0, region=OUTSIDE))
+        p.ops.append(Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=opposite(apart), launches=0, region=OUTSIDE))
         names.append(name)
     return tuple(names)
 
 
 def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
-    zero = np.zeros(ctx.tp.shape)
+    zero = 0.0 * ctx.tp
     apart = experts > 0
     block_own, _ = _neighbour(ctx, block)
     following, previous = own, own
@@ -339,24 +336,24 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     weights = "fsdp.weights"
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
-        begin.tensor("fsdp.arrived", np.where(ctx.fsdp > 1, 2.0 * own, 0.0))
+        begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
         begin.mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",))
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
     held = []
     if block != "embedding":
         held.append(gather(begin, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
-    if np.any(apart):
+    if anywhere(apart):
         begin.tensor("efsdp.next@", 0.0)
-        begin.tensor("efsdp.arrived", np.where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+        begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
         held.append(gather(begin, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
-    begin.tensor("fsdp.previous.experts", np.where(apart, 4.0 * previous, 0.0))
-    begin.tensor("fsdp.previous", np.where(apart, 0.0, 4.0 * previous))
+    begin.tensor("fsdp.previous.experts", where(apart, 4.0 * previous, 0.0))
+    begin.tensor("fsdp.previous", where(apart, 0.0, 4.0 * previous))
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
     mine = _weights_of(ops, experts=False)
     theirs = _weights_of(ops, experts=True)
-    if np.any(apart):
+    if anywhere(apart):
         post = _Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0)
         post.mark("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"), (), "compute")
@@ -376,8 +373,8 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     end = _Pieces(tensors=p.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_norm_gradients(ctx)
-    wait = "efsdp.reduced" if np.any(apart) else "fsdp.reduced"
-    freed = ("efsdp.reduce_input",) if np.any(apart) else ()
+    wait = "efsdp.reduced" if anywhere(apart) else "fsdp.reduced"
+    freed = ("efsdp.reduce_input",) if anywhere(apart) else ()
     end.tensor("fsdp.reduced", 0.0)
     end.mark("fsdp.reshard", (weights, "fsdp.previous", wait, *freed), (), "compute")
     reduce(end, ctx, "fsdp", own, ctx.fsdp, (*mine, *theirs), len(mine) + 2)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from mofa.blocks import parts
 from mofa.blocks.context import Context
+from mofa.blocks.elementwise import anywhere, opposite, where
 from mofa.blocks.op import Back, BoolK, Collective, FloatK, Op, Stream, TapeBuilder
 
 CAST = 6.0
@@ -39,7 +38,7 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
     """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
     compile_ = ctx.framework.compile
     distributed: BoolK = ctx.has_tp
-    any_tp = bool(np.any(ctx.has_tp))
+    any_tp = bool(anywhere(ctx.has_tp))
 
     def mark(op: Op) -> Op:
         name = op.name
@@ -103,7 +102,7 @@ def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     Gathering along the second dimension copies chunks together unless the micro-batch has one sequence; the backward
     reduce-scatter always copies its input together first (_functional_collectives.py).
     """
-    if not np.any(ctx.has_tp):
+    if not anywhere(ctx.has_tp):
         return x
     full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
     return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
@@ -111,7 +110,7 @@ def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 
 def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
-    if not np.any(ctx.has_tp):
+    if not anywhere(ctx.has_tp):
         return x
     x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
     return parts.tp_reduce(b, ctx, x, name, width)
@@ -122,19 +121,19 @@ def _chunks(
 ) -> str:  # fmt: skip
     moved = 2.0 * ctx.tokens * width * ctx.element
     out = b.tensor(name, ctx.tokens * width * ctx.element)
-    back = Back(work=Stream(moved * np.asarray(backward), "copy"), family="memory_bound", present=ctx.gathers,
-                view=~np.broadcast_to(np.asarray(backward, dtype=bool), ctx.tp.shape))  # fmt: skip
-    here = np.broadcast_to(np.asarray(forward, dtype=bool), ctx.tp.shape)
+    back = Back(work=Stream(where(backward, moved, 0.0), "copy"), family="memory_bound", present=ctx.gathers,
+                view=opposite(backward))  # fmt: skip
     return b.add(
-        Op(name, "memory_bound", Stream(moved * here, "copy"), (x,), (out,), present=ctx.gathers, view=~here, back=back)
-    )
+        Op(name, "memory_bound", Stream(where(forward, moved, 0.0), "copy"), (x,), (out,), present=ctx.gathers,
+           view=opposite(forward), back=back)
+    )  # fmt: skip
 
 
 def all_reduce_norm_gradients(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each."""
-    if not np.any(ctx.gathers):
+    if not anywhere(ctx.gathers):
         return []
-    work = Collective("all_reduce", "tp", 2.0 * ctx.model.hidden * np.ones_like(ctx.tp))
+    work = Collective("all_reduce", "tp", 2.0 * ctx.model.hidden)
     return [Op(f"fsdp.norm_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i in range(2)]
 
 

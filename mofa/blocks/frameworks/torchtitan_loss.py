@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks.torchtitan_linear import cast
 from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
 
@@ -32,21 +31,21 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
     log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
     # measured with its casts, 6 of 14 bytes forward and of 18 backward, which are ops of their own here
-    back = Back(np.where(split, 32.0, 20.0) * elements, 3, np.where(split, 8.0, 4.0) * elements,
-                like="cross_entropy_bwd", elements=np.where(split, 32.0 / 20.0, 1.0) * elements * 12.0 / 18.0,
+    back = Back(where(split, 32.0, 20.0) * elements, 3, where(split, 8.0, 4.0) * elements,
+                like="cross_entropy_bwd", elements=where(split, 32.0 / 20.0, 1.0) * elements * 12.0 / 18.0,
                 width=width)  # fmt: skip
-    work = Stream(np.where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
-                  np.where(split, 32.0 / 12.0, 1.0) * elements * 8.0 / 14.0, width)  # fmt: skip
+    work = Stream(where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
+                  where(split, 32.0 / 12.0, 1.0) * elements * 8.0 / 14.0, width)  # fmt: skip
     b.add(
         Op("loss.cross_entropy", "memory_bound", work, (wide, held),
            (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
-           scratch=np.where(split, 4.0, 0.0) * elements, launches=np.where(split, 8.0, 3.0), back=back)
+           scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back)
     )  # fmt: skip
     return _reduced(b, ctx, loss)
 
 
 def _reduced(b: TapeBuilder, ctx: Context, loss: str) -> str:
-    if not np.any(ctx.has_tp):
+    if not anywhere(ctx.has_tp):
         return loss
     reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
     split = ctx.has_tp & ctx.framework.loss_parallel

@@ -6,10 +6,9 @@ sum of a token's experts is a product in fp32, whose operand is kept.
 
 from __future__ import annotations
 
-import numpy as np
-
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
 from mofa.blocks.frameworks.torchtitan_fsdp import expert_weights
 from mofa.blocks.frameworks.torchtitan_linear import (
@@ -61,12 +60,12 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     shared = ""
     if spec.shared_hidden:
-        width = np.asarray(spec.shared_hidden / ctx.tp)
+        width = spec.shared_hidden / ctx.tp
         shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile)
     ordered = b.tensor("moe.ordered", everyone * row)
     b.add(Op("moe.unsort", "memory_bound", Stream((everyone + 2 * sent) * row), (y, order), (ordered,), (order,),
              launches=2, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
-    out = _weighted_sum(b, ctx, ordered, scores, held, np.asarray(everyone * hidden), deepep=deepep)
+    out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
         narrow = 2 if autocast(ctx) else element
@@ -107,19 +106,19 @@ def _exchange(
     b: TapeBuilder, ctx: Context, x: str, name: str, sent: FloatK, received: FloatK, element: int, *, counts: bool
 ) -> str:  # fmt: skip
     """All-to-all of rows; in front of the first the counts travel, and the host waits for them."""
-    if not np.any(ctx.ep > 1):
+    if not anywhere(ctx.ep > 1):
         return x
     assert ctx.model.moe is not None
     row, here = float(ctx.model.hidden) * element, ctx.ep > 1
     deepep = ctx.framework.dispatcher == "deepep"
     if counts:
         if not deepep:
-            told = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts * np.ones_like(ctx.ep), grad=False)
+            told = b.tensor("moe.counts", 8.0 * ctx.model.moe.num_experts, grad=False)
             own = b.tensor("moe.own_counts", 0.0, grad=False)
-            b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts * np.ones_like(ctx.ep)), (),
+            b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=here))  # fmt: skip
-            b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts
-                     * np.ones_like(ctx.ep)), (own,), (told,), present=here, stream="ep"))  # fmt: skip
+            b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
+                     (own,), (told,), present=here, stream="ep"))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):
             b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=here))
     out = b.tensor(f"{name}.out", received * row)
@@ -140,9 +139,9 @@ def experts(
     spec = ctx.model.moe
     assert spec is not None
     hidden, local = float(ctx.model.hidden), ctx.local_experts
-    f = np.asarray(spec.expert_hidden / ctx.etp)
+    f = spec.expert_hidden / ctx.etp
     sequential = ctx.framework.experts == "sequential"
-    launches = local if sequential else np.ones_like(local)
+    launches = local if sequential else 1
     weights = expert_weights(b, ctx)
     casts = element == 4
     if sequential:
@@ -165,7 +164,7 @@ def experts(
 
     fused = ctx.framework.compile
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, moved * f, 2, fused=fused)
-    y = product("w2", act, np.asarray(hidden * np.ones_like(f)), f, weights)
+    y = product("w2", act, hidden, f, weights)
     return cast(b, y, "experts.out", kept * hidden, 4) if casts else y
 
 

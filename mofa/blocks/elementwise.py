@@ -1,0 +1,81 @@
+"""Functions of a number or an array of them: one formula for a single candidate and for all K at once.
+
+NumPy takes about a microsecond a call, whatever the size. A tape of one candidate therefore holds plain floats and
+bools, and what its formulas need beyond operators is here: the floats' answer for floats, NumPy's for arrays.
+``not x`` and ``~x`` are each wrong for one of the two; ``opposite`` is right for both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatK = NDArray[np.float64] | float
+BoolK = NDArray[np.bool_] | bool
+
+
+def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
+    """One or the other, entry by entry.
+
+    Examples
+    --------
+    >>> where(True, 1.0, 2.0), where(np.array([True, False]), 1.0, 2.0)
+    (1.0, array([1., 2.]))
+    """
+    if condition is True:
+        return yes
+    if condition is False:
+        return no
+    return np.where(condition, yes, no)
+
+
+def maximum(one: FloatK, other: FloatK) -> FloatK:
+    """The larger, entry by entry.
+
+    Examples
+    --------
+    >>> maximum(1.0, 2.0), maximum(np.array([1.0, 3.0]), 2.0)
+    (2.0, array([2., 3.]))
+    """
+    if type(one) is float and type(other) is float:
+        return one if one >= other else other
+    larger: FloatK = np.maximum(one, other)
+    return larger
+
+
+def ceiling(x: FloatK) -> FloatK:
+    """The next whole number, entry by entry.
+
+    Examples
+    --------
+    >>> ceiling(1.5), ceiling(np.array([1.5, 2.0]))
+    (2.0, array([2., 2.]))
+    """
+    if type(x) is float:
+        return float(math.ceil(x))
+    whole: FloatK = np.ceil(x)
+    return whole
+
+
+def opposite(x: BoolK) -> BoolK:
+    """Not, entry by entry.
+
+    Examples
+    --------
+    >>> opposite(True), opposite(np.array([True, False]))
+    (False, array([False,  True]))
+    """
+    return not x if isinstance(x, bool) else np.logical_not(x)
+
+
+def anywhere(x: BoolK | FloatK) -> bool:
+    """Whether any entry is true, or not 0.
+
+    Examples
+    --------
+    >>> anywhere(0.0), anywhere(np.array([False, True]))
+    (False, True)
+    """
+    return bool(x) if isinstance(x, bool | int | float) else bool(x.any())
