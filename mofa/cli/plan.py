@@ -70,6 +70,7 @@ def plan(
             without=split_words(without),
             flops_convention=flops_convention.value,
             progress=progress,
+            replay_progress=lambda done, of: progress(done, of, "playing the best plans out"),
         )
     report = search.report
     output.show_report(report, search.table)

@@ -45,14 +45,18 @@ def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
     return tuple(_rank(rows, lives, order, r) for r in range(stages.pp))
 
 
+def outside_of(estimator: Estimator) -> tuple[float, float]:
+    """What the device holds beside the allocator: the CUDA context, and the communicators. [B]"""
+    rows = rows_of(estimator)
+    communicators = communicator_bytes(
+        rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None, rows.framework.dispatcher
+    )
+    return float(rows.cluster.gpu.context_bytes.value), float(communicators[0])
+
+
 def room_of(estimator: Estimator) -> int:
     """What the device has for the allocator: all but the context and the communicators. [B]"""
-    rows = rows_of(estimator)
-    gpu = rows.cluster.gpu
-    outside = communicator_bytes(
-        rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None
-    ) + float(gpu.context_bytes.value)  # fmt: skip
-    return int(gpu.usable_memory_bytes.value - outside[0])
+    return int(estimator.cluster.gpu.usable_memory_bytes.value - sum(outside_of(estimator)))
 
 
 def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:

@@ -14,10 +14,11 @@ from mofa.cost.breakdown import Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.load import routing_loads
 from mofa.search.feasible import CHECKS, Job, check
+from mofa.search.final import PATIENCE, replay_best
+from mofa.search.layers import COST_AT_ONCE, solve_layers
 from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import make_plan, margin_bytes
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
-COST_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ def find_plans(
     without: Sequence[str] = (),
     flops_convention: FlopsConvention = "causal",
     progress: Progress | None = None,
+    replay: bool = False,
+    replay_progress: Progress | None = None,
 ) -> Search:
     """The best strategies of a workload on a cluster.
 
@@ -127,6 +129,10 @@ def find_plans(
         Whether TFLOP/s and MFU halve causal attention.
     progress
         Told rows done and rows in all.
+    replay
+        Whether the best :data:`~mofa.search.final.REPLAYED` that fit are played out and ranked again by that.
+    replay_progress
+        Told plans played and plans to play.
 
     Raises
     ------
@@ -152,10 +158,21 @@ def find_plans(
         space = _with_dp(space, cluster, fix["dp"])
     search = _search(job, space, progress)
     table, costed, reason, short = search
-    best = _rank(costed, reason, top)
+    best = _rank(costed, reason, max(top, PATIENCE) if replay else top)
     loads = loads_of(workload, table)
-    plans = tuple(make_plan(workload, cluster, framework, costed.table.take(np.array([i])), loads, flops_convention)
-                  for i in best)  # fmt: skip
+
+    def made(i: int, replay: bool) -> Plan:
+        row = costed.table.take(np.array([i]))
+        return make_plan(workload, cluster, framework, row, loads, flops_convention, replay=replay)
+
+    if replay:
+        final = replay_best(best.tolist(), lambda i: made(i, True), replay_progress)
+        for i, over in final.too_big.items():
+            reason[costed.rows[i]], short[costed.rows[i]] = len(CHECKS) + 1, over
+        rest = best[final.seen : final.seen + max(top - len(final.plans), 0)]
+        plans = (*final.plans[:top], *(made(i, False) for i in rest))
+    else:
+        plans = tuple(made(i, False) for i in best)
     min_gpus, note = None, None
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space)
@@ -286,7 +303,7 @@ def _search(
         reason[part.rows[bad]] = memory
         short[part.rows[bad]] = over[bad]
     codes = needless, memory
-    solved, table = _solve_layers(job, estimator, at, space, table, open_, device, limit, reason, short, codes)
+    solved, table = solve_layers(job, estimator, at, space, table, open_, device, limit, reason, short, codes)
     done = len(legal)
     for part in _cost(estimator, table, solved, at, progress, done, total):
         parts.append(part)
@@ -296,77 +313,6 @@ def _search(
         short[part.rows[bad]] = over[bad]
     costed = _joined(parts, table)
     return table, costed, reason, short
-
-
-def _solve_layers(
-    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Space, table: StrategyTable, rows: NDArray[np.intp],
-    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
-    codes: tuple[int, int],
-) -> tuple[NDArray[np.intp], StrategyTable]:  # fmt: skip
-    """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
-
-    Rows where none is needed, or all, say the same as those ends: needless.
-    """
-    needless, memory = codes
-    if len(rows) == 0:
-        return rows, table
-    kinds = [(spec.kind, n) for spec, n in space.recompute]
-    offset = kinds.index(("full", SOLVED))
-    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
-    whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
-    layers = table.recompute_layers.copy()
-    if plain is None or whole is None:
-        layers[rows] = 1
-        return rows, replace(table, recompute_layers=layers)
-    largest = np.zeros(len(rows), dtype=np.int64)
-    code = table.pp[rows] * 4096 + table.vpp[rows]
-    for value in np.unique(code):
-        same = code == value
-        i = rows[np.flatnonzero(same)[0]]
-        stages = split_layers(job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name)
-        largest[same] = stages.largest_chunk
-    unneeded, fits = device[plain] <= limit, device[whole] <= limit
-    drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
-    number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
-    everything = number >= largest[keep]
-    drop[unneeded] = True
-    drop[keep[everything]] = True
-    reason[rows[drop]] = needless
-    short[rows[drop]] = 1.0
-    never = ~unneeded & ~fits
-    reason[rows[never]] = memory
-    short[rows[never]] = (device[whole] - limit)[never]
-    kept = rows[keep[~everything]]
-    layers[kept] = number[~everything]
-    return kept, replace(table, recompute_layers=layers)
-
-
-def _fewest_layers(
-    estimator: Estimator, rows: NDArray[np.intp], none: NDArray[np.float64], all_: NDArray[np.float64],
-    largest: NDArray[np.int64], limit: float,
-) -> NDArray[np.int64]:  # fmt: skip
-    """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
-
-    Memory falls by about the same amount with every layer, so that the straight line between what is known at both
-    ends tells where to look; it stops where a number fits and the one before it does not.
-    """
-    low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
-    over, under = none - limit, all_ - limit
-    while len(active := np.flatnonzero(high - low > 1)):
-        o, u, width = over[active], under[active], (high - low)[active]
-        guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
-        # once the line has been tried, the number before the one that fits is the likeliest to tell
-        guess = np.where((high < largest)[active], width - 1, guess)
-        tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
-        found = np.empty(len(active))
-        for start in range(0, len(active), COST_AT_ONCE):
-            here = slice(start, start + COST_AT_ONCE)
-            costed = estimator.rows(rows[active[here]], recompute_layers=tried[here])
-            found[here] = costed.device_bytes - limit
-        ok = found <= 0
-        high[active[ok]], under[active[ok]] = tried[ok], found[ok]
-        low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]
-    return high
 
 
 def _cost(
@@ -427,6 +373,7 @@ def estimate(
     *,
     framework: FrameworkSpec | None = None,
     flops_convention: FlopsConvention = "causal",
+    replay: bool = True,
 ) -> Plan:
     """Cost one strategy.
 
@@ -435,6 +382,8 @@ def estimate(
     strategy
         A :class:`~mofa.specs.strategy.StrategySpec`, a mapping of its fields, or text such as ``"tp=4 pp=4"``; what
         is missing takes the framework's default.
+    replay
+        Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
 
     Raises
     ------
@@ -449,4 +398,4 @@ def estimate(
         framework = load_framework(workload.framework or "megatron")
     workload, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
-    return make_plan(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
+    return make_plan(workload, cluster, framework, row, loads_of(workload, row), flops_convention, replay=replay)

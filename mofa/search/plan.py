@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
+from mofa.search.replayed import replayed_memory
 from mofa.search.result import Memory, Plan, StageMemory, Time
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -21,6 +23,9 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
+
+if TYPE_CHECKING:
+    from mofa.replay.replay import Replayed
 
 MARGIN_FRACTION = 0.03
 """Share of the capacity that a plan leaves free for what the model does not see; ``assumed`` until measured residuals
@@ -39,19 +44,33 @@ def make_plan(
     row: StrategyTable,
     loads: RoutingLoads,
     convention: FlopsConvention,
+    *,
+    replay: bool = False,
 ) -> Plan:
-    """Cost one strategy (a table of one row) in detail."""
+    """Cost one strategy (a table of one row) in detail: by the closed forms, or played out."""
     estimator = Estimator(workload, cluster, framework, row, loads)
     blocks = [block for part in estimator.parts for block in part.costs.tapes.values()]
     sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
-    return _plan(workload, cluster, framework, row, estimator.rows(detail=True), convention, sizes)
+    costed = estimator.rows(detail=True)
+    played = None
+    if replay:
+        from mofa.replay.replay import replay as play
+
+        played = play(estimator)
+    return _plan(workload, cluster, framework, row, costed, convention, sizes, played)
 
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
-    convention: FlopsConvention, sizes: Mapping[str, Sizes],
+    convention: FlopsConvention, sizes: Mapping[str, Sizes], played: Replayed | None,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
+    hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
+    if played is not None and played.time is not None:
+        exposed, hidden = {name: played.time.exposed[name] for name in TIME_COMPONENTS}, dict(played.time.hidden)
+    memory = _memory(cluster, costed)
+    if played is not None:
+        memory = replayed_memory(memory, played.memory)
     step_s = sum(exposed.values())
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
@@ -68,15 +87,12 @@ def _plan(
         mfu=model_rate / peak,
         hfu=(model_rate + again) / peak,
         days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
-        memory=_memory(cluster, costed),
-        time=Time(
-            exposed=exposed,
-            hidden={name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)},
-        ),
+        memory=memory,
+        time=Time(exposed=exposed, hidden=hidden),
         provenance=_provenance(workload, cluster, row, exposed, sizes),
-        costed_by="closed_form",
+        costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=_notes(workload, cluster, framework),
+        notes=_notes(workload, cluster, framework, played),
     )
 
 
@@ -153,12 +169,19 @@ def _routing_note(routing: RoutingSpec) -> str:
     return note
 
 
-def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> tuple[str, ...]:
+def _notes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: Replayed | None
+) -> tuple[str, ...]:
+    reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
+    if played is not None:
+        reserved = "memory: every allocation of three steps played through PyTorch's caching allocator"
+        if played.time is None:
+            reserved += "; time in closed form"
     notes = [
         f"memory margin of {MARGIN_FRACTION:.0%} of the capacity: assumed until measured residuals replace it",
         f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
-        "reserved memory: rounding, other streams' pools, the loss's largest tensor again; no other fragmentation",
+        reserved,
     ]
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))

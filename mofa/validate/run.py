@@ -90,7 +90,8 @@ def _families(found: Sequence[Reference], traces: Path) -> dict[str, Attribution
         trace = traces / f"{reference.id}.0.json.gz"
         if trace.is_file():
             workload, cluster, framework, strategy = reference.resolve()
-            out[reference.id] = attribute(read_trace(trace), estimate(workload, cluster, strategy, framework=framework))
+            plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
+            out[reference.id] = attribute(read_trace(trace), plan)
     return out
 
 

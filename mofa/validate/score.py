@@ -158,7 +158,7 @@ def score_run(reference: Reference) -> RunScore:
         If the run cannot be expressed.
     """
     workload, cluster, framework, strategy = reference.resolve()
-    plan = estimate(workload, cluster, strategy, framework=framework)
+    plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
     outcome, stages = reference.outcome, plan.memory.by_stage
     return RunScore(
         id=reference.id,

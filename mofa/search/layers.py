@@ -1,0 +1,88 @@
+"""How many layers of each chunk to recompute whole: as few as fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.cost.stages import split_layers
+from mofa.search.feasible import Job
+from mofa.search.space import SOLVED, Space
+from mofa.specs.strategy import StrategyTable
+
+COST_AT_ONCE = 50_000
+"""Rows costed in one call. [-]"""
+
+
+def solve_layers(
+    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Space, table: StrategyTable, rows: NDArray[np.intp],
+    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
+    codes: tuple[int, int],
+) -> tuple[NDArray[np.intp], StrategyTable]:  # fmt: skip
+    """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
+
+    Rows where none is needed, or all, say the same as those ends: needless.
+    """
+    needless, memory = codes
+    if len(rows) == 0:
+        return rows, table
+    kinds = [(spec.kind, n) for spec, n in space.recompute]
+    offset = kinds.index(("full", SOLVED))
+    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
+    whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    layers = table.recompute_layers.copy()
+    if plain is None or whole is None:
+        layers[rows] = 1
+        return rows, replace(table, recompute_layers=layers)
+    largest = np.zeros(len(rows), dtype=np.int64)
+    code = table.pp[rows] * 4096 + table.vpp[rows]
+    for value in np.unique(code):
+        same = code == value
+        i = rows[np.flatnonzero(same)[0]]
+        stages = split_layers(job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name)
+        largest[same] = stages.largest_chunk
+    unneeded, fits = device[plain] <= limit, device[whole] <= limit
+    drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
+    number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
+    everything = number >= largest[keep]
+    drop[unneeded] = True
+    drop[keep[everything]] = True
+    reason[rows[drop]] = needless
+    short[rows[drop]] = 1.0
+    never = ~unneeded & ~fits
+    reason[rows[never]] = memory
+    short[rows[never]] = (device[whole] - limit)[never]
+    kept = rows[keep[~everything]]
+    layers[kept] = number[~everything]
+    return kept, replace(table, recompute_layers=layers)
+
+
+def _fewest_layers(
+    estimator: Estimator, rows: NDArray[np.intp], none: NDArray[np.float64], all_: NDArray[np.float64],
+    largest: NDArray[np.int64], limit: float,
+) -> NDArray[np.int64]:  # fmt: skip
+    """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
+
+    Memory falls by about the same amount with every layer, so that the straight line between what is known at both
+    ends tells where to look; it stops where a number fits and the one before it does not.
+    """
+    low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
+    over, under = none - limit, all_ - limit
+    while len(active := np.flatnonzero(high - low > 1)):
+        o, u, width = over[active], under[active], (high - low)[active]
+        guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
+        # once the line has been tried, the number before the one that fits is the likeliest to tell
+        guess = np.where((high < largest)[active], width - 1, guess)
+        tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
+        found = np.empty(len(active))
+        for start in range(0, len(active), COST_AT_ONCE):
+            here = slice(start, start + COST_AT_ONCE)
+            costed = estimator.rows(rows[active[here]], recompute_layers=tried[here])
+            found[here] = costed.device_bytes - limit
+        ok = found <= 0
+        high[active[ok]], under[active[ok]] = tried[ok], found[ok]
+        low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]
+    return high
