@@ -15,7 +15,7 @@ from mofa.cost.collectives import TokenSpread, collective_s
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
 from mofa.specs.curves import PoweredCurve
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 
 ArrayK = NDArray[np.float64]
@@ -31,6 +31,13 @@ class Machine:
     num_k: int
     spread: TokenSpread | None = None
     """Where copies of a token go, for dispatchers that send a token once to each place."""
+
+    def shares_world(self, group: str) -> NDArray[np.bool_]:
+        """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
+        spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
+        if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
+            return np.zeros(self.num_k, dtype=bool)
+        return np.broadcast_to(self.groups[group].size == self.groups["world"].size, (self.num_k,))
 
 
 def _stack(values: list[object], num_k: int) -> ArrayK:

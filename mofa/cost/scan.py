@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.op import HostSync, Op, Tape
+from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 
 ArrayK = NDArray[np.float64]
@@ -74,6 +74,7 @@ class _State:
     host: ArrayK
     compute: ArrayK
     streams: dict[str, ArrayK] = field(default_factory=dict)
+    communicators: dict[str, ArrayK] = field(default_factory=dict)
     ready: dict[str, _Ready] = field(default_factory=dict)
 
 
@@ -101,9 +102,24 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
     rows = [_E[name] for name in HIDDEN]
     hidden = busy - exposed[rows]
     hidden = np.where(hidden > 1e-9 * busy, hidden, 0.0)  # rounding is no overlap
-    slowdown = machine.cluster.gpu.curves.overlap_slowdown.value
-    exposed[rows] += slowdown * hidden
+    exposed[rows] += _slowdown(tape, seconds, machine) * hidden
     return PhaseTime(exposed, hidden, issue.sum(axis=0))
+
+
+def _slowdown(tape: Tape, seconds: ArrayK, machine: Machine) -> ArrayK:
+    """What computing loses per second that each family runs beside it. (len(HIDDEN), K) [-]
+
+    A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
+    stream takes all of both: what it does, computing does not.
+    """
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
+    copies, beside = np.zeros((len(HIDDEN), machine.num_k)), np.zeros((len(HIDDEN), machine.num_k))
+    for i, op in enumerate(tape.ops):
+        if op.family in _H and op.stream != "compute":
+            beside[_H[op.family]] += seconds[i]
+            if isinstance(op.work, Stream):
+                copies[_H[op.family]] += seconds[i]
+    return np.asarray(share + (1.0 - share) * copies / np.maximum(beside, 1e-12))
 
 
 def _carries(tape: Tape) -> bool:
@@ -161,6 +177,20 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
 def _may_pass(op: Op) -> bool:
     """Whether the op's output may be its input as it is: a view, or an op that some candidates don't have."""
     return bool(op.reads) and (op.work is None or op.present is not True)
+
+
+def _communicator_free(state: _State, group: str, machine: Machine) -> ArrayK:
+    """When the communicator of a group has done what was issued to it: NCCL runs one operation after the other."""
+    own, world = (state.communicators.get(name, np.zeros(machine.num_k)) for name in (group, "world"))
+    return np.where(machine.shares_world(group), world, own)
+
+
+def _occupy(state: _State, group: str, until: ArrayK, machine: Machine) -> None:
+    whole = machine.shares_world(group)
+    for name, here in ((group, ~whole), ("world", whole)):
+        if np.any(here):
+            before = state.communicators.get(name, np.zeros(machine.num_k))
+            state.communicators[name] = np.where(here, np.maximum(until, before), before)
 
 
 def _pass(
@@ -226,6 +256,8 @@ def _pass(
         else:
             state.host = state.host + issue[step.index]
             start = np.maximum(state.host, state.streams.get(op.stream, np.zeros(num_k)))
+            if isinstance(op.work, Collective):
+                start = np.maximum(start, _communicator_free(state, op.work.group, machine))
             inputs = np.zeros(num_k)
             for name in step.wait:
                 if name in state.ready:
@@ -233,6 +265,8 @@ def _pass(
             end = np.maximum(start, inputs) + seconds[step.index]
             busy_until = np.where(op.present, end, 0.0)
             state.streams[op.stream] = np.maximum(busy_until, state.streams.get(op.stream, np.zeros(num_k)))
+            if isinstance(op.work, Collective):
+                _occupy(state, op.work.group, busy_until, machine)
             made: _Ready = ((end, op.family),)
             if op.present is not True and op.reads:  # where it does not run, its output is ready when its input is
                 made = _through(op.present, made, state.ready.get(op.reads[0], ()))

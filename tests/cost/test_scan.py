@@ -15,7 +15,15 @@ from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
 from mofa.cost.scan import EXPOSED, HIDDEN, PhaseTime, scan
 
 SLOWDOWN, SYNC_S = 0.1, 20.0
-GEMM, SEND = Gemm(1, 1, 1), Collective("all_gather", "tp", 1.0)
+GEMM = Gemm(1, 1, 1)
+
+
+SHARED = np.array([False, True, False, True])
+
+
+def shared(num_k: int) -> Any:
+    """Which candidates' groups span all ranks and so share one communicator: every other one."""
+    return np.resize(SHARED, num_k)
 
 
 def machine(num_k: int = 1, slowdown: float = SLOWDOWN) -> Any:
@@ -23,7 +31,9 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN) -> Any:
     curves = SimpleNamespace(
         overlap_slowdown=SimpleNamespace(value=slowdown), host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S))
     )
-    return SimpleNamespace(num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)))
+    return SimpleNamespace(
+        num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)), shares_world=lambda _: shared(num_k)
+    )
 
 
 Times = dict[str, tuple[Any, Any]]
@@ -53,8 +63,10 @@ def op(
     return Op(name, family, work, tuple(reads.split()), (name,), stream=stream, **more)
 
 
-def send(name: str, reads: str = "", stream: str = "comm", **more: Any) -> Op:
-    return op(name, reads, family="tp", work=SEND, stream=stream, **more)
+def send(name: str, reads: str = "", stream: str = "comm", group: str = "", **more: Any) -> Op:
+    """A collective of the group of its stream, unless said."""
+    work = Collective("all_gather", group or stream, 1.0)
+    return op(name, reads, family="tp", work=work, stream=stream, **more)
 
 
 def sync(**more: Any) -> Op:
@@ -126,11 +138,23 @@ def test_a_collective_that_nothing_runs_beside_is_all_exposed() -> None:
         assert not np.any(time.hidden)
 
 
-def test_collectives_of_one_stream_queue_and_of_two_do_not() -> None:
+def test_collectives_of_one_stream_or_of_one_communicator_queue() -> None:
+    """Two of 6 s: together from two streams over two communicators, else one after the other (NVIDIA/nccl issue 574).
+    The second candidate's groups both span all ranks, which leaves them one communicator."""
     times = {"a": (1.0, 0.0), "one": (6.0, 0.0), "two": (6.0, 0.0), "after": (1.0, 0.0)}
-    for stream, waited in (("comm", 12.0), ("other", 6.0)):
-        ops = op("a", "x"), send("one", "a"), send("two", "a", stream), op("after", "one two")
-        assert parts(run(times, *ops, slowdown=0.0))["tp"] == pytest.approx(waited)
+    for stream, group, waited in (("comm", "a", 12.0), ("other", "a", 12.0), ("other", "b", 6.0), ("comm", "b", 12.0)):
+        ops = op("a", "x"), send("one", "a", group="a"), send("two", "a", stream, group), op("after", "one two")
+        time = run(times, *ops, slowdown=0.0, num_k=2)
+        assert parts(time)["tp"] == pytest.approx(waited)
+        assert parts(time, 1)["tp"] == pytest.approx(12.0)
+
+
+def test_a_copy_on_another_stream_takes_from_computing_what_it_takes() -> None:
+    """8 s of collective slow 10 s of computing by a tenth of what is beside it, 2 s of memory-bound kernels by 2 s."""
+    times = {"a": (10.0, 0.0), "send": (8.0, 0.0), "copy": (2.0, 0.0), "after": (1.0, 0.0)}
+    copy = op("copy", work=Stream(1.0), family="dp", stream="aside")
+    time = run(times, send("send"), copy, op("a", "x"), op("after", "send copy a"))
+    assert parts(time) == pytest.approx({"gemm": 11.0, "tp": 0.8, "dp": 2.0})
 
 
 def test_a_collective_starts_when_its_input_is_there() -> None:
@@ -203,6 +227,7 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
         return np.broadcast_to(np.asarray(value), (NUM_K,))[k]
 
     host, clocks, ready = 0.0, {"compute": 0.0}, dict[str, tuple[float, str]]()
+    communicators = dict[str, float]()
     for _ in range(repeat):
         exposed, busy = dict.fromkeys(EXPOSED, 0.0), dict.fromkeys(HIDDEN, 0.0)
         for o in ops:
@@ -230,8 +255,10 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
                 exposed[o.family] += device
                 clocks["compute"] += device
             else:
-                start = max([host, clocks.get(o.stream, 0.0), *(ready.get(name, (0.0, ""))[0] for name in o.reads)])
-                clocks[o.stream] = start + device
+                group = "world" if bool(at(shared(NUM_K))) else o.work.group  # type: ignore[union-attr]
+                free = max(clocks.get(o.stream, 0.0), communicators.get(group, 0.0))
+                start = max([host, free, *(ready.get(name, (0.0, ""))[0] for name in o.reads)])
+                clocks[o.stream] = communicators[group] = start + device
             for name in o.writes:
                 ready[name] = (clocks[o.stream], "" if o.stream == "compute" else o.family)
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
@@ -261,15 +288,16 @@ def random_tape(rng: np.random.Generator, *, carries: bool) -> tuple[tuple[Op, .
         scale = rng.choice([0.2, 1.0, 5.0])
         times[name] = (scale * rng.random(NUM_K) * (rng.random(NUM_K) < 0.9), float(rng.random()))
         if kind in ("tp", "ep"):
-            ops.append(Op(name, kind, SEND, reads[:1], (name,), stream=f"comm-{kind}", present=present))
+            work = Collective("all_gather", kind if rng.random() < 0.8 else "tp", 1.0)
+            ops.append(Op(name, kind, work, reads[:1], (name,), stream=f"comm-{kind}", present=present))
             awaited.add(name)
         elif kind == "view":
             times[name] = (0.0, 0.0)
             ops.append(op(name, reads[0], work=None, family="memory_bound"))
         else:
-            work: Any = GEMM if kind == "gemm" else Stream(1.0)
+            of_kind: Any = GEMM if kind == "gemm" else Stream(1.0)
             family = "gemm" if kind == "gemm" else "memory_bound"
-            ops.append(op(name, " ".join(reads), work=work, family=family, present=present))
+            ops.append(op(name, " ".join(reads), work=of_kind, family=family, present=present))
         names.append(name)
     if carries and len(names) > 2:  # something is read that the repetition before wrote
         late = [o.writes[0] for o in ops if o.writes and o.present is True][-2:]
