@@ -1,0 +1,148 @@
+"""When failures strike: exponential, Weibull as one clock of the job or one per node, lemons among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.errors import SpecError
+from mofa.faults.checks import above_zero, share
+from mofa.faults.rates import lemon_factor, weibull_scale_s
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+MAX_CELLS = 2**22
+"""Node clocks held at once. [-]"""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Failures of a job.
+
+    Parameters
+    ----------
+    mtbf_s
+        Mean time between failures of the whole job, of all its nodes, lemons included. [s]
+    shape
+        Weibull shape; 1 is exponential. [-]
+    num_nodes
+        Nodes that each have a clock, which restarts when its node fails; None: the job has one clock, which restarts at
+        every failure. [-]
+    lemon_fraction, lemon_multiple
+        Share of nodes that fail so many times as often as the others; drawn anew for every run. [-]
+    new_nodes
+        Whether node clocks are at zero when the run begins; else they have run for ever, and the rate is steady.
+    strikes_restarts
+        Whether a restart can fail; else clocks stand still until it is over.
+    """
+
+    mtbf_s: float
+    shape: float = 1.0
+    num_nodes: int | None = None
+    lemon_fraction: float = 0.0
+    lemon_multiple: float = 1.0
+    new_nodes: bool = False
+    strikes_restarts: bool = True
+
+    def __post_init__(self) -> None:
+        above_zero("mtbf_s", self.mtbf_s, finite=False)
+        if not 0.1 <= self.shape <= 10:
+            raise SpecError(f"shape: is {self.shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
+        share("lemon_fraction", self.lemon_fraction)
+        above_zero("lemon_multiple", self.lemon_multiple, "")
+        if self.num_nodes is not None and self.num_nodes < 1:
+            raise SpecError(f"num_nodes: is {self.num_nodes}; give at least 1")
+        if self.lemon_fraction and self.num_nodes is None:
+            raise SpecError(f"lemon_fraction: is {self.lemon_fraction:g} of unknown nodes; give num_nodes")
+
+    @property
+    def has_node_clocks(self) -> bool:
+        """Whether every node needs a clock of its own: exponential ones are as good as one."""
+        return self.num_nodes is not None and self.shape != 1 and np.isfinite(self.mtbf_s)
+
+    def runs_at_once(self, num_runs: int) -> int:
+        """Runs whose clocks fit into memory together. [-]"""
+        if not self.has_node_clocks:
+            return num_runs
+        return int(min(max(MAX_CELLS // (self.num_nodes or 1), 1), num_runs))
+
+
+class FailureTimes:
+    """The failures of ``n`` runs, one after the other."""
+
+    def __init__(self, clock: Clock, n: int, rng: np.random.Generator) -> None:
+        self.clock, self.rng = clock, rng
+        self.mean_s = np.full(n, clock.mtbf_s)
+        nodes = clock.num_nodes
+        if nodes is not None and clock.lemon_fraction and not clock.has_node_clocks:
+            lemons = rng.binomial(nodes, clock.lemon_fraction, n)
+            expected = nodes * float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
+            self.mean_s = clock.mtbf_s * expected / (nodes + lemons * (clock.lemon_multiple - 1))
+        self.queue = _NodeClocks(clock, n, rng) if clock.has_node_clocks else None
+
+    def next_gap(self, at: IntN) -> FloatN:
+        """Time from the last failure of these runs to their next. [s]"""
+        if self.queue is not None:
+            return self.queue.next_gap(at)
+        if np.isinf(self.clock.mtbf_s):
+            return np.full(len(at), np.inf)
+        if self.clock.shape == 1:
+            return np.asarray(self.rng.exponential(self.mean_s[at]))
+        scale = float(weibull_scale_s(self.clock.mtbf_s, self.clock.shape))
+        return np.asarray(self.rng.weibull(self.clock.shape, len(at)) * scale)
+
+
+class _NodeClocks:
+    """Weibull clocks of all nodes of ``n`` runs; failures come out in windows of time, sorted."""
+
+    def __init__(self, clock: Clock, n: int, rng: np.random.Generator) -> None:
+        self.clock, self.rng = clock, rng
+        nodes = clock.num_nodes or 1
+        lemon = rng.random((n, nodes)) < clock.lemon_fraction
+        factor = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
+        mean_s = clock.mtbf_s * nodes * factor
+        scale = float(weibull_scale_s(mean_s, clock.shape))
+        self.scale = np.where(lemon, scale / clock.lemon_multiple, scale)
+        if clock.new_nodes:
+            first = rng.weibull(clock.shape, (n, nodes))
+        else:  # what is left of a gap that a random instant meets: gaps weighted by their length, cut evenly
+            first = rng.gamma(1 + 1 / clock.shape, size=(n, nodes)) ** (1 / clock.shape) * rng.random((n, nodes))
+        self.next = first * self.scale
+        self.window_s, self.end_s = 24 * clock.mtbf_s, 0.0
+        self.events = np.empty((n, 0))
+        self.read = np.zeros(n, dtype=np.int64)
+        self.last = np.zeros(n)
+
+    def next_gap(self, at: IntN) -> FloatN:
+        while np.any(self.read[at] >= np.isfinite(self.events[at]).sum(axis=1)):
+            self._refill()
+        found = self.events[at, self.read[at]]
+        self.read[at] += 1
+        gap = found - self.last[at]
+        self.last[at] = found
+        return np.asarray(gap)
+
+    def _refill(self) -> None:
+        """Failures of the next window of time behind those that were not read yet."""
+        self.end_s += self.window_s
+        rows: list[IntN] = []
+        times: list[FloatN] = []
+        while len((hit := np.nonzero(self.next < self.end_s))[0]):
+            rows.append(hit[0])
+            times.append(self.next[hit])
+            self.next[hit] += self.rng.weibull(self.clock.shape, len(hit[0])) * self.scale[hit]
+        left = [(np.full(len(e), i), e) for i, e in enumerate(self._unread())]
+        row = np.concatenate([*(r for r, _ in left), *rows]).astype(np.int64)
+        time = np.concatenate([*(t for _, t in left), *times])
+        order = np.lexsort((time, row))
+        row, time = row[order], time[order]
+        counts = np.bincount(row, minlength=len(self.read))
+        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.events = np.full((len(self.read), int(counts.max(initial=0)) + 1), np.inf)
+        self.events[row, place] = time
+        self.read[:] = 0
+
+    def _unread(self) -> list[FloatN]:
+        return [events[read:][np.isfinite(events[read:])] for events, read in zip(self.events, self.read, strict=True)]

@@ -1,0 +1,206 @@
+"""The Monte Carlo twin agrees with the closed forms within its own error, and its ledger closes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mofa.errors import SpecError
+from mofa.faults import renewal, spares
+from mofa.faults.clocks import Clock
+from mofa.faults.ledger import PARTS, expected_shares
+from mofa.faults.simulate import Kind, Level, LongRun, Outcome, simulate
+
+MIN, HOUR, DAY = 60.0, 3600.0, 86400.0
+Z = 3.5
+
+
+def agrees(found: Outcome, expected: float) -> bool:
+    return abs(found.ettr - expected) < Z * found.standard_error
+
+
+@pytest.mark.parametrize(
+    ("mtbf", "tau", "delta", "restart"),
+    [(6 * HOUR, 3402.84, 300.0, 600.0), (900.0, 550.0, 300.0, 600.0), (11135.0, 1116.0, 60.0, 120.0)],
+)
+def test_one_level_is_the_renewal_closed_form(mtbf: float, tau: float, delta: float, restart: float) -> None:
+    run = LongRun(400 * tau, tau, (Level(delta),), (Kind(1.0, restart),), Clock(mtbf))
+    found = simulate(run, 2000, seed=1)
+    assert agrees(found, float(renewal.ettr(tau, delta, mtbf, restart)))
+    expected = expected_shares(tau, delta, mtbf, restart)
+    ledger = found.ledger()
+    for part in PARTS:
+        assert getattr(ledger, part) == pytest.approx(float(expected[part]), abs=0.004)
+
+
+def test_kinds_of_failure_are_one_effective_restart() -> None:
+    kinds = (Kind(0.6, 60.0), Kind(0.3, 1800.0), Kind(0.1, 7200.0))
+    run = LongRun(20 * DAY, 1200.0, (Level(30.0),), kinds, Clock(10_000.0))
+    one = renewal.effective_restart_s([k.restart_s for k in kinds], [k.share for k in kinds], 10_000.0)
+    assert agrees(simulate(run, 2000, seed=2), float(renewal.ettr(1200.0, 30.0, 10_000.0, one)))
+
+
+def test_asynchronous_checkpoints() -> None:
+    """A long run: the closed form leaves out that the first segment has nothing to lose before it."""
+    run = LongRun(200 * DAY, 1200.0, (Level(5.0, persist_s=900.0),), (Kind(1.0, 300.0),), Clock(7200.0))
+    assert agrees(simulate(run, 600, seed=3), float(renewal.ettr(1200.0, 5.0, 7200.0, 300.0, 900.0)))
+    plain = LongRun(20 * DAY, 1200.0, (Level(5.0, persist_s=0.0),), (Kind(1.0, 300.0),), Clock(7200.0))
+    assert agrees(simulate(plain, 2000, seed=3), float(renewal.ettr(1200.0, 5.0, 7200.0, 300.0)))
+
+
+def test_two_and_three_levels_are_the_linear_system() -> None:
+    kinds = (Kind(0.75, 60.0, level=0), Kind(0.25, 900.0, level=1))
+    run = LongRun(1200 * 180.0, 180.0, (Level(1.0), Level(60.0, every=12)), kinds, Clock(11135.0))
+    exact = renewal.levels_ettr(180.0, (1, 12), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 900.0))
+    assert agrees(simulate(run, 3000, seed=4), exact)
+    kinds = (Kind(0.6, 30.0, level=0), Kind(0.3, 300.0, level=1), Kind(0.1, 900.0, level=2))
+    levels = (Level(1.0), Level(5.0, every=3), Level(60.0, every=12))
+    three = LongRun(1200 * 180.0, 180.0, levels, kinds, Clock(7200.0))
+    exact = renewal.levels_ettr(180.0, (1, 3, 12), (1.0, 5.0, 60.0), 7200.0, (0.6, 0.3, 0.1), (30.0, 300.0, 900.0))
+    assert agrees(simulate(three, 3000, seed=5), exact)
+
+
+def test_two_levels_with_delays_are_near_the_closed_form() -> None:
+    kinds = (Kind(0.75, 60.0, level=0), Kind(0.25, 900.0, level=1))
+    levels = (Level(1.0, persist_s=20.0), Level(2.0, every=10, persist_s=600.0))
+    found = simulate(LongRun(6000 * 120.0, 120.0, levels, kinds, Clock(11135.0)), 1000, seed=6)
+    closed = renewal.two_level_ettr(120.0, 10, (1.0, 2.0), 11135.0, (60.0, 900.0), 0.75, (20.0, 600.0))
+    assert found.ettr == pytest.approx(float(closed), abs=0.002)
+
+
+@pytest.mark.parametrize("num_spares", [0, 1, 3])
+def test_waiting_for_spares_is_erlangs_formula(num_spares: int) -> None:
+    mtbf, repair, share = 4 * HOUR, 6 * HOUR, 0.7
+    kinds = (Kind(share, 300.0, takes_node=True), Kind(1 - share, 60.0))
+    run = LongRun(60 * DAY, 1200.0, (Level(30.0),), kinds, Clock(mtbf), num_spares=num_spares, repair_s=repair)
+    found = simulate(run, 1500, seed=7)
+    idle = float(spares.waiting_share(share / mtbf, repair, num_spares))
+    assert found.ledger().waiting == pytest.approx(idle, abs=0.005)
+    restart = renewal.effective_restart_s([300.0, 60.0], [share, 1 - share], mtbf)
+    full = float(renewal.ettr(1200.0, 30.0, mtbf, restart))
+    assert found.ettr == pytest.approx(full * (1 - idle), abs=max(Z * found.standard_error, 0.002))
+
+
+def test_enough_spares_are_as_good_as_endlessly_many() -> None:
+    kinds = (Kind(1.0, 300.0, takes_node=True),)
+    args = (20 * DAY, 1200.0, (Level(30.0),), kinds, Clock(4 * HOUR))
+    many = simulate(LongRun(*args, num_spares=30, repair_s=HOUR), 300, seed=8)
+    oracle = simulate(LongRun(*args, num_spares=None), 300, seed=8)
+    assert many.ledger().waiting == 0.0
+    assert many.ettr == pytest.approx(oracle.ettr, abs=Z * (many.standard_error + oracle.standard_error))
+
+
+WEIBULL = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
+
+
+@pytest.mark.parametrize("shape", WEIBULL)
+def test_weibull_failures_of_a_whole_job(shape: float) -> None:
+    """M = 185.6 min, tau = 19, delta = 1, R = 10 min, a fresh clock at every failure.
+
+    The published simulation gives no error: its k = 1 is 0.0015 from the closed form, which ours must meet.
+    """
+    run = LongRun(54 * DAY, 19 * MIN, (Level(MIN),), (Kind(1.0, 10 * MIN),), Clock(185.6 * MIN, shape=shape))
+    found = simulate(run, 3000, seed=9)
+    assert found.ettr == pytest.approx(WEIBULL[shape], abs=0.004)
+    if shape == 1.0:
+        assert agrees(found, float(renewal.ettr(19.0, 1.0, 185.6, 10.0)))
+
+
+def test_a_restart_that_cannot_fail() -> None:
+    """(M + R) (exp(L / M) - 1) a segment."""
+    clock = Clock(185.6 * MIN, strikes_restarts=False)
+    run = LongRun(54 * DAY, 19 * MIN, (Level(MIN),), (Kind(1.0, 10 * MIN),), clock)
+    assert agrees(simulate(run, 3000, seed=9), 19 / ((185.6 + 10) * np.expm1(20 / 185.6)))
+
+
+def test_many_weibull_nodes_fail_like_poisson_once_they_are_old() -> None:
+    base = (10 * DAY, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),))
+    old = simulate(LongRun(*base, Clock(11136.0, shape=0.7, num_nodes=256)), 400, seed=10)
+    expected = float(renewal.ettr(1140.0, 60.0, 11136.0, 600.0))
+    assert old.ettr == pytest.approx(expected, abs=0.006)
+    new = simulate(LongRun(*base, Clock(11136.0, shape=0.7, num_nodes=256, new_nodes=True)), 400, seed=10)
+    assert new.ettr < old.ettr - 0.01  # infant mortality
+    rate = old.failures.sum() / old.wall_s.sum()
+    assert 1 / rate == pytest.approx(11136.0, rel=0.02)
+
+
+def test_lemons_keep_the_mean_and_widen_the_spread() -> None:
+    base = (30 * DAY, 1140.0, (Level(60.0),), (Kind(1.0, 600.0),))
+    even = simulate(LongRun(*base, Clock(11136.0, num_nodes=64)), 3000, seed=11)
+    mixed = simulate(
+        LongRun(*base, Clock(11136.0, num_nodes=64, lemon_fraction=0.05, lemon_multiple=20.0)), 3000, seed=11
+    )
+    assert mixed.failures.mean() == pytest.approx(even.failures.mean(), rel=0.05)
+    assert mixed.wall_s.std() > 2 * even.wall_s.std()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tau=st.floats(60.0, 5000.0), delta=st.floats(0.0, 300.0), mtbf=st.floats(1e4, 1e6), restart=st.floats(0.0, 900.0),
+    persist=st.floats(0.0, 600.0), every=st.integers(1, 5), num_spares=st.none() | st.integers(0, 3),
+    seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_every_second_is_accounted_for(
+    tau: float, delta: float, mtbf: float, restart: float, persist: float, every: int, num_spares: int | None, seed: int
+) -> None:
+    levels = (Level(delta, persist_s=persist), Level(2 * delta, every=every, persist_s=2 * persist))
+    kinds = (Kind(0.5, restart), Kind(0.5, 2 * restart, level=1, takes_node=True))
+    run = LongRun(20 * tau, tau, levels, kinds, Clock(mtbf), num_spares=num_spares, repair_s=3600.0)
+    found = simulate(run, 20, seed=seed)
+    total = np.sum([found.seconds[part] for part in PARTS], axis=0)
+    assert total == pytest.approx(found.wall_s)
+    assert all((found.seconds[part] >= 0).all() for part in PARTS)
+    assert found.seconds["productive"] == pytest.approx(20 * tau)
+    assert found.seconds["checkpoint"].min() >= (20 - 20 // every) * delta + 20 // every * 2 * delta - 1e-6
+    if num_spares is None:
+        assert found.seconds["waiting"].max() == 0
+    found.ledger()
+
+
+def test_without_failures_nothing_is_random() -> None:
+    run = LongRun(10_000.0, 1000.0, (Level(100.0),), (Kind(1.0, 50.0),), Clock(np.inf))
+    found = simulate(run, 5)
+    assert found.wall_s.tolist() == [11_000.0] * 5
+    assert found.failures.sum() == 0
+    assert found.standard_error == 0.0
+
+
+def test_one_segment_without_checkpoint_is_work_that_starts_over() -> None:
+    run = LongRun(7200.0, 1e9, (Level(0.0),), (Kind(1.0, 0.0),), Clock(7200.0))
+    found = simulate(run, 40_000, seed=12)
+    assert found.wall_s.mean() == pytest.approx(float(renewal.unprotected_s(7200.0, 7200.0)), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"work_s": 0.0}, "work_s"), ({"interval_s": -1.0}, "interval_s"), ({"num_spares": -1}, "num_spares"),
+        ({"kinds": (Kind(0.4, 1.0),)}, "sum to 0.4"), ({"kinds": (Kind(1.0, -1.0),)}, "restart_s"),
+        ({"kinds": (Kind(1.0, 1.0, level=1),)}, "level"), ({"levels": (Level(-1.0),)}, "block_s"),
+        ({"levels": (Level(1.0, persist_s=-1.0),)}, "persist_s"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_run_is_refused(change: dict[str, object], said: str) -> None:
+    sound: dict[str, object] = {
+        "work_s": 1e4, "interval_s": 1e3, "levels": (Level(1.0),), "kinds": (Kind(1.0, 1.0),), "clock": Clock(1e4)
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=said):
+        LongRun(**{**sound, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"mtbf_s": 0.0}, "mtbf_s"), ({"shape": 0.0}, "shape"), ({"num_nodes": 0}, "num_nodes"),
+     ({"lemon_fraction": 0.1}, "num_nodes"), ({"lemon_fraction": 2.0, "num_nodes": 4}, "lemon_fraction")],
+)  # fmt: skip
+def test_what_makes_no_clock_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Clock(**{"mtbf_s": 1e4, **change})  # type: ignore[arg-type]
+
+
+def test_a_run_that_never_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mofa.faults.simulate.MAX_FAILURES", 50)
+    with pytest.raises(SpecError, match="hardly gets on"):
+        simulate(LongRun(1e6, 1e5, (Level(0.0),), (Kind(1.0, 10.0),), Clock(100.0)), 3)
