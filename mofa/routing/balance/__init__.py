@@ -1,0 +1,1 @@
+"""Token scheduling over expert replicas, with OR-tools: linear programs, whole tokens, the density that bounds them."""
