@@ -78,6 +78,7 @@ class Costs:
     boundary: ArrayK
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
+    machine: Machine
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def block_costs(
         ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
         cost(lambda: build.head(ctx, p), "head"), mtp, per_combination(body, len(first)),
         per_combination(with_head, len(first)),
-        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, len(first)), tapes,
+        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, len(first)), tapes, machine,
     )  # fmt: skip
 
 

@@ -303,12 +303,12 @@ def step_time(rows: Rows) -> StepTime:
     step = optimizer_seconds(
         rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, table.zero[:, None]
     ).max(axis=1)
-    exposed[_T["optimizer"]] += step + _norm_seconds(rows)
+    exposed[_T["optimizer"]] += step + norm_seconds(rows)
     assert pp == stage_s.shape[1]
     return StepTime(exposed, hidden, stage_s, slowest)
 
 
-def _norm_seconds(rows: Rows) -> ArrayN:
+def norm_seconds(rows: Rows) -> ArrayN:
     """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from mofa.replay.check import OrderError, check
 from mofa.replay.orders.exchange import received
@@ -15,8 +16,7 @@ CAUSES = ("fill", "forward input", "backward input", "exchange", "drain")
 end, and after its last computation until the last rank's."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A computation or an exchange of a rank, from ``start`` to ``end``. [s]"""
 
     rank: int
@@ -45,29 +45,185 @@ class Played:
         return self.total / most - 1.0
 
 
-@dataclass
-class _Flight:
-    """An exchange in flight."""
+class Player(Protocol):
+    """What computes on a rank. ``now`` is when its device is free, ``issued`` when its host has issued all so far. [s]"""
 
-    item: Exchange
-    rank: int
-    ready: float
-    start: float | None = None
-    end: float | None = None
+    @property
+    def now(self) -> float: ...
+    @property
+    def issued(self) -> float: ...
+    def compute(self, action: Action, beside: int) -> None:
+        """Compute, with so many exchanges launched beside it since the last computation."""
+
+    def wait_until(self, time: float, cause: str) -> None:
+        """Compute nothing until then."""
+
+    def exchanged(self) -> None:
+        """An exchange that the rank waited for is over."""
+
+
+class Flight:
+    """An exchange in flight: of its peers' exchanges ``missing`` have not started."""
+
+    __slots__ = ("item", "rank", "ready", "start", "end", "peers", "missing", "waiting")
+
+    def __init__(self, item: Exchange, rank: int) -> None:
+        self.item, self.rank = item, rank
+        self.ready = 0.0
+        self.start: float | None = None
+        self.end: float | None = None
+        self.peers: list[Flight] = []
+        self.missing = 0
+        self.waiting = False
+
+
+def run(program: Program, players: Sequence[Player], hop_s: float = 0.0) -> list[Flight]:
+    """Play an order on what computes on each rank; returns every exchange, with its start and end.
+
+    Raises
+    ------
+    OrderError
+        If the order waits for ever.
+    """
+    order = program.order
+    flights, of = _flights(program)
+    queues: dict[tuple[int, str], deque[Flight]] = {}
+    free: dict[tuple[int, str], float] = {}
+    at = [0] * order.pp
+    launched = [0] * order.pp
+    beside = [0] * order.pp
+    ready = deque(range(order.pp))
+    queued = [True] * order.pp
+
+    def wake(rank: int) -> None:
+        if not queued[rank]:
+            queued[rank] = True
+            ready.append(rank)
+
+    def start_head(key: tuple[int, str]) -> None:
+        """Start what is first on a stream, and end what that was the last thing missing for."""
+        keys = [key]
+        while keys:
+            key = keys.pop()
+            queue = queues[key]
+            if not queue or queue[0].start is not None:
+                continue
+            head = queue[0]
+            head.start = max(head.ready, free.get(key, 0.0))
+            for peer in head.peers:
+                peer.missing -= 1
+            for flight in (head, *head.peers):
+                if flight.missing == 0 and flight.start is not None and flight.end is None:
+                    flight.end = hop_s + max(flight.start, *(p.start for p in flight.peers if p.start is not None))
+                    place = (flight.rank, flight.item.stream)
+                    free[place] = flight.end
+                    queues[place].popleft()
+                    keys.append(place)
+                    if flight.waiting:
+                        wake(flight.rank)
+
+    def advance(r: int) -> None:
+        player, items = players[r], program.ranks[r]
+        mine = flights[r]
+        while at[r] < len(items):
+            item = items[at[r]]
+            if isinstance(item, Exchange):
+                if launched[r] <= at[r]:
+                    flight = mine[at[r]]
+                    assert flight is not None
+                    launched[r] = at[r] + 1
+                    flight.ready = max(player.now, player.issued)
+                    key = (r, item.stream)
+                    queues.setdefault(key, deque()).append(flight)
+                    start_head(key)
+                if item.blocking:
+                    flight = mine[at[r]]
+                    assert flight is not None
+                    if flight.end is None:
+                        flight.waiting = True
+                        return
+                    player.wait_until(flight.end, _cause(item))
+                    player.exchanged()
+                else:
+                    beside[r] += 1
+            else:
+                need = received(order, item)
+                if need is not None:
+                    came = of[need]
+                    if came.end is None:
+                        came.waiting = True
+                        return
+                    player.wait_until(came.end, "forward input" if item.kind == "F" else "backward input")
+                player.compute(item, beside[r])
+                beside[r] = 0
+            at[r] += 1
+
+    while ready:
+        r = ready.popleft()
+        queued[r] = False
+        advance(r)
+    if any(at[r] < len(program.ranks[r]) for r in range(order.pp)) or any(queues.values()):
+        check(program)
+        raise OrderError("the order waits for ever")
+    return [flight for rank in flights for flight in rank if flight is not None]
+
+
+def _flights(program: Program) -> tuple[list[list[Flight | None]], dict[Action, Flight]]:
+    """Every exchange of a program, with those of its peers."""
+    of: dict[Action, Flight] = {}
+    flights: list[list[Flight | None]] = []
+    for r, items in enumerate(program.ranks):
+        mine: list[Flight | None] = []
+        for item in items:
+            flight = Flight(item, r) if isinstance(item, Exchange) else None
+            if flight is not None:
+                of.update(dict.fromkeys(flight.item.ops, flight))
+            mine.append(flight)
+        flights.append(mine)
+    for rank in flights:
+        for flight in rank:
+            if flight is None:
+                continue
+            for op in flight.item.ops:
+                peer = of.get(_peer(op))
+                if peer is None:
+                    check(program)
+                    raise OrderError(f"{op} has no {_peer(op)}")
+                if peer not in flight.peers:
+                    flight.peers.append(peer)
+            flight.missing = len(flight.peers)
+    return flights, of
+
+
+def _cause(item: Exchange) -> str:
+    if len(item.ops) == 1 and item.ops[0].kind in ("RECV_F", "RECV_B"):
+        return "forward input" if item.ops[0].kind == "RECV_F" else "backward input"
+    return "exchange"
 
 
 @dataclass
 class _Clock:
+    """Computations of known seconds, without a host."""
+
+    rank: int
+    seconds: Callable[[Action], float]
     now: float = 0.0
-    at: int = 0
+    issued: float = 0.0
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    waiting: str = ""
+
+    def compute(self, action: Action, beside: int) -> None:
+        start = self.now
+        self.now = start + self.seconds(action)
+        self.spans.append(Span(self.rank, action, start, self.now))
 
     def wait_until(self, time: float, cause: str) -> None:
         if time > self.now:
             self.idle["fill" if not self.spans else cause] += time - self.now
             self.now = time
+
+    def exchanged(self) -> None:
+        """There is no host to wait."""
 
 
 def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.0) -> Played:
@@ -104,83 +260,24 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     >>> played.total, played.bubble_fraction
     (15.0, 0.25)
     """
-    order = program.order
-    clocks = [_Clock() for _ in range(order.pp)]
-    queues: dict[tuple[int, str], deque[_Flight]] = {}
-    free: dict[tuple[int, str], float] = {}
-    of: dict[Action, _Flight] = {}
-    ended: dict[Action, float] = {}
-    flights: list[_Flight] = []
-
-    def advance(r: int) -> bool:
-        clock, moved = clocks[r], False
-        items = program.ranks[r]
-        while clock.at < len(items):
-            item = items[clock.at]
-            if isinstance(item, Exchange):
-                flight = of.get(item.ops[0])
-                if flight is None:
-                    flight = _Flight(item, r, clock.now)
-                    flights.append(flight)
-                    queues.setdefault((r, item.stream), deque()).append(flight)
-                    of.update(dict.fromkeys(item.ops, flight))
-                    moved = True
-                if item.blocking:
-                    if flight.end is None:
-                        return moved
-                    ways = {op.kind for op in item.ops}
-                    clock.wait_until(flight.end, "forward input" if ways == {"RECV_F"} else
-                                     "backward input" if ways == {"RECV_B"} else "exchange")  # fmt: skip
-            else:
-                need = received(order, item)
-                if need is not None:
-                    flight = of.get(need)
-                    if flight is None or flight.end is None:
-                        return moved
-                    clock.wait_until(flight.end, "forward input" if item.kind == "F" else "backward input")
-                start = clock.now
-                clock.now = start + seconds(item)
-                clock.spans.append(Span(r, item, start, clock.now))
-                ended[item] = clock.now
-            clock.at += 1
-            moved = True
-        return moved
-
-    def exchange() -> bool:
-        moved = False
-        for key, queue in queues.items():
-            while queue:
-                head = queue[0]
-                if head.start is None:
-                    head.start = max(head.ready, free.get(key, 0.0))
-                    moved = True
-                sides = [of.get(_peer(op)) for op in head.item.ops]
-                if any(side is None or side.start is None for side in sides):
-                    break
-                head.end = hop_s + max(head.start, *(s.start for s in sides if s is not None and s.start is not None))
-                free[key] = head.end
-                queue.popleft()
-                moved = True
-        return moved
-
-    moved = True
-    while moved:
-        steps = [advance(r) for r in range(order.pp)]
-        moved = exchange() or any(steps)
-    if any(clock.at < len(program.ranks[r]) for r, clock in enumerate(clocks)) or any(queues.values()):
-        check(program)
-        raise OrderError("the order waits for ever")
+    clocks = [_Clock(r, seconds) for r in range(program.order.pp)]
+    flights = run(program, clocks, hop_s)
     total = max(clock.now for clock in clocks)
     for clock in clocks:
         clock.idle["drain"] += total - clock.now
-    sent: list[list[Span]] = [[] for _ in range(order.pp)]
-    for flight in flights:
-        assert flight.start is not None and flight.end is not None
-        sent[flight.rank] += [Span(flight.rank, op, flight.start, flight.end) for op in flight.item.ops]
     return Played(
-        tuple(tuple(clock.spans) for clock in clocks), tuple(tuple(spans) for spans in sent),
+        tuple(tuple(clock.spans) for clock in clocks), sent_spans(flights, program.order.pp),
         tuple(clock.idle for clock in clocks), total,
     )  # fmt: skip
+
+
+def sent_spans(flights: Sequence[Flight], pp: int) -> tuple[tuple[Span, ...], ...]:
+    """Sends and receives per rank, from start to end."""
+    out: list[list[Span]] = [[] for _ in range(pp)]
+    for flight in flights:
+        assert flight.start is not None and flight.end is not None
+        out[flight.rank] += [Span(flight.rank, op, flight.start, flight.end) for op in flight.item.ops]
+    return tuple(map(tuple, out))
 
 
 def in_flight(order: Order) -> list[list[int]]:

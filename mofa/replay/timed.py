@@ -1,13 +1,13 @@
-"""What the clock says of a step: seconds by part, idle by cause, and when every computation runs."""
+"""What playing the clock of a plan gave."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Computation:
-    """A computation of a rank, ``kind`` F, B, I, W or O (optimizer), from ``start_s`` to ``end_s`` of the step. [s]"""
+class Computation(NamedTuple):
+    """A computation of a rank: ``F``, ``B``, ``I`` or ``W`` of a chunk and micro-batch, or ``O``, the optimizer. [s]"""
 
     kind: str
     chunk: int
@@ -16,12 +16,42 @@ class Computation:
     end_s: float
 
 
+class Transfer(NamedTuple):
+    """A send or a receive of a rank: what, of which stage and micro-batch, from its start to its end. [s]"""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class Spot(NamedTuple):
+    """An op on a stream of a rank. [s]"""
+
+    stream: str
+    name: str
+    family: str
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True)
 class TimeReplayed:
-    """A step of the slowest rank: ``exposed`` sums to ``step_s``; ``idle`` and ``spans`` per pipeline rank. [s]"""
+    """A training step on the clock of every pipeline rank.
+
+    ``exposed`` has the keys of :data:`mofa.cost.breakdown.TIME_COMPONENTS` and sums to ``step_s``, as each of ``ranks``
+    does; it is that of ``slowest``, the rank that waits least for others. ``idle`` says why a rank's device computes
+    nothing. ``spans`` are its computations in order, the optimizer last, ``transfers`` what it sends and receives and
+    ``ops`` every op of the micro-batches that were asked for. [s]
+    """
 
     step_s: float
     exposed: dict[str, float]
     hidden: dict[str, float]
+    slowest: int
+    ranks: tuple[dict[str, float], ...]
     idle: tuple[dict[str, float], ...]
     spans: tuple[tuple[Computation, ...], ...]
+    transfers: tuple[tuple[Transfer, ...], ...] = ()
+    ops: tuple[tuple[Spot, ...], ...] = field(default=())

@@ -1,0 +1,185 @@
+"""The clocks of one rank: the host's, the computing stream's and one for every other stream.
+
+An op starts when its stream is free, what it reads is there and the host has issued it. While another stream
+communicates, computing advances by ``1 - slowdown`` of its rate, and what that costs counts as exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from mofa.cost.scan import EXPOSED
+from mofa.replay.score import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
+
+HOST = FAMILY["host_idle"]
+Watch = Callable[[str, str, int, float, float], None]
+"""Told of everything that runs: stream, op, family, start and end. [s]"""
+Relative = tuple[object, ...]
+
+
+@dataclass
+class Clock:
+    """Where a rank's streams are. [s]
+
+    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.scan.EXPOSED`, ``beside`` what
+    other streams did, ``waited`` the idle part of the first by what it waited for. ``ready`` says when tensors that cross streams are there and which family makes them (-1:
+    computing); ``flying`` what other streams are at.
+    """
+
+    slowdown: float
+    sync_s: float
+    compute: float = 0.0
+    host: float = 0.0
+    streams: dict[str, float] = field(default_factory=dict)
+    ready: dict[str, tuple[float, int]] = field(default_factory=dict)
+    flying: list[tuple[float, float, int]] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    beside: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    watch: Watch | None = None
+
+    def play(self, part: Score, follow: str) -> None:
+        """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
+        self.steps(part.steps)
+        if follow:
+            made = self.ready.get(part.out)
+            if made is None or made[0] <= self.compute:
+                self.ready.pop(follow, None)
+            else:
+                self.ready[follow] = made
+
+    def steps(self, steps: Iterable[Step]) -> None:
+        """Play steps one after the other."""
+        for step in steps:
+            if type(step) is Run:
+                self._run(step)
+            elif type(step) is Beside:
+                self._beside(step)
+            elif type(step) is Sync:
+                self.synchronise()
+            elif type(step) is Same:
+                source = self.ready.get(step.source)
+                if source is None:
+                    self.ready.pop(step.name, None)
+                else:
+                    self.ready[step.name] = source
+
+    def synchronise(self) -> None:
+        """The host waits for the device."""
+        self.host = max(self.host, self.compute) + self.sync_s
+
+    def wait_for(self, names: tuple[str, ...]) -> None:
+        """The computing stream waits for tensors of other streams."""
+        for name in names:
+            made = self.ready.get(name)
+            if made is not None and made[0] > self.compute and made[1] >= 0:
+                self.exposed[made[1]] += made[0] - self.compute
+                self.waited[made[1]] += made[0] - self.compute
+                if self.watch is not None:
+                    self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
+                self.compute = made[0]
+
+    def _run(self, step: Run) -> None:
+        if step.waits:
+            self.wait_for(step.waits)
+        if self.watch is None and self.host + step.lead <= self.compute:
+            for family, seconds in step.parts:
+                self.exposed[family] += seconds
+            self._advance(step.busy)
+            self.host += step.issue
+        else:
+            for name, seconds, issue, family in step.kernels:
+                self.host += issue
+                if seconds > 0:
+                    if self.host > self.compute:
+                        self.exposed[HOST] += self.host - self.compute
+                        self.waited[HOST] += self.host - self.compute
+                        self.compute = self.host
+                    self.exposed[family] += seconds
+                    start = self.compute
+                    self._advance(seconds)
+                    if self.watch is not None:
+                        self.watch("compute", name, family, start, self.compute)
+        for name in step.records:
+            self.ready[name] = (self.compute, -1)
+
+    def _advance(self, work: float) -> None:
+        """Compute for so long, the longer while other streams communicate."""
+        flying = self.flying
+        if not flying:
+            self.compute += work
+            return
+        now = self.compute
+        while work > 0:
+            active = 0
+            until = float("inf")
+            for start, end, _ in flying:
+                if start <= now < end:
+                    active += 1
+                    until = min(until, end)
+                elif start > now:
+                    until = min(until, start)
+            rate = max(1.0 - self.slowdown * active, 0.1)
+            span = min(until - now, work / rate)
+            if active:
+                for start, end, family in flying:
+                    if start <= now < end:
+                        self.exposed[family] += span * (1.0 - rate) / active
+            if span * rate >= work * (1.0 - 1e-12):
+                now += span
+                break
+            work -= span * rate
+            now = until
+        self.compute = now
+        self.flying = [item for item in flying if item[1] > now]
+
+    def _beside(self, step: Beside) -> None:
+        self.host += step.issue
+        start = max(self.host, self.streams.get(step.stream, 0.0))
+        for name in step.reads:
+            if name == NOW:
+                start = max(start, self.compute)
+            else:
+                made = self.ready.get(name)
+                if made is not None:
+                    start = max(start, made[0])
+        end = start + step.seconds
+        self.streams[step.stream] = end
+        for name in step.writes:
+            self.ready[name] = (end, step.family)
+        if step.seconds > 0:
+            self.beside[step.family] += step.seconds
+            if is_comm(step.family) and end > self.compute:
+                self.flying.append((start, end, step.family))
+            if self.watch is not None:
+                self.watch(step.stream, step.name, step.family, start, end)
+
+    def drain(self, family: int) -> None:
+        """The computing stream waits for all others, as at the end of a step."""
+        last = max(self.streams.values(), default=self.compute)
+        if last > self.compute:
+            self.ready["@drain"] = (last, family)
+            self.wait_for(("@drain",))
+            del self.ready["@drain"]
+
+    # -- what decides what comes next
+    def settle(self, longest: float) -> Relative:
+        """Forget what can matter no more and give the rest relative to the computing stream.
+
+        A host further ahead than ``longest`` is as good as one that far ahead.
+        """
+        now = self.compute
+        self.host = max(self.host, now - longest)
+        host = self.host
+        self.streams = {name: at for name, at in self.streams.items() if at > host}
+        self.ready = {name: made for name, made in self.ready.items() if made[0] > now or made[0] > host}
+        self.flying = [item for item in self.flying if item[1] > now]
+        if not (self.streams or self.ready or self.flying):
+            return (round(host - now, 10),)
+        return (
+            round(host - now, 10),
+            tuple(sorted((name, round(at - now, 10)) for name, at in self.streams.items())),
+            tuple(sorted((name, round(at - now, 10), family) for name, (at, family) in self.ready.items())),
+            tuple((round(max(start - now, 0.0), 10), round(end - now, 10), family) for start, end, family in self.flying),
+        )  # fmt: skip

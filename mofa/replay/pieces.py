@@ -1,0 +1,104 @@
+"""Which tapes a rank runs for each computation, with what data parallelism adds to some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from mofa.blocks.build import layer_kind
+from mofa.cost.blockcost import FULL, base_mode
+from mofa.cost.compose import Rows
+from mofa.replay.orders import Order
+from mofa.replay.score import Draft, Names, Score, Step, draft, score
+
+Phase = Literal["F", "B", "I", "W"]
+_WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
+"""Ends of the names of ops that make or add a weight's gradient: zero-bubble schedules put them off."""
+
+
+class PieceName(NamedTuple):
+    """Something of a model that runs as one: what it is called and which tapes it has."""
+
+    name: str
+    label: str
+
+
+Chunk = tuple[PieceName, ...]
+
+
+def chunks_of(rows: Rows, order: Order, rank: int) -> tuple[Chunk, ...]:
+    """What a rank's chunks hold, in forward order: the embedding, layers as they are recomputed, the head."""
+    stages, table, model = rows.layout.stages, rows.table, rows.workload.model
+    pp, vpp = stages.pp, stages.vpp
+    spec = table.recompute_modes[int(table.recompute[0])]
+    base, layers = base_mode(spec), int(table.recompute_layers[0])
+    starts = _first_layers(rows, order)
+    out: list[Chunk] = []
+    seen = 0
+    for c in range(vpp):
+        stage = next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == rank)
+        pieces = [PieceName("embedding", "embedding")] if stage == 0 else []
+        for j, kind in enumerate(stages.layers[rank][c]):
+            seen += 1
+            full = spec.kind == "full" and (layers < 0 or j < layers)
+            full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+            label = f"{stages.kinds[kind].name} recompute={FULL if full else base}"
+            pieces.append(PieceName(f"block {starts[stage] + j}", label))
+        if stage == pp * vpp - 1:
+            for n in range(model.num_mtp_layers):
+                # its entry, a layer like the last and a pass through the head; recomputed only with all layers
+                again = FULL if spec.kind == "full" and layers < 0 else base
+                last = layer_kind(model, model.num_layers - 1)
+                pieces.append(PieceName(f"prediction {n}", "mtp"))
+                pieces.append(PieceName(f"layer of prediction {n}", f"{last.name} recompute={again}"))
+                pieces.append(PieceName(f"head of prediction {n}", "head"))
+            pieces.append(PieceName("head", "head"))
+        out.append(tuple(pieces))
+    return tuple(out)
+
+
+def _first_layers(rows: Rows, order: Order) -> list[int]:
+    """The first layer of every stage."""
+    stages = rows.layout.stages
+    starts, next_layer = [], 0
+    for s in range(stages.pp * stages.vpp):
+        starts.append(next_layer)
+        next_layer += len(stages.layers[order.rank_of(s)][s // stages.pp])
+    return starts
+
+
+@dataclass
+class Book:
+    """The scores of a plan's tapes: forward, backward, and the backward by inputs and by weights."""
+
+    drafts: dict[tuple[str, Phase], Draft]
+    names: Names
+    scores: dict[tuple[str, Phase], Score] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Rows) -> Book:
+        """Read every tape of a plan once."""
+        drafts: dict[tuple[str, Phase], Draft] = {}
+        for label, block in rows.costs.tapes.items():
+            drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
+            drafts[label, "B"] = draft(f"backward of {label}", block.backward, rows.costs.machine)
+        return cls(drafts, Names.of(drafts.values()))
+
+    def score(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> Score:
+        """The score of a tape; with steps inserted behind some of its lines it is made anew."""
+        if inserted:
+            return score(self._draft(label, phase), self.names, inserted)
+        if (label, phase) not in self.scores:
+            self.scores[label, phase] = score(self._draft(label, phase), self.names)
+        return self.scores[label, phase]
+
+    def _draft(self, label: str, phase: Phase) -> Draft:
+        if (label, phase) not in self.drafts:
+            whole = self.drafts[label, "B"]
+            lines = tuple(
+                line for line in whole.lines
+                if (phase == "W") == (line.op is not None and line.op.name.endswith(_WEIGHT))
+            )  # fmt: skip
+            name = whole.name + (" by weights" if phase == "W" else " by inputs")
+            self.drafts[label, phase] = Draft(name, lines, "" if phase == "W" else whole.given, whole.out)
+        return self.drafts[label, phase]

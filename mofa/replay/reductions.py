@@ -1,0 +1,299 @@
+"""What data parallelism adds to a rank's computations: gathered parameters, reduced gradients, when the framework does.
+
+Inside the tapes are FSDP's gathers and reductions of every micro-batch; here is what happens once a step, and what DDP
+and replicas add. Megatron-Core 0.16.1: ``distributed/distributed_data_parallel.py``, ``param_and_grad_buffer.py`` and
+``pipeline_parallel/schedules.py``; PyTorch 2.11: ``distributed/pipelining/stage.py`` and ``fsdp/_fully_shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mofa.blocks.op import CollectiveKind
+from mofa.cost.collectives import collective_s
+from mofa.cost.compose import Rows
+from mofa.replay.orders import Action, Order
+from mofa.replay.pieces import Book, Chunk
+from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, value
+from mofa.specs.framework import PYTORCH_MODULES
+
+DDP_BUCKET = 100 * 2**20 / 4
+"""Parameters of a DDP bucket of fp32 gradients (torchtitan: bucket_cap_mb=100). [params]"""
+_BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
+
+
+@dataclass
+class Extra:
+    """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
+
+    before: list[Step] = field(default_factory=list)
+    lines: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
+    after: list[Step] = field(default_factory=list)
+
+    def behind(self, piece: int, line: int, step: Step) -> None:
+        """Put a step behind a line of a piece."""
+        self.lines.setdefault(piece, {}).setdefault(line, []).append(step)
+
+
+@dataclass
+class Added:
+    """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
+
+    once: dict[Action, Extra] = field(default_factory=dict)
+    backwards: dict[int, Extra] = field(default_factory=dict)
+    end: list[Step] = field(default_factory=list)
+    after_optimizer_s: float = 0.0
+    """Gathering that nothing hides. [s]"""
+
+    def at(self, action: Action) -> Extra:
+        """What a computation gets."""
+        return self.once.setdefault(action, Extra())
+
+
+class _Weight(NamedTuple):
+    """Where in a chunk's pass a weight is first needed, or its gradient made: piece, line, parameters."""
+
+    piece: int
+    line: int
+    params: float
+    expert: bool
+
+
+class _Bucket(NamedTuple):
+    """Parameters that are gathered or reduced together, and where the last of them is in the backward."""
+
+    piece: int
+    line: int
+    dense: float
+    expert: float
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank as data parallelism sees it."""
+
+    rows: Rows
+    book: Book
+    chunks: tuple[Chunk, ...]
+    order: Order
+    rank: int
+
+    def seconds(self, kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> float:
+        """Of reducing or gathering so many dense parameters and expert ones. [s]"""
+        total = 0.0
+        for params, group in ((dense, "fsdp"), (expert, "efsdp")):
+            if params:
+                payload = np.array([params * bytes_per_param])
+                total += float(collective_s(kind, payload, self.rows.groups[group], self.rows.cluster)[0])
+        return total
+
+    @property
+    def issue_s(self) -> float:
+        return self.rows.cluster.gpu.curves.host.eager_op_s.value
+
+    def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
+        return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,))
+
+    def weights(self, chunk: int, backward: bool) -> list[_Weight]:
+        """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
+        raw = list(self._named(chunk, backward))
+        scale = {expert: self._scale(expert) for expert in (False, True)}
+        return [w._replace(params=w.params * scale[w.expert]) for w in raw]
+
+    def _scale(self, expert: bool) -> float:
+        named = sum(w.params for c in range(len(self.chunks)) for w in self._named(c, False) if w.expert == expert)
+        held = self.rows.shards.expert if expert else self.rows.shards.dense
+        return float(held[0, self.rank]) / named if named else 0.0
+
+    def _named(self, chunk: int, backward: bool) -> Iterator[_Weight]:
+        pieces = self.chunks[chunk]
+        for i, piece in enumerate(pieces[::-1] if backward else pieces):
+            forward = self.book.drafts[piece.label, "F"].lines
+            made = {line.op.name: n for n, line in enumerate(self.book.drafts[piece.label, "B"].lines) if line.op}
+            last = len(self.book.drafts[piece.label, "B"].lines) - 1
+            for n, line in enumerate(forward[::-1] if backward else forward):
+                if line.op is None or not value(line.op.weight_params):
+                    continue
+                name = line.op.name
+                at = max((made[name + end] for end in _BACKWARD if name + end in made), default=last)
+                where = at if backward else n
+                yield _Weight(i, where, value(line.op.weight_params), name.startswith("experts."))
+
+    def of_piece(self, chunk: int) -> list[tuple[float, float]]:
+        """Dense and expert parameters of each piece of a chunk, in forward order."""
+        out = [[0.0, 0.0] for _ in self.chunks[chunk]]
+        for w in self.weights(chunk, backward=False):
+            out[w.piece][w.expert] += w.params
+        return [(dense, expert) for dense, expert in out]
+
+    def last(self, chunk: int) -> Action:
+        """The last computation of a chunk that makes gradients."""
+        mine = (a for a in self.order.ranks[self.rank] if self.order.chunk_of(a.stage) == chunk)
+        return [a for a in mine if a.kind in ("B", "W")][-1]
+
+    def first(self, chunk: int) -> Action:
+        """The first forward of a chunk."""
+        return next(a for a in self.order.ranks[self.rank] if a.kind == "F" and self.order.chunk_of(a.stage) == chunk)
+
+
+def added(rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int) -> Added:
+    """What data parallelism adds on one pipeline rank."""
+    me, out, fw = _Rank(rows, book, chunks, order, rank), Added(), rows.framework
+    if fw.name not in PYTORCH_MODULES:
+        _megatron_gradients(me, out)
+        _megatron_parameters(me, out)
+    elif rows.mode.precision == "autocast":
+        _ddp(me, out)
+    elif rows.mode.precision == "mixed":
+        if rows.mode.pipelined:
+            _fsdp_pipelined(me, out)
+        elif fw.dp_replicate > 1:
+            for c in range(len(chunks)):
+                _replicas(me, c, out.backwards.setdefault(c, Extra()))
+    return out
+
+
+# -- Megatron's buffers and buckets
+
+
+def _buckets(me: _Rank, chunk: int, size: float) -> list[_Bucket]:
+    """A chunk's parameters from the last to the first, a bucket closed once it has ``size`` parameters; dense and
+    expert ones apart."""
+    out: list[_Bucket] = []
+    weights = me.weights(chunk, backward=True)
+    for expert in (False, True):
+        held, at = 0.0, (0, 0)
+        for w in weights:
+            if w.expert != expert:
+                continue
+            held, at = held + w.params, max(at, (w.piece, w.line))
+            if held >= size:
+                out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
+                held = 0.0
+        if held:
+            out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
+    return sorted(out)
+
+
+def _bucket_size(me: _Rank, chunk: int) -> float:
+    """Parameters of a bucket: only the first chunk of the first rank is cut (distributed_data_parallel.py:95)."""
+    if me.rank or chunk:
+        return np.inf
+    return max(40e6, 1e6 * float(me.rows.shards.dense_ranks[0, 0]))
+
+
+def _megatron_gradients(me: _Rank, out: Added) -> None:
+    kind: CollectiveKind = "reduce_scatter" if int(me.rows.table.zero[0]) >= 1 else "all_reduce"
+    acts = me.order.ranks[me.rank]
+    backwards = [a for a in acts if a.kind in ("B", "W")]
+    for c in range(len(me.chunks)):
+        last = me.last(c)
+        for bucket in _buckets(me, c, _bucket_size(me, c)):
+            seconds = me.seconds(kind, 4.0, bucket.dense, bucket.expert)
+            if not seconds:
+                continue
+            step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
+            if not me.rows.framework.overlap_grad_reduce:
+                out.end.append(step)
+            elif len(me.chunks) > 1:  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
+                later = min(backwards.index(last) + me.rank, len(backwards) - 1)
+                out.at(backwards[later]).after.append(step)
+            else:
+                out.at(last).behind(bucket.piece, bucket.line, step)
+    out.end.append(awaiting(("dp.reduced",)))
+
+
+def _megatron_parameters(me: _Rank, out: Added) -> None:
+    if int(me.rows.table.zero[0]) < 1:
+        return
+    if not me.rows.framework.overlap_param_gather:
+        for c in range(len(me.chunks)):
+            for bucket in _buckets(me, c, _bucket_size(me, c)):
+                out.after_optimizer_s += me.seconds("all_gather", 2.0, bucket.dense, bucket.expert)
+        return
+    forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
+    for c in range(len(me.chunks)):
+        first, aligned = me.first(c), len(me.chunks) > 1
+        gathers = []
+        for n, bucket in enumerate(reversed(_buckets(me, c, _bucket_size(me, c)))):
+            seconds = me.seconds("all_gather", 2.0, bucket.dense, bucket.expert)
+            if seconds:
+                name = f"dp.gathered {c}.{n}"
+                where = len(me.chunks[c]) - 1 - bucket.piece
+                gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
+        if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
+            ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
+            out.at(forwards[ahead]).before += [step for _, step, _ in gathers]
+        for n, (where, step, name) in enumerate(gathers):
+            extra = out.at(first)
+            if not aligned and not n:
+                extra.before.append(step)
+            extra.behind(where, -1, awaiting((name,)))
+            if not aligned and n + 1 < len(gathers):
+                extra.behind(where, -1, gathers[n + 1][1])
+
+
+# -- PyTorch
+
+
+def _ddp(me: _Rank, out: Added) -> None:
+    """DDP reduces buckets of whole fp32 gradients in every backward, which ends with the last of them."""
+    group = me.rows.groups["dp"]
+    for c in range(len(me.chunks)):
+        extra = out.backwards.setdefault(c, Extra())
+        held = 0.0
+        weights = me.weights(c, backward=True)
+        for n, w in enumerate(weights):
+            held += w.params
+            if held >= DDP_BUCKET or n == len(weights) - 1:
+                payload = np.array([4.0 * held])
+                seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
+                if seconds:
+                    extra.behind(w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced"))
+                held = 0.0
+        extra.after.append(awaiting(("dp.reduced",)))
+
+
+def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
+    """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
+    if me.rows.framework.dp_replicate <= 1:
+        return
+    shards, group = me.rows.shards, me.rows.groups["dp_replicate"]
+    pieces = me.of_piece(chunk)
+    for i, (dense, expert) in enumerate(reversed(pieces)):
+        held = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
+        seconds = float(collective_s("all_reduce", np.array([4.0 * held]), group, me.rows.cluster)[0])
+        step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
+        if after:
+            extra.after.append(step)
+        else:
+            last = len(me.book.drafts[me.chunks[chunk][len(pieces) - 1 - i].label, "B"].lines) - 1
+            extra.behind(i, last, step)
+
+
+def _fsdp_pipelined(me: _Rank, out: Added) -> None:
+    """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
+    runtime = len(me.chunks) > 1
+    for c in range(len(me.chunks)):
+        first, last = out.at(me.first(c)), out.at(me.last(c))
+        # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
+        ahead = out.at(me.first(max(c - 2, 0)))
+        for i, (dense, expert) in enumerate(me.of_piece(c)):
+            seconds = me.seconds("all_gather", 2.0, dense, expert)
+            if seconds:
+                name = f"fsdp.gathered {c}.{i}"
+                step = me.beside("gathering of parameters", seconds, "fsdp_gather", (), name)
+                if runtime:
+                    ahead.before.append(step)
+                else:
+                    first.behind(i, -1, step)
+                first.behind(i, -1, awaiting((name,)))
+        for dense, expert in reversed(me.of_piece(c)):
+            seconds = me.seconds("reduce_scatter", 4.0, dense, expert)
+            if seconds:
+                last.after.append(me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced"))
+        _replicas(me, c, last, after=True)

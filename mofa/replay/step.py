@@ -1,0 +1,346 @@
+"""A training step on the clock: every rank of a pipeline computes its tapes, sends, reduces and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.collectives import collective_s
+from mofa.cost.compose import Rows, norm_seconds
+from mofa.cost.estimate import Estimator
+from mofa.cost.optimizer import optimizer_seconds
+from mofa.cost.scan import EXPOSED
+from mofa.replay.clock import Clock
+from mofa.replay.orders import Action, Order, order_of, program_of
+from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
+from mofa.replay.pipeline import CAUSES, Flight, run
+from mofa.replay.ranks import rows_of
+from mofa.replay.reductions import Added, Extra, added
+from mofa.replay.score import FAMILY
+from mofa.replay.timed import Computation, Spot, TimeReplayed, Transfer
+from mofa.specs.framework import PYTORCH_MODULES
+
+PP, DP = FAMILY["pp"], FAMILY["dp"]
+_PLAIN = Extra()
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a computation did to a clock, relative to its beginning (``seconds``) and its end (the rest). [s]"""
+
+    seconds: float
+    host: float
+    streams: tuple[tuple[str, float], ...]
+    ready: tuple[tuple[str, float, int], ...]
+    flying: tuple[tuple[float, float, int], ...]
+    counts: NDArray[np.float64]
+    """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
+
+
+@dataclass
+class _Plan:
+    """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
+
+    rows: Rows
+    order: Order
+    books: tuple[Book, ...]
+    hop_s: float
+    host_waits: bool
+    """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
+    cache: dict[tuple[object, ...], _Result] | None
+    watched: frozenset[tuple[int, int]]
+    """Ranks and micro-batches whose ops are kept."""
+    jitter: float = 0.0
+    seed: int = 0
+
+
+@dataclass
+class _Player:
+    """One rank: its clock, what it computes, and how its time went."""
+
+    plan: _Plan
+    rank: int
+    chunks: tuple[Chunk, ...]
+    added: Added
+    clock: Clock
+    uses: dict[int, list[float]] = field(default_factory=dict)
+    """Of each result how often it was used, stretched by jitter; and the result."""
+    results: dict[int, _Result] = field(default_factory=dict)
+    spans: list[Computation] = field(default_factory=list)
+    ops: list[Spot] = field(default_factory=list)
+    idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    pp_s: float = 0.0
+    bubble_s: float = 0.0
+    hidden_pp_s: float = 0.0
+    factors: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan.jitter:
+            shape = (4, len(self.chunks), self.plan.order.num_micro_batches)
+            draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
+            self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
+
+    @property
+    def now(self) -> float:
+        return self.clock.compute
+
+    @property
+    def issued(self) -> float:
+        return self.clock.host
+
+    def compute(self, action: Action, beside: int) -> None:
+        start = self.clock.compute
+        c = self.plan.order.chunk_of(action.stage)
+        phase: Phase | None = action.kind  # type: ignore[assignment]
+        if action.stage == 0 and action.kind in ("I", "W"):
+            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
+        if phase is not None:
+            result = self._result(action, c, phase)
+            factor = 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
+            self._apply(result, start, factor)
+        if beside and self.plan.hop_s:
+            slow = self.clock.slowdown * min(self.plan.hop_s, self.clock.compute - start)
+            self.pp_s += slow
+            self.hidden_pp_s += self.plan.hop_s
+            self.clock.compute += slow
+        self.spans.append(Computation(action.kind, c, action.micro_batch, start, self.clock.compute))
+
+    def wait_until(self, time: float, cause: str) -> None:
+        clock = self.clock
+        if time > clock.compute:
+            wait = time - clock.compute
+            self.idle["fill" if not self.spans else cause] += wait
+            self.pp_s += min(wait, self.plan.hop_s)
+            self.bubble_s += max(wait - self.plan.hop_s, 0.0)
+            clock.compute = time
+
+    def exchanged(self) -> None:
+        if self.plan.host_waits:
+            self.clock.synchronise()
+
+    # -- computing
+    def _result(self, action: Action, c: int, phase: Phase) -> _Result:
+        pieces, order = self.chunks[c], self.plan.order
+        book = self.plan.books[action.micro_batch % len(self.plan.books)]
+        labels = pieces if phase == "F" else pieces[::-1]
+        every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
+        once = self.added.once.get(action, _PLAIN)
+        state = self.clock.settle(sum(book.score(p.label, phase).longest for p in labels))
+        watched = (self.rank, action.micro_batch) in self.plan.watched
+        key = None
+        if self.plan.cache is not None and once is _PLAIN and not watched:
+            of = c if every is not _PLAIN else -1
+            key = (tuple(p.label for p in labels), phase, action.micro_batch % len(self.plan.books), of, state)
+            if key in self.plan.cache:
+                return self.plan.cache[key]
+        result = self._play(book, phase, labels, once, every, watched)
+        if key is not None and self.plan.cache is not None:
+            self.plan.cache[key] = result
+        assert order is self.plan.order
+        return result
+
+    def _play(
+        self, book: Book, phase: Phase, labels: Chunk, once: Extra, every: Extra, watched: bool
+    ) -> _Result:  # fmt: skip
+        clock = self.clock
+        start = clock.compute
+        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
+        place = ""
+
+        def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
+            self.ops.append(Spot(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
+
+        clock.watch = watch if watched else None
+        clock.steps(once.before)
+        clock.steps(every.before)
+        for i, piece in enumerate(labels):
+            place = piece.name
+            inserted: dict[int, list[object]] = {}
+            for extra in (once, every):
+                for line, steps in extra.lines.get(i, {}).items():
+                    inserted.setdefault(line, []).extend(steps)
+            part = book.score(piece.label, phase, inserted)  # type: ignore[arg-type]
+            follow = book.drafts[labels[i + 1].label, "F" if phase == "F" else "B"].given if i + 1 < len(labels) else ""
+            clock.play(part, follow)
+        clock.wait_for((part.out,))
+        clock.steps(every.after)
+        clock.steps(once.after)
+        clock.watch = None
+        now = clock.compute
+        return _Result(
+            now - start, clock.host - now, tuple((n, at - now) for n, at in clock.streams.items()),
+            tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
+            tuple((begin - now, end - now, family) for begin, end, family in clock.flying),
+            np.array([clock.exposed, clock.beside, clock.waited]),
+        )  # fmt: skip
+
+    def _apply(self, result: _Result, start: float, factor: float) -> None:
+        clock = self.clock
+        now = start + result.seconds
+        clock.host = now + result.host
+        clock.streams = {name: now + at for name, at in result.streams}
+        clock.ready = {name: (now + at, family) for name, at, family in result.ready}
+        clock.flying = [(now + begin, now + end, family) for begin, end, family in result.flying]
+        clock.compute = start + factor * result.seconds
+        use = self.uses.setdefault(id(result), [0.0, 0.0])
+        use[0] += factor
+        use[1] += 1.0
+        self.results[id(result)] = result
+
+    # -- what it came to
+    def counts(self) -> NDArray[np.float64]:
+        """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
+        total = np.zeros((3, len(EXPOSED)))
+        for key, (factor, times) in self.uses.items():
+            total += self.results[key].counts * np.array([[factor], [times], [factor]])
+        return total
+
+
+def time_of(
+    estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
+    seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
+) -> TimeReplayed:  # fmt: skip
+    """Play a training step of one strategy on the clocks of its pipeline ranks.
+
+    Parameters
+    ----------
+    detail
+        Whether sends and receives are kept.
+    variants
+        The strategy under other routing loads: micro-batch ``i`` takes the one at ``i`` modulo their number.
+    jitter
+        Standard deviation of the logarithm of each computation's seconds, drawn per rank and micro-batch. [-]
+    order
+        Another order of computations than the schedule's.
+    watched
+        Ranks and micro-batches all of whose ops are kept.
+    cached
+        Whether a computation that begins like an earlier one is looked up; the result is the same.
+
+    Returns
+    -------
+    TimeReplayed
+        The step, from one gradient norm, at which all ranks meet, to the next. [s]
+
+    Notes
+    -----
+    The ranks of a tensor, context, expert or data parallel group are alike but for routing; the rank played is the one
+    whose experts got the most tokens in every layer, for which the others wait at the next all-to-all.
+
+    Raises
+    ------
+    OrderError
+        If an order can't be; the message names the op that waits and for what.
+    """
+    rows = rows_of(estimator)
+    stages, fw = rows.layout.stages, rows.framework
+    num = int(rows.num_micro_batches[0])
+    order = order or order_of(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+    program = program_of(order, rows.schedule, fw.name)
+    books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
+    plan = _Plan(
+        rows, order, books, _hop_seconds(rows),
+        rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES,
+        {} if cached else None, watched, jitter, seed,
+    )  # fmt: skip
+    curves = rows.cluster.gpu.curves
+    optimizer = _optimizer_seconds(rows)
+    players = []
+    for r in range(stages.pp):
+        chunks = chunks_of(rows, order, r)
+        extra = added(rows, books[0], chunks, order, r)
+        clock = Clock(curves.overlap_slowdown.value, curves.host.sync_s.value)
+        players.append(_Player(plan, r, chunks, extra, clock))
+    ends = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
+    for player, seconds in zip(players, ends, strict=True):
+        player.clock.compute = player.clock.host = seconds - min(ends)
+    flights = run(program, players, plan.hop_s)
+    return _finish(plan, players, optimizer, flights if detail else ())
+
+
+def _finish(
+    plan: _Plan, players: Sequence[_Player], optimizer: Sequence[float], flights: Sequence[Flight]
+) -> TimeReplayed:  # fmt: skip
+    rows = plan.rows
+    begins = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
+    begins = [begin - min(begins) for begin in begins]
+    ends, tails = [], []
+    for player in players:
+        clock = player.clock
+        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.steps(player.added.end)
+        clock.drain(DP)
+        tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
+        ends.append(clock.compute)
+    tied = _tied_seconds(rows)
+    meet = max(ends)
+    if tied:
+        first, head = 0, rows.layout.stages.head_stage
+        meet = max(meet, max(ends[first], ends[head]) + tied)
+    norm = float(norm_seconds(rows)[0])
+    step = meet + norm + max(o + p.added.after_optimizer_s for o, p in zip(optimizer, players, strict=True)) - max(begins)
+    shown: list[dict[str, float]] = []
+    hiddens: list[dict[str, float]] = []
+    for r, player in enumerate(players):
+        counts = player.counts() + tails[r]
+        both = tied if tied and r in (0, rows.layout.stages.head_stage) else 0.0
+        drain = meet - ends[r] - both
+        player.idle["drain"] += drain
+        exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
+        exposed["pp"] += player.pp_s
+        exposed["dp"] += player.added.after_optimizer_s + both
+        exposed["optimizer"] += optimizer[r] + norm
+        exposed["bubble"] = player.bubble_s + drain
+        shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
+        hidden = {name: max(float(counts[1][FAMILY[name]] - counts[2][FAMILY[name]]), 0.0) for name in HIDDEN_COMPONENTS}
+        hidden["pp"] += player.hidden_pp_s
+        hiddens.append(hidden)
+        for name in (*HIDDEN_COMPONENTS, "host_idle"):
+            player.idle[name] = float(counts[2][FAMILY[name]])
+        start = meet + norm
+        player.spans.append(Computation("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
+        assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
+    slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
+    step = sum(shown[slowest].values())
+    return TimeReplayed(
+        step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
+        tuple(tuple(p.spans) for p in players), _transfers(flights, len(players)), tuple(tuple(p.ops) for p in players),
+    )  # fmt: skip
+
+
+def _transfers(flights: Sequence[Flight], pp: int) -> tuple[tuple[Transfer, ...], ...]:
+    out: list[list[Transfer]] = [[] for _ in range(pp)]
+    for flight in flights:
+        assert flight.start is not None and flight.end is not None
+        out[flight.rank] += [
+            Transfer(op.kind, op.stage, op.micro_batch, flight.start, flight.end) for op in flight.item.ops
+        ]
+    return tuple(map(tuple, out))
+
+
+def _hop_seconds(rows: Rows) -> float:
+    """One hand-over of activations to the next stage. [s]"""
+    if rows.layout.stages.pp == 1:
+        return 0.0
+    payload = rows.costs.boundary[rows.k]
+    return float(collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)[0])
+
+
+def _tied_seconds(rows: Rows) -> float:
+    """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. [s]"""
+    model = rows.workload.model
+    if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
+        return 0.0
+    tied = model.vocab * model.hidden * 4.0 / rows.table.tp
+    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.cluster)[0])
+
+
+def _optimizer_seconds(rows: Rows) -> list[float]:
+    seconds = optimizer_seconds(
+        rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.table.zero[:, None]
+    )
+    return [float(s) for s in np.broadcast_to(seconds, (1, rows.layout.stages.pp))[0]]
