@@ -22,6 +22,9 @@ EXPOSED = (
     "optimizer",
 )  # fmt: skip
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+OWN_ORDER = ("fsdp_gather",)
+"""Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
+the stream that launches it (PyTorch 2.11, ProcessGroupNCCL.cpp, ``syncStream``)."""
 _E = {name: i for i, name in enumerate(EXPOSED)}
 _H = {name: i for i, name in enumerate(HIDDEN)}
 
@@ -258,7 +261,7 @@ def _pass(
             start = np.maximum(state.host, state.streams.get(op.stream, np.zeros(num_k)))
             if isinstance(op.work, Collective):
                 start = np.maximum(start, _communicator_free(state, op.work.group, machine))
-            inputs = np.zeros(num_k)
+            inputs = np.zeros(num_k) if op.stream in OWN_ORDER else state.compute
             for name in step.wait:
                 if name in state.ready:
                     inputs = np.maximum(inputs, _latest(state.ready[name]))

@@ -27,13 +27,12 @@ class Clock:
     computing); ``flying`` what other streams are at.
     """
 
-    slowdown: float
     sync_s: float
     compute: float = 0.0
     host: float = 0.0
     streams: dict[str, float] = field(default_factory=dict)
     ready: dict[str, tuple[float, int]] = field(default_factory=dict)
-    flying: list[tuple[float, float, int]] = field(default_factory=list)
+    flying: list[tuple[float, float, int, float]] = field(default_factory=list)
     exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     beside: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
@@ -112,20 +111,19 @@ class Clock:
             return
         now = self.compute
         while work > 0:
-            active = 0
-            until = float("inf")
-            for start, end, _ in flying:
+            lost, until = 0.0, float("inf")
+            for start, end, _, slows in flying:
                 if start <= now < end:
-                    active += 1
+                    lost += slows
                     until = min(until, end)
                 elif start > now:
                     until = min(until, start)
-            rate = max(1.0 - self.slowdown * active, 0.1)
-            span = min(until - now, work / rate)
-            if active:
-                for start, end, family in flying:
+            rate = max(1.0 - lost, 0.0)
+            span = min(until - now, work / rate) if rate else until - now
+            if lost:
+                for start, end, family, slows in flying:
                     if start <= now < end:
-                        self.exposed[family] += span * (1.0 - rate) / active
+                        self.exposed[family] += span * (1.0 - rate) * slows / lost
             if span * rate >= work * (1.0 - 1e-12):
                 now += span
                 break
@@ -137,6 +135,8 @@ class Clock:
     def _beside(self, step: Beside) -> None:
         self.host += step.issue
         start = max(self.host, self.streams.get(step.stream, 0.0))
+        if step.communicator:
+            start = max(start, self.streams.get("@" + step.communicator, 0.0))
         for name in step.reads:
             if name == NOW:
                 start = max(start, self.compute)
@@ -146,12 +146,14 @@ class Clock:
                     start = max(start, made[0])
         end = start + step.seconds
         self.streams[step.stream] = end
+        if step.communicator:
+            self.streams["@" + step.communicator] = end
         for name in step.writes:
             self.ready[name] = (end, step.family)
         if step.seconds > 0:
             self.beside[step.family] += step.seconds
             if is_comm(step.family) and end > self.compute:
-                self.flying.append((start, end, step.family))
+                self.flying.append((start, end, step.family, step.slows))
             if self.watch is not None:
                 self.watch(step.stream, step.name, step.family, start, end)
 
@@ -181,5 +183,5 @@ class Clock:
             round(host - now, 10),
             tuple(sorted((name, round(at - now, 10)) for name, at in self.streams.items())),
             tuple(sorted((name, round(at - now, 10), family) for name, (at, family) in self.ready.items())),
-            tuple((round(max(start - now, 0.0), 10), round(end - now, 10), family) for start, end, family in self.flying),
+            tuple((round(max(start - now, 0.0), 10), round(end - now, 10), *of) for start, end, *of in self.flying),
         )  # fmt: skip

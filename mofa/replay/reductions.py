@@ -96,7 +96,8 @@ class _Rank:
         return self.rows.cluster.gpu.curves.host.eager_op_s.value
 
     def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
-        return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,))
+        share = self.rows.cluster.gpu.curves.overlap_slowdown.value
+        return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""

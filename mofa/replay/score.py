@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.op import COMM_FAMILIES, HostSync, Op, Tape
+from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from mofa.cost.scan import EXPOSED
+from mofa.cost.scan import EXPOSED, OWN_ORDER
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"
@@ -55,6 +55,10 @@ class Beside(NamedTuple):
     stream: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    slows: float
+    """What computing loses while it runs: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
+    communicator: str = ""
+    """What it queues on besides its stream."""
 
 
 class Sync(NamedTuple):
@@ -96,6 +100,8 @@ class _Line(NamedTuple):
     seconds: float
     issue: float
     extra: Step | None = None
+    slows: float = 0.0
+    communicator: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
     def of(tensor: str) -> str:
         return root.get(tensor, tensor)
 
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
     seconds = op_seconds(tape.ops, machine)[:, 0] if tape.ops else np.zeros(0)
     issue = issue_seconds(tape.ops, machine)[:, 0] if tape.ops else np.zeros(0)
     lines: list[_Line] = []
@@ -132,7 +139,12 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
             lines.append(_Line(None, (), (), 0.0, host_s))
         else:
             shared = ()
-            lines.append(_Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s))
+            communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
+            if isinstance(op.work, Collective):
+                communicator = "world" if machine.shares_world(op.work.group)[0] else op.work.group
+            lines.append(
+                _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator)
+            )  # fmt: skip
         for tensor in shared:
             root[tensor] = of(op.reads[0])
             lines[-1] = lines[-1]._replace(extra=Same(tensor, of(op.reads[0])))
@@ -194,7 +206,11 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
         elif op.stream != "compute":
             flush()
             family = FAMILY[op.family]
-            steps.append(Beside(op.name, line.seconds, line.issue, family, op.stream, line.reads, line.writes))
+            reads = line.reads if op.stream in OWN_ORDER else (*line.reads, NOW)
+            steps.append(
+                Beside(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
+                       line.communicator)
+            )  # fmt: skip
             seen.difference_update(line.writes)
         else:
             fresh = [name for name in line.reads if name in names.beside and name not in seen]

@@ -36,7 +36,7 @@ class _Result:
     host: float
     streams: tuple[tuple[str, float], ...]
     ready: tuple[tuple[str, float, int], ...]
-    flying: tuple[tuple[float, float, int], ...]
+    flying: tuple[tuple[float, float, int, float], ...]
     counts: NDArray[np.float64]
     """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
 
@@ -49,6 +49,8 @@ class _Plan:
     order: Order
     books: tuple[Book, ...]
     hop_s: float
+    slowdown: float
+    """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
     cache: dict[tuple[object, ...], _Result] | None
@@ -103,7 +105,7 @@ class _Player:
             factor = 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
             self._apply(result, start, factor)
         if beside and self.plan.hop_s:
-            slow = self.clock.slowdown * min(self.plan.hop_s, self.clock.compute - start)
+            slow = self.plan.slowdown * min(self.plan.hop_s, self.clock.compute - start)
             self.pp_s += slow
             self.hidden_pp_s += self.plan.hop_s
             self.clock.compute += slow
@@ -174,7 +176,7 @@ class _Player:
         return _Result(
             now - start, clock.host - now, tuple((n, at - now) for n, at in clock.streams.items()),
             tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
-            tuple((begin - now, end - now, family) for begin, end, family in clock.flying),
+            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
             np.array([clock.exposed, clock.beside, clock.waited]),
         )  # fmt: skip
 
@@ -184,7 +186,7 @@ class _Player:
         clock.host = now + result.host
         clock.streams = {name: now + at for name, at in result.streams}
         clock.ready = {name: (now + at, family) for name, at, family in result.ready}
-        clock.flying = [(now + begin, now + end, family) for begin, end, family in result.flying]
+        clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in result.flying]
         clock.compute = start + factor * result.seconds
         use = self.uses.setdefault(id(result), [0.0, 0.0])
         use[0] += factor
@@ -242,18 +244,18 @@ def time_of(
     order = order or order_of(rows.schedule, fw.name, stages.pp, stages.vpp, num)
     program = program_of(order, rows.schedule, fw.name)
     books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
+    curves = rows.cluster.gpu.curves
     plan = _Plan(
-        rows, order, books, _hop_seconds(rows),
+        rows, order, books, _hop_seconds(rows), curves.overlap_slowdown.value,
         rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES,
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
-    curves = rows.cluster.gpu.curves
     optimizer = _optimizer_seconds(rows)
     players = []
     for r in range(stages.pp):
         chunks = chunks_of(rows, order, r)
         extra = added(rows, books[0], chunks, order, r)
-        clock = Clock(curves.overlap_slowdown.value, curves.host.sync_s.value)
+        clock = Clock(curves.host.sync_s.value)
         players.append(_Player(plan, r, chunks, extra, clock))
     ends = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
     for player, seconds in zip(players, ends, strict=True):

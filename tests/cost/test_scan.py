@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
-from mofa.cost.scan import EXPOSED, HIDDEN, PhaseTime, scan
+from mofa.cost.scan import EXPOSED, HIDDEN, OWN_ORDER, PhaseTime, scan
 
 SLOWDOWN, SYNC_S = 0.1, 20.0
 GEMM = Gemm(1, 1, 1)
@@ -257,6 +257,8 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
             else:
                 group = "world" if bool(at(shared(NUM_K))) else o.work.group  # type: ignore[union-attr]
                 free = max(clocks.get(o.stream, 0.0), communicators.get(group, 0.0))
+                if o.stream not in OWN_ORDER:
+                    free = max(free, clocks["compute"])
                 start = max([host, free, *(ready.get(name, (0.0, ""))[0] for name in o.reads)])
                 clocks[o.stream] = communicators[group] = start + device
             for name in o.writes:
@@ -289,7 +291,8 @@ def random_tape(rng: np.random.Generator, *, carries: bool) -> tuple[tuple[Op, .
         times[name] = (scale * rng.random(NUM_K) * (rng.random(NUM_K) < 0.9), float(rng.random()))
         if kind in ("tp", "ep"):
             work = Collective("all_gather", kind if rng.random() < 0.8 else "tp", 1.0)
-            ops.append(Op(name, kind, work, reads[:1], (name,), stream=f"comm-{kind}", present=present))
+            stream = "comm-tp" if kind == "tp" else str(rng.choice(["comm-ep", *OWN_ORDER]))
+            ops.append(Op(name, kind, work, reads[:1], (name,), stream=stream, present=present))
             awaited.add(name)
         elif kind == "view":
             times[name] = (0.0, 0.0)
