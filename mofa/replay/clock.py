@@ -22,9 +22,10 @@ Relative = tuple[object, ...]
 class Clock:
     """Where a rank's streams are. [s]
 
-    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.scan.EXPOSED`, ``beside`` what
-    other streams did, ``waited`` the idle part of the first by what it waited for. ``ready`` says when tensors that cross streams are there and which family makes them (-1:
-    computing); ``flying`` what other streams are at.
+    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.scan.EXPOSED`, ``waited`` its
+    idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that cross streams
+    are there and which family makes them (-1: computing); ``flying`` what other streams are at: start, end, family and
+    what computing loses meanwhile.
     """
 
     sync_s: float
@@ -35,6 +36,8 @@ class Clock:
     flying: list[tuple[float, float, int, float]] = field(default_factory=list)
     exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     beside: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """When the computing stream waited, as far back as something may still be launched beside it."""
     waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     watch: Watch | None = None
 
@@ -77,7 +80,7 @@ class Clock:
                 self.waited[made[1]] += made[0] - self.compute
                 if self.watch is not None:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
-                self.compute = made[0]
+                self._idle_until(made[0])
 
     def _run(self, step: Run) -> None:
         if step.waits:
@@ -94,7 +97,7 @@ class Clock:
                     if self.host > self.compute:
                         self.exposed[HOST] += self.host - self.compute
                         self.waited[HOST] += self.host - self.compute
-                        self.compute = self.host
+                        self._idle_until(self.host)
                     self.exposed[family] += seconds
                     start = self.compute
                     self._advance(seconds)
@@ -102,6 +105,10 @@ class Clock:
                         self.watch("compute", name, family, start, self.compute)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
+
+    def _idle_until(self, time: float) -> None:
+        self.gaps.append((self.compute, time))
+        self.compute = time
 
     def _advance(self, work: float) -> None:
         """Compute for so long, the longer while other streams communicate."""
@@ -152,10 +159,19 @@ class Clock:
             self.ready[name] = (end, step.family)
         if step.seconds > 0:
             self.beside[step.family] += step.seconds
+            if start < self.compute:
+                self._catch_up(start, min(end, self.compute), step)
             if is_comm(step.family) and end > self.compute:
                 self.flying.append((start, end, step.family, step.slows))
             if self.watch is not None:
                 self.watch(step.stream, step.name, step.family, start, end)
+
+    def _catch_up(self, start: float, end: float, step: Beside) -> None:
+        """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
+        waits = sum(max(min(end, b) - max(start, a), 0.0) for a, b in self.gaps)
+        lost = step.slows * max(end - start - waits, 0.0)
+        self.exposed[step.family] += lost
+        self.compute += lost
 
     def drain(self, family: int) -> None:
         """The computing stream waits for all others, as at the end of a step."""
@@ -177,11 +193,13 @@ class Clock:
         self.streams = {name: at for name, at in self.streams.items() if at > host}
         self.ready = {name: made for name, made in self.ready.items() if made[0] > now or made[0] > host}
         self.flying = [item for item in self.flying if item[1] > now]
-        if not (self.streams or self.ready or self.flying):
+        self.gaps = [gap for gap in self.gaps if gap[1] > host]
+        if not (self.streams or self.ready or self.flying or self.gaps):
             return (round(host - now, 10),)
         return (
             round(host - now, 10),
             tuple(sorted((name, round(at - now, 10)) for name, at in self.streams.items())),
             tuple(sorted((name, round(at - now, 10), family) for name, (at, family) in self.ready.items())),
             tuple((round(max(start - now, 0.0), 10), round(end - now, 10), *of) for start, end, *of in self.flying),
+            tuple((round(start - now, 10), round(end - now, 10)) for start, end in self.gaps),
         )  # fmt: skip

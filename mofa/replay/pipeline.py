@@ -46,7 +46,7 @@ class Played:
 
 
 class Player(Protocol):
-    """What computes on a rank. ``now`` is when its device is free, ``issued`` when its host has issued all so far. [s]"""
+    """What computes on a rank: ``now`` is when its device is free, ``issued`` when its host has issued all. [s]"""
 
     @property
     def now(self) -> float: ...
@@ -65,7 +65,7 @@ class Player(Protocol):
 class Flight:
     """An exchange in flight: of its peers' exchanges ``missing`` have not started."""
 
-    __slots__ = ("item", "rank", "ready", "start", "end", "peers", "missing", "waiting")
+    __slots__ = ("end", "item", "missing", "peers", "rank", "ready", "start", "waiting")
 
     def __init__(self, item: Exchange, rank: int) -> None:
         self.item, self.rank = item, rank

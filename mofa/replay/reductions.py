@@ -200,7 +200,9 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
             step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
             if not me.rows.framework.overlap_grad_reduce:
                 out.end.append(step)
-            elif len(me.chunks) > 1:  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
+            elif (
+                len(me.chunks) > 1
+            ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
                 out.at(backwards[later]).after.append(step)
             else:
@@ -254,7 +256,9 @@ def _ddp(me: _Rank, out: Added) -> None:
                 payload = np.array([4.0 * held])
                 seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
                 if seconds:
-                    extra.behind(w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced"))
+                    extra.behind(
+                        w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
+                    )
                 held = 0.0
         extra.after.append(awaiting(("dp.reduced",)))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import outside_of, ranks_of
+from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed
 
 
@@ -47,7 +48,7 @@ def replay(estimator: Estimator) -> Replayed:
     Returns
     -------
     Replayed
-        Peaks of allocated and reserved memory per pipeline rank, of its fullest device.
+        Peaks of allocated and reserved memory per pipeline rank, and the time of a step on all of their clocks.
 
     Notes
     -----
@@ -57,4 +58,4 @@ def replay(estimator: Estimator) -> Replayed:
     capacity = int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators)
     expandable = estimator.framework.allocator == "expandable"
     ranks = tuple(play(rank, capacity=capacity, expandable=expandable) for rank in ranks_of(estimator))
-    return Replayed(MemoryReplayed(ranks, context, communicators))
+    return Replayed(MemoryReplayed(ranks, context, communicators), time_of(estimator))

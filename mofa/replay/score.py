@@ -56,7 +56,7 @@ class Beside(NamedTuple):
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     slows: float
-    """What computing loses while it runs: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
+    """What computing loses meanwhile: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
     communicator: str = ""
     """What it queues on besides its stream."""
 

@@ -14,8 +14,10 @@ from mofa.cost.compose import Rows, norm_seconds
 from mofa.cost.estimate import Estimator
 from mofa.cost.optimizer import optimizer_seconds
 from mofa.cost.scan import EXPOSED
+from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
-from mofa.replay.orders import Action, Order, order_of, program_of
+from mofa.replay.orders import Action, Order, Program, order_of, program_of
+from mofa.replay.orders.exchange import overlapped
 from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
 from mofa.replay.pipeline import CAUSES, Flight, run
 from mofa.replay.ranks import rows_of
@@ -37,6 +39,7 @@ class _Result:
     streams: tuple[tuple[str, float], ...]
     ready: tuple[tuple[str, float, int], ...]
     flying: tuple[tuple[float, float, int, float], ...]
+    gaps: tuple[tuple[float, float], ...]
     counts: NDArray[np.float64]
     """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
 
@@ -102,7 +105,9 @@ class _Player:
             phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
         if phase is not None:
             result = self._result(action, c, phase)
-            factor = 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
+            factor = (
+                1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
+            )
             self._apply(result, start, factor)
         if beside and self.plan.hop_s:
             slow = self.plan.slowdown * min(self.plan.hop_s, self.clock.compute - start)
@@ -177,6 +182,7 @@ class _Player:
             now - start, clock.host - now, tuple((n, at - now) for n, at in clock.streams.items()),
             tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
+            tuple((begin - now, end - now) for begin, end in clock.gaps),
             np.array([clock.exposed, clock.beside, clock.waited]),
         )  # fmt: skip
 
@@ -187,6 +193,7 @@ class _Player:
         clock.streams = {name: now + at for name, at in result.streams}
         clock.ready = {name: (now + at, family) for name, at, family in result.ready}
         clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in result.flying]
+        clock.gaps = [(now + begin, now + end) for begin, end in result.gaps]
         clock.compute = start + factor * result.seconds
         use = self.uses.setdefault(id(result), [0.0, 0.0])
         use[0] += factor
@@ -217,7 +224,7 @@ def time_of(
     jitter
         Standard deviation of the logarithm of each computation's seconds, drawn per rank and micro-batch. [-]
     order
-        Another order of computations than the schedule's.
+        Another order of computations than the schedule's; its hand-overs run beside computing.
     watched
         Ranks and micro-batches all of whose ops are kept.
     cached
@@ -241,8 +248,11 @@ def time_of(
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    order = order or order_of(rows.schedule, fw.name, stages.pp, stages.vpp, num)
-    program = program_of(order, rows.schedule, fw.name)
+    if order is None:
+        order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+        program = program_of(order, rows.schedule, fw.name)
+    else:
+        program = _own(order, stages.pp, stages.vpp, num)
     books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
     curves = rows.cluster.gpu.curves
     plan = _Plan(
@@ -262,6 +272,19 @@ def time_of(
         player.clock.compute = player.clock.host = seconds - min(ends)
     flights = run(program, players, plan.hop_s)
     return _finish(plan, players, optimizer, flights if detail else ())
+
+
+def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
+    """The sends and receives of an order that no framework made: beside its computations, on a stream for each way."""
+    has, wants = (order.pp, order.vpp, order.num_micro_batches), (pp, vpp, num_micro_batches)
+    if has != wants:
+        raise OrderError(
+            f"the order has {has[0]} ranks, {has[1]} chunks and {has[2]} micro-batches, the strategy "
+            f"{wants[0]}, {wants[1]} and {wants[2]}; give one for the strategy"
+        )
+    program = overlapped(order)
+    check(program)
+    return program
 
 
 def _finish(
@@ -284,7 +307,9 @@ def _finish(
         first, head = 0, rows.layout.stages.head_stage
         meet = max(meet, max(ends[first], ends[head]) + tied)
     norm = float(norm_seconds(rows)[0])
-    step = meet + norm + max(o + p.added.after_optimizer_s for o, p in zip(optimizer, players, strict=True)) - max(begins)
+    step = (
+        meet + norm + max(o + p.added.after_optimizer_s for o, p in zip(optimizer, players, strict=True)) - max(begins)
+    )
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):
@@ -298,7 +323,9 @@ def _finish(
         exposed["optimizer"] += optimizer[r] + norm
         exposed["bubble"] = player.bubble_s + drain
         shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
-        hidden = {name: max(float(counts[1][FAMILY[name]] - counts[2][FAMILY[name]]), 0.0) for name in HIDDEN_COMPONENTS}
+        hidden = {
+            name: max(float(counts[1][FAMILY[name]] - counts[2][FAMILY[name]]), 0.0) for name in HIDDEN_COMPONENTS
+        }
         hidden["pp"] += player.hidden_pp_s
         hiddens.append(hidden)
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
