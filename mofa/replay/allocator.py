@@ -22,8 +22,8 @@ LARGE_SEGMENT = 20 << 20
 MIN_LARGE_SEGMENT = 10 << 20
 ROUND_LARGE = 2 << 20
 
-_SHIFT = 48
-_ADDRESS = (1 << _SHIFT) - 1
+_SHIFT = 38
+"""A key is a size over an address, both in units of 512 B: small enough an integer to be compared quickly."""
 FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
 
 
@@ -56,18 +56,19 @@ class _Pool:
     def __init__(self, stream: int, small: bool) -> None:
         self.stream, self.small = stream, small
         self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
+        self.blocks: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
     def put(self, block: Block) -> None:
-        key = block.size << _SHIFT | block.address
-        insort(self.keys, key)
-        self.blocks[key] = block
+        key = block.size >> 9 << _SHIFT | block.address >> 9
+        at = bisect_left(self.keys, key)
+        self.keys.insert(at, key)
+        self.blocks.insert(at, block)
 
     def take(self, block: Block) -> None:
-        key = block.size << _SHIFT | block.address
-        del self.keys[bisect_left(self.keys, key)]
-        del self.blocks[key]
+        at = bisect_left(self.keys, block.size >> 9 << _SHIFT | block.address >> 9)
+        del self.keys[at]
+        del self.blocks[at]
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Allocator:
         self._next_address = ROUND_LARGE
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
+        self._spare: list[Block] = []  # what neighbours took in, to be used again
 
     def reset_peaks(self) -> None:
         """Peaks count from here."""
@@ -171,23 +173,32 @@ class Allocator:
         keys = pool.keys
         if not small:
             self._searches += 1
-        at = bisect_left(keys, size << _SHIFT)
+        at = bisect_left(keys, size >> 9 << _SHIFT)
         if at < len(keys):
             if self.expandable:
                 at = self._least_expandable(pool, at)
-            block = pool.blocks.pop(keys.pop(at))
+            del keys[at]
+            block = pool.blocks.pop(at)
         else:
             block = self._grow(pool, size)
         rest = block.size - size
         if rest >= MIN_BLOCK if small or self.expandable else rest > SMALL_SIZE:
-            other = Block(pool, block.address + size, rest, FREE)
+            spare = self._spare
+            if spare:
+                other = spare.pop()
+                other.pool, other.address, other.size, other.freed_at = pool, block.address + size, rest, 0
+            else:
+                other = Block(pool, block.address + size, rest, FREE)
             other.previous = block
             after = other.following = block.following
             if after is not None:
                 after.previous = other
             block.following = other
             block.size = size
-            pool.put(other)
+            key = rest >> 9 << _SHIFT | other.address >> 9
+            at = bisect_left(keys, key)
+            keys.insert(at, key)
+            pool.blocks.insert(at, other)
         block.state = ALLOCATED
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
@@ -219,7 +230,7 @@ class Allocator:
         for stream in list(self._waiting):
             self.finish(stream)
         for pool in self._pools.values():
-            for block in list(pool.blocks.values()):
+            for block in list(pool.blocks):
                 if self.expandable:
                     self._unmap(block)
                 elif block.previous is None and block.following is None:
@@ -231,32 +242,35 @@ class Allocator:
         keys, blocks = pool.keys, pool.blocks
         before, after = block.previous, block.following
         if before is not None and before.state == FREE:
-            key = before.size << _SHIFT | before.address
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
+            at = bisect_left(keys, before.size >> 9 << _SHIFT | before.address >> 9)
+            del keys[at]
+            del blocks[at]
+            self._spare.append(before)
             block.address = before.address
             block.size += before.size
             first = block.previous = before.previous
             if first is not None:
                 first.following = block
         if after is not None and after.state == FREE:
-            key = after.size << _SHIFT | after.address
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
+            at = bisect_left(keys, after.size >> 9 << _SHIFT | after.address >> 9)
+            del keys[at]
+            del blocks[at]
+            self._spare.append(after)
             block.size += after.size
             last = block.following = after.following
             if last is not None:
                 last.previous = block
         block.state = FREE
         block.freed_at = self._searches
-        key = block.size << _SHIFT | block.address
-        insort(keys, key)
-        blocks[key] = block
+        key = block.size >> 9 << _SHIFT | block.address >> 9
+        at = bisect_left(keys, key)
+        keys.insert(at, key)
+        blocks.insert(at, block)
 
     def _least_expandable(self, pool: _Pool, at: int) -> int:
         """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
         keys, blocks = pool.keys, pool.blocks
-        while at + 1 < len(keys) and _reach(blocks[keys[at + 1]]) < _reach(blocks[keys[at]]):
+        while at + 1 < len(keys) and _reach(blocks[at + 1]) < _reach(blocks[at]):
             at += 1
         return at
 
@@ -313,7 +327,7 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        whole = [b for p in pools for b in p.blocks.values() if b.previous is None and b.following is None]
+        whole = [b for p in pools for b in p.blocks if b.previous is None and b.following is None]
         age = float(sum(self._searches - b.freed_at for b in whole))
         reclaimed = 0
         while whole and reclaimed < target:
@@ -430,14 +444,21 @@ class Allocator:
         """Equal for two states in which every later request is answered alike: the free blocks and their segments."""
         return (self.allocated, self.reserved, tuple((i, tuple(p.keys)) for i, p in sorted(self._pools.items())))
 
+    def shape(self) -> tuple[object, ...]:
+        """The sizes of the free blocks per pool: equal for two states that differ in what lies where alone."""
+        return (
+            self.allocated, self.reserved,
+            tuple((i, tuple(k >> _SHIFT for k in p.keys)) for i, p in sorted(self._pools.items())),
+        )  # fmt: skip
+
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
-        return {(p.stream, p.small): sum(k >> _SHIFT for k in p.keys) for p in self._pools.values()}
+        return {(p.stream, p.small): sum(k >> _SHIFT << 9 for k in p.keys) for p in self._pools.values()}
 
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
         firsts: dict[int, Block] = {}
-        for block in (*live, *(b for p in self._pools.values() for b in p.blocks.values())):
+        for block in (*live, *(b for p in self._pools.values() for b in p.blocks)):
             while block.previous is not None:
                 block = block.previous
             firsts[block.address] = block

@@ -12,7 +12,7 @@ from mofa.cost.peak import communicator_bytes
 from mofa.cost.stages import split_layers
 from mofa.replay.lives import Life, life, value
 from mofa.replay.orders import Order, order_of
-from mofa.replay.play import Piece, Rank, Weight
+from mofa.replay.rank import Piece, Rank, Weight
 from mofa.specs.strategy import SCHEDULES
 
 BUCKET = 100 * 2**20

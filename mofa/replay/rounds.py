@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+TURNS = 2
+"""How often all that is in flight is replaced before a state without change of its peaks counts as steady. [-]"""
+
 
 class Rounds:
     """Finds rounds of a steady state that can be left out: the first state that comes back, after one round or several.
 
-    Blocks change places among the micro-batches in flight, so that a state comes back only after some rounds; where
-    none does, rounds are left out once peaks and what is in flight have not changed
-    for three of them and fifty computations.
+    Blocks change places among the micro-batches in flight, and small differences in what free blocks are left wander
+    with them, so that a state may come back late or never. Rounds are left out, too, once peaks and what is in flight
+    have not changed while all that is in flight came and went :data:`TURNS` times.
     """
 
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
@@ -43,18 +46,19 @@ class Rounds:
                 return 0
         return max(shift, 0)
 
-    def skip(self, n: int, state: object, peaks: tuple[object, ...]) -> int:
-        """How many computations can be left out here."""
+    def skip(self, n: int, state: object, peaks: tuple[object, ...]) -> tuple[int, int]:
+        """How many computations can be left out here, and how many of those before them they repeat."""
         self.peaks.append(peaks)
         since = self.states.get(state)
         self.states[state] = n
-        patience = max(3, -(-50 // self.size))
+        begun = sum(kind == "F" for kind, _, _ in self.acts[n : n + self.size])
+        patience = max(1, -(-TURNS * len(self.flying) // max(begun, 1)))
         recent = self.peaks[-1 - patience :]
         settled = len(recent) > patience and all(p == peaks for p in recent)
         period = n - since if since is not None else self.size if settled else 0
         if not period:
-            return 0
+            return 0, 0
         like = 0  # rounds that follow and are like this one
         while self._like(n + like * self.size, self.size):
             like += 1
-        return like * self.size // period * period
+        return like * self.size // period * period, period

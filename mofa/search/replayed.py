@@ -16,7 +16,7 @@ def replayed_memory(closed: Memory, played: MemoryReplayed) -> Memory:
     stages = []
     for r, (stage, rank) in enumerate(zip(closed.by_stage, played.ranks, strict=True)):
         parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
-        parts["allocator_slack"] = float(rank.peak_reserved - rank.peak.allocated)
+        parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
         parts["cuda_context"] = played.context_bytes
         parts["communicators"] = played.communicator_bytes
         stages.append(
@@ -26,7 +26,7 @@ def replayed_memory(closed: Memory, played: MemoryReplayed) -> Memory:
                 recomputed_layers=stage.recomputed_layers,
                 in_flight_micro_batches=stage.in_flight_micro_batches,
                 instant=rank.peak.where,
-                allocated_bytes=float(rank.peak.allocated),
+                allocated_bytes=float(rank.allocated),
                 reserved_bytes=float(rank.peak_reserved),
                 device_bytes=played.device_bytes(r),
                 by_component=parts,

@@ -1,0 +1,163 @@
+"""How well the closed forms of the search agree with the replay, on random legal strategies.
+
+python benchmarks/replay_agreement.py            # 500 strategies, the distribution of what differs
+python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.replay.play import play
+from mofa.replay.ranks import outside_of, ranks_of
+from mofa.search.feasible import Job, check
+from mofa.search.find import loads_of
+from mofa.search.space import SOLVED, default_space, product
+from mofa.specs.load import load_cluster, load_framework, load_workload
+from mofa.specs.strategy import SCHEDULES, StrategyTable
+
+SEED = 5
+MEMORY_BAR, TIME_BAR = 0.02, 0.03
+SKEWED = {"routing": {"kind": "zipf", "s": 0.3}}
+# name, cluster, GPUs, global batch, framework, what is changed
+JOBS: tuple[tuple[str, str, int, int, str, dict[str, object]], ...] = (
+    ("llama3-8b", "h100-hgx", 32, 128, "megatron", {}),
+    ("llama3-8b", "h100-hgx", 32, 128, "torchtitan", {}),
+    ("llama3-70b", "h200-hgx", 64, 64, "megatron", {}),
+    ("llama3-70b", "h200-hgx", 64, 64, "torchtitan", {}),
+    ("qwen3-30b-a3b", "h100-hgx", 64, 128, "megatron", {}),
+    ("qwen3-30b-a3b", "h200-hgx", 64, 128, "torchtitan", {}),
+    ("mixtral-8x7b", "h100-hgx", 32, 64, "megatron", SKEWED),
+    ("deepseek-v3", "h200-hgx", 256, 256, "megatron", {}),
+)  # fmt: skip
+WANTED: dict[str, Callable[[Job, StrategyTable], NDArray[np.bool_]]] = {
+    "any": lambda job, t: np.ones(len(t), dtype=bool),
+    "pp > 1": lambda job, t: t.pp > 1,
+    "vpp > 1": lambda job, t: t.vpp > 1,
+    "ep > 1": lambda job, t: t.ep > 1,
+    "cp > 1": lambda job, t: t.cp > 1,
+    "full": lambda job, t: _recompute(t, "full"),
+    "selective": lambda job, t: _recompute(t, "selective"),
+    "torchtitan": lambda job, t: np.full(len(t), job.framework.name == "torchtitan"),
+    "skewed": lambda job, t: (t.ep > 1) & (job.workload.routing.kind != "balanced"),
+}
+"""What there are to be at least 50 of among 500."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy of a job."""
+
+    name: str
+    job: Job
+    row: StrategyTable
+
+    @property
+    def estimator(self) -> Estimator:
+        return Estimator(
+            self.job.workload, self.job.cluster, self.job.framework, self.row, loads_of(self.job.workload, self.row)
+        )
+
+
+def _recompute(table: StrategyTable, kind: str) -> NDArray[np.bool_]:
+    return np.array([spec.kind == kind for spec in table.recompute_modes])[table.recompute]
+
+
+@cache
+def _legal(index: int) -> tuple[str, Job, StrategyTable]:
+    name, cluster, gpus, batch, framework, changes = JOBS[index]
+    job = Job(
+        load_workload(name, global_batch=batch, overrides=changes or None), load_cluster(cluster, gpus),
+        load_framework(framework),
+    )  # fmt: skip
+    table = product(default_space(job.workload, job.cluster, job.framework), job.workload, job.cluster, job.framework)
+    legal = np.flatnonzero((check(job, table).reason < 0) & (table.recompute_layers != SOLVED))
+    return f"{name} {framework}", job, table.take(legal)
+
+
+def cases(num: int, seed: int = SEED) -> Iterator[Case]:
+    """Random legal strategies, every kind of :data:`WANTED` in its turn."""
+    random = np.random.default_rng(seed)
+    for i in range(num):
+        want = list(WANTED.values())[i % len(WANTED)]
+        while True:
+            name, job, table = _legal(int(random.integers(len(JOBS))))
+            found = np.flatnonzero(want(job, table))
+            if len(found):
+                break
+        row = table.take(np.array([random.choice(found)]))
+        yield Case(name, job, row)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Closed form over replay - 1, of the fullest rank."""
+
+    allocated: float
+    reserved: float
+    device: float
+
+
+def compare(case: Case) -> Agreement:
+    """Both ways for one strategy."""
+    estimator = case.estimator
+    closed = estimator.rows(detail=True)
+    assert closed.detail is not None
+    expandable = case.job.framework.allocator == "expandable"
+    ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
+    outside = sum(outside_of(estimator))
+    fullest = max(ranks, key=lambda rank: rank.peak_reserved)
+    return Agreement(
+        float(closed.allocated_bytes[0]) / fullest.allocated - 1,
+        float(closed.reserved_bytes[0]) / fullest.peak_reserved - 1,
+        float(closed.device_bytes[0]) / (fullest.peak_reserved + outside) - 1,
+    )
+
+
+def describe(case: Case) -> str:
+    """The strategy in words."""
+    t = case.row
+    parts = [f"{n}={int(getattr(t, n)[0])}" for n in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")]
+    recompute = t.recompute_modes[int(t.recompute[0])]
+    return f"{case.name}: {' '.join(parts)} {recompute} {SCHEDULES[int(t.schedule[0])]}"
+
+
+def main() -> None:
+    """Print the distributions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--verbose", action="store_true", help="one line per strategy")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    found: list[tuple[Case, Agreement]] = []
+    for case in cases(given.num, given.seed):
+        found.append((case, compare(case)))
+        if given.verbose:
+            a = found[-1][1]
+            print(f"{a.allocated:+8.2%} {a.reserved:+8.2%} {a.device:+8.2%}  {describe(case)}", flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
+    print(f"{given.num} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
+    for kind, want in WANTED.items():
+        print(f"  {kind}: {sum(bool(want(case.job, case.row)[0]) for case, _ in found)}")
+    print("closed form over replay   median |x|   mean |x|    90 %     99 %    worst   within")
+    for name in ("allocated", "reserved", "device"):
+        x = np.array([getattr(agreement, name) for _, agreement in found])
+        size = np.abs(x)
+        row = (np.median(size), size.mean(), *np.quantile(size, [0.9, 0.99]), size.max())
+        inside = int((size <= MEMORY_BAR).sum())
+        print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + f"   {inside} of {len(x)} within {MEMORY_BAR:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,436 @@
+"""A rank's training steps, act by act: start, forwards and backwards, reduction, optimizer."""
+
+from __future__ import annotations
+
+from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
+from mofa.replay.journal import (
+    ACTIVATIONS,
+    BUFFERS,
+    COPIES,
+    GRADIENTS,
+    OUTSIDE,
+    PARAMETERS,
+    STATES,
+    TEMPORARIES,
+    Act,
+    Journal,
+)
+from mofa.replay.rank import Piece, Rank, Weight
+from mofa.replay.rounds import Rounds
+from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Script, script
+
+WORKSPACE = 32 * 2**20
+"""PyTorch's default on Hopper, per handle and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
+_COMPUTE, _GATHER, _REDUCE = 0, 1, 2
+
+Slots = list[Block | None]
+Kept = tuple[Block, Act]
+"""A block and the act by which it came."""
+
+
+class Pass:
+    """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output."""
+
+    __slots__ = ("out", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[Slots] = []
+        self.out: Block | None = None
+
+
+class Player:
+    """Plays a rank's steps on an allocator and writes them down; :func:`mofa.replay.play.play` is the way in."""
+
+    def __init__(self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True) -> None:
+        self.rank, self.a = rank, allocator
+        self.journal = Journal()
+        self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
+        self.step = 0
+        self.highest: list[tuple[int, int, int, int]] = []  # per step: peak, first event and its bytes, event after
+        self.scripts = _scripts(rank)
+        self.grads: list[Kept] = []
+        self.held: dict[str, Kept] = {}
+        self.cache: list[Kept] = []
+        self.passes: dict[tuple[int, int], Pass] = {}
+        self.first = True
+        self.accumulators: dict[int, list[Kept]] = {}
+        self.begun: set[int] = set()
+        self.threads: set[str] = set()
+        self.turned: dict[tuple[int, int], Block] = {}
+        self.input_grads: dict[tuple[int, int], Block] = {}
+        kinds = len({k for k, _, _ in rank.computations})
+        sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
+        self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
+
+    # -- memory
+    def new(self, nbytes: int, act: Act) -> Kept:
+        """Allocate what belongs to no slot."""
+        try:
+            block = self.a.malloc(nbytes, act.stream)
+        except OutOfDeviceMemory as full:
+            block = self.overflow(full, act)
+        self.journal.acts.append(act)
+        self.journal.sizes.append(block.size)
+        return block, act
+
+    def overflow(self, full: OutOfDeviceMemory, act: Act) -> Block:
+        """The device is full: remember where that was first, and play on without end."""
+        if self.failed is None:
+            self.failed = (len(self.journal.sizes), full, act)
+        self.a.capacity = None
+        return self.a.malloc(full.size, act.stream)
+
+    def drop(self, kept: Kept) -> None:
+        block, act = kept
+        self.journal.acts.append(act)
+        self.journal.sizes.append(-block.size)
+        self.a.free(block)
+
+    def rename(self, kept: Kept, act: Act) -> Kept:
+        """The same memory under another name."""
+        block, old = kept
+        self.journal.acts += (old, act)
+        self.journal.sizes += (-block.size, block.size)
+        return block, act
+
+    def note(self) -> tuple[int, int]:
+        """Where the journal and the allocated memory stand, before something is done."""
+        return len(self.journal.sizes), self.a.allocated
+
+    def look(self, start: tuple[int, int]) -> None:
+        """Whether what was done since then went higher than anything in this step."""
+        peak = self.a.peak_allocated
+        if peak > self.highest[-1][0]:
+            self.highest[-1] = (peak, *start, len(self.journal.sizes))
+        grown = self.journal.grown
+        if not grown or grown[-1][1] != self.a.reserved:
+            grown.append((start[0], self.a.reserved))
+
+    # -- a step
+    def start(self) -> None:
+        """Parameters, then what the framework keeps beside them."""
+        r, where = self.rank, "start"
+        self.highest.append((0, 0, 0, 0))
+        start = self.note()
+        params = [self.new(w.param, _outside(PARAMETERS, f"parameter {_short(w.name)}", where)) for w in r.weights]
+        if r.contiguous:  # copied into one buffer, the tensors are let go
+            total = sum(w.param for w in r.weights)
+            self.new(total, _outside(PARAMETERS, "buffer of the parameters", where))
+            self.new(2 * total, _outside(GRADIENTS, "fp32 buffer of the gradients", where))
+            for kept in params:
+                self.drop(kept)
+        for w in self.in_optimizer():
+            if w.main:
+                self.new(w.main, _outside(STATES, f"fp32 copy of {_short(w.name)}", where))
+        for nbytes in r.buffers:
+            self.new(nbytes, _outside(BUFFERS, "buffer", where))
+        self.look(start)
+
+    def run_step(self) -> None:
+        """Forwards and backwards of all micro-batches, then the optimizer."""
+        r = self.rank
+        self.step += 1
+        self.journal.steps.append(len(self.journal.sizes))
+        self.a.peak_allocated = self.a.allocated
+        self.highest.append((0, 0, 0, 0))
+        start = self.note()
+        self.journal.computations.append((start[0], "start", 0, 0))
+        for kept in self.grads:
+            self.drop(kept)
+        self.grads = []
+        self.begun = set()
+        if r.preallocated and self.step == 1:
+            act = _outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+            for c in range(len(r.chunks)):
+                for ways in (r.receives[c], r.sends[c]):
+                    for _ in range(r.num_micro_batches if ways else 0):
+                        self.new(r.boundary_bytes, act)
+        gathered = self.gather()
+        self.look(start)
+        self.compute()
+        start = self.note()
+        if gathered:
+            self.journal.computations.append((start[0], "reduce", 0, 0))
+            self.reduce(gathered)
+            self.look(start)
+            start = self.note()
+        self.journal.computations.append((start[0], "optimizer", 0, 0))
+        self.optimize()
+        self.look(start)
+
+    def compute(self) -> None:
+        """All forwards and backwards, but for rounds that would only repeat the one before them."""
+        acts = self.rank.computations
+        rounds = Rounds(acts, self.round_sizes)
+        n = 0
+        while n < len(acts):
+            self.computation(*acts[n])
+            n += 1
+            if len(self.begun) < len(self.rank.chunks) or not rounds.end(n):
+                continue
+            last = acts[n - 1][2]
+            flying = tuple((k, i - last) for k, i in self.passes)
+            if not rounds.same(flying):
+                continue
+            skipped, period = rounds.skip(n, self.a.shape(), (self.highest[-1][0], self.a.peak_reserved, flying))
+            if skipped:
+                shift = acts[n + skipped - 1][2] - last
+                self.passes = {(k, j + shift): at for (k, j), at in self.passes.items()}
+                self.journal.left_out.append((len(self.journal.computations), skipped, period))
+                n += skipped
+
+    def computation(self, kind: str, c: int, i: int) -> None:
+        self.journal.computations.append((len(self.journal.sizes), kind, c, i))
+        if kind == "F":
+            self.forward(c, i)
+        elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
+            self.backward(c, i)
+        elif kind == "W":
+            self.backward_weights(c, i)
+        elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
+            self.backward(c, i, hold=True)
+
+    def gather(self) -> list[list[list[Kept]]]:
+        """Under pipelines FSDP gathers each group once a step, and the weights stay."""
+        groups = self.rank.gathered_params
+        if groups is None:
+            return []
+        where = "gather of parameters"
+        shard = _outside(BUFFERS, "all-gather input", where, _GATHER)
+        gathered = _outside(BUFFERS, "all-gather output", where, _GATHER)
+        copy = _outside(COPIES, "gathered weights", where)
+        out: list[list[list[Kept]]] = []
+        before: Kept | None = None
+        for chunk in groups:
+            mine = []
+            for weights in chunk:
+                params = sum(weights)
+                source = self.new(int(2 * params / self.rank.shard_ranks), shard)
+                whole = self.new(int(2 * params), gathered)
+                self.drop(source)
+                mine.append([self.new(int(2 * n), copy) for n in weights])
+                if before is not None:
+                    self.drop(before)
+                before = whole
+            out.append(mine)
+        if before is not None:
+            self.drop(before)
+        return out
+
+    def reduce(self, gathered: list[list[list[Kept]]]) -> None:
+        """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
+        groups = self.rank.gathered_params
+        assert groups is not None
+        where = "reduction of gradients"
+        sent = _outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
+        sharded = _outside(GRADIENTS, "sharded gradients", where, _REDUCE)
+        previous: Kept | None = None
+        for c, chunk in enumerate(groups):
+            for g, weights in enumerate(chunk):
+                params = sum(weights)
+                for kept in gathered[c][g]:
+                    self.drop(kept)
+                buffer = self.new(int(4 * params), sent)
+                if previous is not None:
+                    self.drop(previous)
+                previous = buffer
+                self.grads.append(self.new(int(4 * params / self.rank.shard_ranks), sharded))
+                for kept in self.accumulators.pop(c * 10_000 + g, ()):
+                    self.drop(kept)
+        if previous is not None:
+            self.drop(previous)
+
+    def in_optimizer(self) -> tuple[Weight, ...]:
+        """The weights in the order of the optimizer: Megatron's buffers hold them from the last to the first."""
+        return self.rank.weights[::-1] if self.rank.contiguous else self.rank.weights
+
+    def optimize(self) -> None:
+        where = "optimizer step"
+        scratch = _outside(TEMPORARIES, "temporaries of the optimizer", where)
+        if self.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
+            for w in self.in_optimizer():
+                self.drop(self.new(w.state, scratch))
+        if self.step == 1:
+            for w in self.in_optimizer():
+                self.new(w.state, _outside(STATES, "Adam's first moments", where))
+                self.new(w.state, _outside(STATES, "Adam's second moments", where))
+        temporaries = [self.new(w.temporary, scratch) for w in self.in_optimizer() if w.temporary]
+        for kept in temporaries:
+            self.drop(kept)
+
+    # -- computations
+    def workspace(self, thread: str) -> None:
+        """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's."""
+        if thread not in self.threads:
+            self.threads.add(thread)
+            start = self.note()
+            self.new(WORKSPACE, _outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
+            self.look(start)
+
+    def forward(self, c: int, i: int) -> None:
+        r = self.rank
+        x: Block | None = None
+        if self.step == 1 and "forward" not in self.threads:
+            for nbytes in r.lazy_buffers:
+                self.new(nbytes, _outside(BUFFERS, "buffer kept for good", "first forward"))
+        self.workspace("forward")
+        if r.receives[c] and not r.preallocated:
+            x, _ = self.new(r.boundary_bytes, _outside(ACTIVATIONS, INPUT, "receive of an input"))
+        at = Pass()
+        for piece, code in zip(r.chunks[c], self.scripts[c], strict=True):
+            slots: Slots = [None] * code.num_slots
+            if x is not None:
+                slots[code.x] = x
+            self.run(code, code.forward, slots, "forward", piece)
+            x = None
+            if code.out >= 0:
+                x, slots[code.out] = slots[code.out], None
+            at.slots.append(slots)
+        for kept in self.held.values():
+            self.drop(kept)
+        self.held = {}
+        for kept in self.cache:
+            self.drop(kept)
+        self.cache = []
+        if x is not None and r.turns[c]:  # the next stage is here: its input buffer becomes this tensor for good
+            self.replace(self.turned, c, i, x, _outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
+        elif x is not None and r.sends[c] and not r.preallocated:
+            self.drop((x, _outside(ACTIVATIONS, INPUT, "send of an output")))
+        else:
+            at.out = x
+        self.passes[c, i] = at
+
+    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
+        """Keep a tensor until the next step's takes its place."""
+        old = where.get((c, i))
+        where[c, i] = block
+        if old is not None:
+            self.drop((old, act))
+
+    def backward_weights(self, c: int, i: int) -> None:
+        """The weights' gradients that were put off, then all that was kept for them goes."""
+        self.first = c not in self.begun
+        self.begun.add(c)
+        at = self.passes.pop((c, i))
+        for n in range(len(at.slots) - 1, -1, -1):
+            code, slots = self.scripts[c][n], at.slots[n]
+            self.run(code, code.weights, slots, "backward by weights", self.rank.chunks[c][n], c * 10_000 + n)
+            self.clear(code.rest, slots)
+
+    def backward(self, c: int, i: int, hold: bool = False) -> None:
+        r = self.rank
+        at = self.passes[c, i]
+        self.workspace("backward")
+        dy: Block | None = None
+        if at.out is not None:
+            self.drop((at.out, _outside(ACTIVATIONS, INPUT, "backward")))
+            at.out = None
+        if r.sends[c] and not r.preallocated:
+            dy, _ = self.new(r.boundary_bytes, _outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+        if not hold:
+            self.first = c not in self.begun
+            self.begun.add(c)
+        for n in range(len(at.slots) - 1, -1, -1):
+            code, slots = self.scripts[c][n], at.slots[n]
+            if dy is not None and code.given >= 0:
+                slots[code.given] = dy
+            phase = "backward by inputs" if hold else "backward"
+            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * 10_000 + n)
+            dy = None
+            if code.back >= 0:
+                dy, slots[code.back] = slots[code.back], None
+            self.clear(code.loose if hold else code.rest, slots)
+        act = _outside(ACTIVATIONS, GRADIENT, "end of a backward")
+        if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
+            self.replace(self.input_grads, c, i, dy, act)
+        elif dy is not None:
+            self.drop((dy, act))
+        for kept in self.held.values():
+            self.drop(kept)
+        self.held = {}
+        if not hold:
+            del self.passes[c, i]
+
+    def run(self, code: Script, acts: tuple[Act, ...], slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
+        """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
+        innermost loop."""
+        start = len(self.journal.sizes), self.a.allocated
+        self.journal.passages.append((start[0], phase, piece.name))
+        malloc, free = self.a.malloc, self.a.free
+        did, sizes = self.journal.acts.append, self.journal.sizes.append
+        carried, self.held = self.held, {}
+        for act in acts:
+            kind, slot, size, stream, _, _, _ = act
+            if kind == NEW:
+                try:
+                    block = malloc(size, stream)
+                except OutOfDeviceMemory as full:
+                    block = self.overflow(full, act)
+                slots[slot] = block
+                did(act)
+                sizes(block.size)
+                continue
+            old = slots[slot]
+            if kind == FREE:
+                if old is not None:
+                    did(act)
+                    sizes(-old.size)
+                    free(old)
+                    slots[slot] = None
+            elif kind == CLAIM:
+                kept = carried.pop(code.claims[slot], None)
+                slots[slot] = (self.new(size, act) if kept is None else self.rename(kept, act))[0]
+            elif kind == DROP_CARRIED:
+                for kept in carried.values():
+                    self.drop(kept)
+                carried = {}
+            elif old is not None:
+                if kind == HOLD:
+                    self.held[code.holds[slot]] = (old, act)
+                    slots[slot] = None
+                elif kind == CACHE:
+                    self.cache.append((old, act))
+                    slots[slot] = None
+                elif kind == KEEP:
+                    self.keep(old, act, slots, index, piece)
+        for kept in carried.values():
+            self.drop(kept)
+        self.look(start)
+
+    def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:
+        """Free what is left in slots."""
+        for act in acts:
+            block = slots[act.slot]
+            if block is not None:
+                self.drop((block, act))
+                slots[act.slot] = None
+
+    def keep(self, block: Block, act: Act, slots: Slots, index: int, piece: Piece) -> None:
+        """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""
+        if self.rank.grads_always or not self.first:
+            return
+        mine = act._replace(group=GRADIENTS)
+        if self.rank.gathered_params is not None:
+            self.accumulators.setdefault(index, []).append(self.new(2 * block.size, mine))
+        elif not (self.rank.tied and piece.life.name == "embedding"):
+            self.grads.append(self.rename((block, act), mine))
+            slots[act.slot] = None
+
+
+def _scripts(rank: Rank) -> list[list[Script]]:
+    """The scripts of a rank's pieces per chunk; equal lives share one."""
+    made: dict[int, Script] = {}
+    for chunk in rank.chunks:
+        for piece in chunk:
+            if id(piece.life) not in made:
+                made[id(piece.life)] = script(piece.life)
+    return [[made[id(piece.life)] for piece in chunk] for chunk in rank.chunks]
+
+
+def _outside(group: int, name: str, where: str, stream: int = _COMPUTE) -> Act:
+    return Act(OUTSIDE, 0, 0, stream, group, name, where)
+
+
+def _short(name: str) -> str:
+    """A weight's name without its layer's."""
+    return name.rsplit(" ", 1)[-1]

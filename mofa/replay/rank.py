@@ -1,0 +1,60 @@
+"""What one pipeline rank holds and does: its parameters, pieces, computations and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mofa.replay.lives import Life
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something of a model that runs as one on a rank: an embedding, a layer, a head."""
+
+    name: str
+    life: Life
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
+
+    name: str
+    param: int
+    main: int
+    state: int
+    temporary: int
+    whole_params: float
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank holds and does.
+
+    ``chunks`` are its pieces per virtual stage, ``computations`` those of a step as (kind, chunk, micro-batch).
+    ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank, ``turns``
+    whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the model's first, if any.
+    ``buffers`` are there from the start, ``lazy_buffers`` are what the first forward takes. [B]
+    """
+
+    weights: tuple[Weight, ...]
+    chunks: tuple[tuple[Piece, ...], ...]
+    computations: tuple[tuple[str, int, int], ...]
+    num_micro_batches: int
+    receives: tuple[bool, ...]
+    sends: tuple[bool, ...]
+    turns: tuple[bool, ...]
+    first_chunks: frozenset[int]
+    boundary_bytes: int
+    buffers: tuple[int, ...]
+    lazy_buffers: tuple[int, ...]
+    grads_always: bool
+    contiguous: bool
+    preallocated: bool
+    round_length: int = 1
+    """Forwards in a round of the schedule's steady state. [-]"""
+    tied: bool = False
+    """Whether the embedding and the head are one weight, here: it has one gradient."""
+    gathered_params: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    """Under pipelines the weights of FSDP's groups per chunk: gathered for the step, reduced at its end. [params]"""
+    shard_ranks: float = 1.0

@@ -1,0 +1,131 @@
+"""A block's deeds as acts on numbered slots: what a player does one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mofa.replay.allocator import round_size
+from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
+from mofa.replay.lives import Deed, Life, New
+
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED = range(7)
+"""Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
+cache; keep as a parameter's gradient; free what the block before held and none took over."""
+
+SCRATCH = "scratch of its own "
+INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
+
+    ``claims`` and ``holds`` name what is taken over and handed on, by slot. ``loose`` frees what a backward by
+    inputs alone leaves at its end, ``rest`` whatever is left.
+    """
+
+    num_slots: int
+    forward: tuple[Act, ...]
+    backward: tuple[Act, ...]
+    inputs: tuple[Act, ...]
+    weights: tuple[Act, ...]
+    x: int
+    out: int
+    given: int
+    back: int
+    claims: dict[int, str]
+    holds: dict[int, str]
+    loose: tuple[Act, ...]
+    rest: tuple[Act, ...]
+
+
+class _Slots:
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.index: dict[str, int] = {}
+        self.groups: dict[str, int] = {}
+        self.claims: dict[int, str] = {}
+        self.holds: dict[int, str] = {}
+
+    def of(self, name: str) -> int:
+        return self.index.setdefault(name, len(self.index))
+
+    def shown(self, name: str) -> str:
+        """What a tensor is called: what blocks hand on has one name for all of them."""
+        if name in ("x", self.life.out):
+            return INPUT
+        if name and name in (self.life.given, self.life.back):
+            return GRADIENT
+        return name.split("#")[0]
+
+    def shown_in(self, name: str, op: str) -> str:
+        return f"scratch of {op}" if name.startswith(SCRATCH) else self.shown(name)
+
+    def act(self, code: int, name: str, op: str, item: New | None = None) -> Act:
+        shown = self.shown_in(name, op)
+        if shown in (INPUT, GRADIENT):
+            self.groups[name] = ACTIVATIONS
+        elif item is not None:
+            self.groups[name] = GROUP_OF[item.kind]
+        size, stream = (round_size(item.bytes), item.stream) if item is not None else (0, 0)
+        return Act(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op)
+
+    def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
+        """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
+        out: list[Act] = []
+        for deed in deeds:
+            scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+            made = []
+            for i, item in enumerate(deed.new):
+                claimed = bool(deed.claim) and i == 0
+                made.append(self.act(CLAIM if claimed else NEW, item.name, deed.op, item))
+                if claimed:
+                    self.claims[self.of(item.name)] = deed.claim
+            out += [*made, *scratch] if deed.scratch_last else [*scratch, *made]
+            out += [self.act(FREE, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+            out += [self.act(KEEP, name, deed.op) for name in deed.grads]
+            for name in deed.hold:
+                out.append(self.act(HOLD, name, deed.op))
+                self.holds[self.of(name)] = name
+            for name in deed.free:
+                if name in cached:
+                    out.append(self.act(CACHE, name, deed.op))
+                elif freed is None or name in freed:
+                    out.append(self.act(FREE, name, deed.op))
+            if deed.frees_held:
+                out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
+        return tuple(out)
+
+
+def script(life: Life) -> Script:
+    """The acts of a block: forward, backward, and the backward by inputs and by weights apart."""
+    slots = _Slots(life)
+    forward = slots.acts(life.forward, None, life.cached)
+    backward = slots.acts(life.backward, None, frozenset())
+    deeds, needed = life.of_inputs()
+    born = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
+    inputs = slots.acts(deeds, born - needed, frozenset())
+    weights = slots.acts(life.of_weights(), None, frozenset())
+
+    def place(name: str) -> int:
+        return slots.of(name) if name else -1
+
+    x, out, given, back = slots.of("x"), place(life.out), place(life.given), place(life.back)
+    loose = tuple(slots.act(FREE, name, "end") for name in sorted(born - needed) if name)
+    rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
+    return Script(
+        len(slots.index),
+        forward,
+        backward,
+        inputs,
+        weights,
+        x,
+        out,
+        given,
+        back,
+        slots.claims,
+        slots.holds,
+        loose,
+        rest,
+    )
