@@ -157,7 +157,9 @@ STRUCTURE = ("gpus_per_node", "gpus_per_domain", "num_per_node")
 """What a hardware profile counts rather than claims."""
 
 
-@pytest.mark.parametrize("name", [n for n in tracked() if n.startswith("hardware_profiles/") and n.endswith(".yaml")])
+@pytest.mark.parametrize(
+    "name", [n for n in tracked() if n.startswith(("hardware_profiles/", "fault_profiles/")) and n.endswith(".yaml")]
+)
 def test_every_hardware_number_has_provenance_and_source(name: str) -> None:
     assert list(_numbers(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name)) == []
 

@@ -43,7 +43,7 @@ class Breakdown:
 
     ``exposed_s`` (len(TIME_COMPONENTS), n) sums to ``step_s``; ``memory_bytes`` (len(MEMORY_COMPONENTS), n) of the
     fullest rank sums to ``device_bytes``. ``instant`` (n,) indexes ``instants``. ``flops`` are those that run, with
-    recomputation, of all ranks together.
+    recomputation, of all ranks together. ``checkpoint_bytes`` (n,) is what a rank of the heaviest stage saves.
     """
 
     table: StrategyTable
@@ -59,6 +59,7 @@ class Breakdown:
     fullest_stage: NDArray[np.int64]
     slowest_stage: NDArray[np.int64]
     instants: tuple[str, ...]
+    checkpoint_bytes: FloatN
     detail: StageDetail | None = None
 
     def __len__(self) -> int:

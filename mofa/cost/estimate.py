@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.blockcost import Costs, Mode, block_costs
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
+from mofa.cost.checkpoint import rank_bytes
 from mofa.cost.compose import LayerArrays, Rows, make_rows, step_time
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.peak import stage_peaks
@@ -173,7 +174,7 @@ class _Collector:
         self.exposed = np.zeros((len(TIME_COMPONENTS), n))
         self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
         self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
-        self.allocated, self.reserved, self.device, self.flops = (np.zeros(n) for _ in range(4))
+        self.allocated, self.reserved, self.device, self.flops, self.saved = (np.zeros(n) for _ in range(5))
         self.instant = np.zeros(n, dtype=np.int64)
         self.fullest = np.zeros(n, dtype=np.int64)
         self.slowest = np.zeros(n, dtype=np.int64)
@@ -195,6 +196,7 @@ class _Collector:
         self.names = (*self.names, *peak.names)
         self.instant[at] = base + peak.instant[here, peak.fullest]
         self.flops[at] = hardware_flops(rows)
+        self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)
         if self.keep:
             pp = rows.layout.stages.pp
             parts = []
@@ -213,7 +215,8 @@ class _Collector:
     def breakdown(self) -> Breakdown:
         return Breakdown(
             self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
-            self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.detail,
+            self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.saved,
+            self.detail,
         )  # fmt: skip
 
 

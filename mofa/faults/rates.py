@@ -24,7 +24,7 @@ def job_mtbf_s(failures_per_node_day: ArrayLike, num_nodes: ArrayLike) -> FloatN
     """
     rate = at_least_zero("failures_per_node_day", failures_per_node_day, "1/(node day)")
     nodes = above_zero("num_nodes", num_nodes, "nodes")
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return SECONDS_PER_DAY / (rate * nodes)
 
 

@@ -39,8 +39,8 @@ def expected_segment_s(
     -----
     With ``P`` it is the mean over a long run: after a restart the first checkpoint can be restored ``tau + delta + P``
     later, each further one ``tau + delta`` after the one before, so that a failure-free stretch X banks
-    ``floor((X - P) / (tau + delta))`` segments, and ``sum_j P(X >= P + j L) = exp(-P / M) / (exp(L / M) - 1)``. Holds
-    where ``P <= tau + delta``; a longer one would keep several checkpoints under way.
+    ``floor((X - P) / (tau + delta))`` segments, and ``sum_j P(X >= P + j L) = exp(-P / M) / (exp(L / M) - 1)``. Where
+    ``P > tau + delta`` several checkpoints are under way at once.
 
     References
     ----------

@@ -12,8 +12,8 @@ import yaml
 
 from mofa.errors import SpecError
 
-DataKind = Literal["workloads", "hardware_profiles", "framework_profiles"]
-BundledKind = Literal["workloads", "hardware_profiles", "framework_profiles", "gpus", "nodes"]
+DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
+BundledKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles", "gpus", "nodes"]
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 32
@@ -37,7 +37,7 @@ def bundled(kind: BundledKind) -> tuple[str, ...]:
 
 def bundled_dir(kind: BundledKind) -> Path:
     """Folder that holds the YAML files of one kind of bundled fact."""
-    if kind in ("workloads", "framework_profiles"):
+    if kind in ("workloads", "framework_profiles", "fault_profiles"):
         return data_dir(cast("DataKind", kind))
     return data_dir("hardware_profiles") / ("nodes" if kind == "hardware_profiles" else kind)
 

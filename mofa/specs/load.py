@@ -9,6 +9,7 @@ from typing import Any, cast
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.build import build
 from mofa.specs.complete import complete_strategy
+from mofa.specs.faults import FaultSpec
 from mofa.specs.files import (
     BundledKind,
     bundled,
@@ -30,8 +31,8 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 __all__ = [
-    "build", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_framework", "load_runs",
-    "load_workload", "load_yaml", "parse_set", "parse_strategy", "resolve_run",
+    "build", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
+    "load_runs", "load_workload", "load_yaml", "parse_set", "parse_strategy", "resolve_run",
 ]  # fmt: skip
 
 
@@ -170,6 +171,25 @@ def load_framework(
     return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
 
 
+def load_faults(ref: str | Path, overrides: Mapping[str, object] | None = None) -> FaultSpec:
+    """Facts of long runs: reliability, restarts, checkpoints, storage, price, power.
+
+    Parameters
+    ----------
+    ref
+        Name of a bundled profile, such as ``llama3``, or a YAML file.
+    overrides
+        Dotted paths below the profile, such as ``{"reliability.failures_per_node_day": 0.004}``.
+
+    Examples
+    --------
+    >>> load_faults("rsc-1").reliability.failures_per_node_day.value
+    0.0065
+    """
+    path, where = _find(ref, "fault_profiles", "see mofa show faults")
+    return build(FaultSpec, override(load_yaml(path, where), overrides, where), where)
+
+
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
     """The runs of a RUN.yaml, or of a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ."""
     where = short(str(path), 200)
@@ -277,7 +297,7 @@ def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
         return path, short(text, 200)
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
         raise SpecError(f"{short(text, 200)}: no such file; check the path")
-    noun = "workload" if kind == "workloads" else "node"
+    noun = {"workloads": "workload", "fault_profiles": "fault profile"}.get(kind, "node")
     raise SpecError(
         f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
     )

@@ -1,0 +1,193 @@
+"""A record of failures, a CSV with columns node, time, kind and optionally until, into a rate with its interval."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from mofa.errors import SpecError
+from mofa.faults.rates import RateEstimate, estimate_rate, fit_weibull_shape
+from mofa.specs.files import short
+from mofa.units import SECONDS_PER_DAY
+
+MAX_BYTES, MAX_EVENTS = 2**26, 1_000_000
+MIN_GAPS = 20
+"""Times between failures of the same node below which no shape is fitted. [-]"""
+_COLUMNS = ("node", "time", "kind", "until")
+
+
+@dataclass(frozen=True)
+class FailureLog:
+    """Failures in order of time. ``until_s`` is when the node came back, NaN where the file doesn't say. [s]"""
+
+    nodes: tuple[str, ...]
+    times_s: np.ndarray
+    until_s: np.ndarray
+    kinds: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def span_s(self) -> float:
+        """From the first failure to the last. [s]"""
+        return float(self.times_s[-1] - self.times_s[0])
+
+    def rate(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> RateEstimate:
+        """Failures per node-day, downtime taken off where the file has it.
+
+        Parameters
+        ----------
+        num_nodes
+            Nodes that were watched, those that never failed included. [-]
+        days
+            How long they were watched; where absent from the first failure to the last, which then only begins the
+            record and is not counted. [d]
+        confidence
+            Of the interval. [-]
+        """
+        seen = len(set(self.nodes))
+        if num_nodes < seen:
+            raise SpecError(f"--nodes: {num_nodes} are fewer than the {seen} that the log names; count those watched")
+        if days is None and self.span_s <= 0:
+            raise SpecError(
+                "the log: all failures are at one time, which shows no rate; give --days, how long was watched"
+            )
+        whole_s = self.span_s if days is None else days * SECONDS_PER_DAY
+        if whole_s < self.span_s:
+            raise SpecError(f"--days: {days:g} are shorter than the log's {self.span_s / SECONDS_PER_DAY:.4g} days")
+        down_s = float(np.nansum(np.minimum(self.until_s, self.times_s[0] + whole_s) - self.times_s))
+        up_days = num_nodes * whole_s / SECONDS_PER_DAY - down_s / SECONDS_PER_DAY
+        return estimate_rate(len(self) - (days is None), up_days, confidence)
+
+    def shares(self) -> dict[str, float]:
+        """Share of the failures of each kind, the most frequent first. [-]"""
+        return {kind: count / len(self) for kind, count in Counter(self.kinds).most_common()}
+
+    def shape(self) -> float | None:
+        """Weibull shape of the time between failures of the same node; None with fewer than 20 of them. [-]
+
+        A gap begins when the node is back. The time from the last failure of each node to the log's end counts as not
+        ended; nodes that never failed say nothing here.
+        """
+        gaps, rest = [], []
+        back: dict[str, float] = {}
+        for node, at, until in zip(self.nodes, self.times_s, self.until_s, strict=True):
+            if node in back and at > back[node]:
+                gaps.append(at - back[node])
+            back[node] = at if math.isnan(until) else until
+        rest = [self.times_s[-1] - at for at in back.values()]
+        if len(gaps) < MIN_GAPS:
+            return None
+        return fit_weibull_shape(np.array(gaps), np.array(rest))
+
+
+def read_log(path: str | Path) -> FailureLog:
+    """Failures that a CSV file holds.
+
+    Parameters
+    ----------
+    path
+        Columns ``node``, ``time``, ``kind`` in any order, optionally ``until``: when the node was back. Times are ISO
+        8601 or seconds, one of the two throughout, sorted.
+
+    Raises
+    ------
+    SpecError
+        Naming the row (the first below the header is row 1): a time that cannot be read or is before the one above, an
+        empty cell, a node that fails while it is down; a file that is missing, empty or too large.
+    """
+    where = f"--log {short(str(path), 200)}"
+    rows = _rows(Path(path), where)
+    nodes: list[str] = []
+    kinds: list[str] = []
+    times: list[float] = []
+    untils: list[float] = []
+    back: dict[str, float] = {}
+    clocks: set[str] = set()
+    for number, row in enumerate(rows, 1):
+        here = f"{where}: row {number}"
+        for column in ("node", "time", "kind"):
+            if not (row.get(column) or "").strip():
+                raise SpecError(f"{here}: {column} is empty; fill it in")
+        node = str(row["node"]).strip()
+        at = _seconds(str(row["time"]), f"{here}: time", clocks)
+        text = str(row.get("until") or "").strip()
+        until = _seconds(text, f"{here}: until", clocks) if text else math.nan
+        if times and at < times[-1]:
+            raise SpecError(f"{here}: time ({short(str(row['time']))}) is before the row above; sort the log by time")
+        if until < at:
+            raise SpecError(f"{here}: until ({short(text)}) is before time ({short(str(row['time']))}); swap them")
+        if at < back.get(node, -math.inf):
+            raise SpecError(f"{here}: {short(node)} fails while it is still down; its downtimes overlap, correct one")
+        back[node] = at if math.isnan(until) else until
+        nodes.append(node)
+        kinds.append(str(row["kind"]).strip()[:60])
+        times.append(at)
+        untils.append(until)
+    return FailureLog(tuple(nodes), np.array(times), np.array(untils), tuple(kinds))
+
+
+def _rows(path: Path, where: str) -> list[dict[str, str | None]]:
+    try:
+        if not path.is_file():
+            raise SpecError(f"{where}: no such file; check the path")
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecError(f"{where}: larger than {MAX_BYTES // 2**20} MiB; keep the failures alone")
+        text = path.read_text(encoding="utf-8-sig")
+    except SpecError:
+        raise
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{where}: byte {error.start} is not UTF-8; save it as UTF-8 text") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{where}: cannot be read ({short(str(error), 80)}); check the path") from None
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        header = [str(name).strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
+        missing = [name for name in _COLUMNS[:3] if name not in header]
+        if missing:
+            raise SpecError(f"{where}: has no column {missing[0]}; the header is node,time,kind and optionally until")
+        unknown = [name for name in header if name not in _COLUMNS]
+        if unknown or len(set(header)) < len(header):
+            odd = unknown[0] if unknown else "a column twice"
+            raise SpecError(f"{where}: has {short(odd) or 'a column without name'}; keep node, time, kind and until")
+        rows: list[dict[str, str | None]] = []
+        for row in reader:
+            if None in row or len(rows) >= MAX_EVENTS:
+                raise SpecError(f"{where}: row {len(rows) + 1} has more cells than the header; write one row a failure")
+            rows.append(row)
+    except csv.Error as error:
+        raise SpecError(f"{where}: is no CSV ({short(str(error), 80)}); write node,time,kind rows") from None
+    if not rows:
+        raise SpecError(f"{where}: holds no failure; a rate needs at least one, or give --mtbf")
+    return rows
+
+
+def _seconds(text: str, where: str, clocks: set[str]) -> float:
+    """A time in seconds; ``clocks`` remembers how the log writes times, which must not change."""
+    text = text.strip()
+    try:
+        found, clock = float(text), "seconds"
+    except ValueError:
+        try:
+            stamp = datetime.fromisoformat(text)
+        except ValueError:
+            raise SpecError(
+                f"{where} ({short(text)}) is no time; write ISO 8601, such as 2025-01-31T12:00:00, or seconds"
+            ) from None
+        clock = "dates without time zone" if stamp.tzinfo is None else "dates with time zone"
+        found = (stamp.replace(tzinfo=UTC) if stamp.tzinfo is None else stamp).timestamp()
+    if not math.isfinite(found):
+        raise SpecError(f"{where} ({short(text)}) is not finite; write a time")
+    clocks.add(clock)
+    if len(clocks) > 1:
+        raise SpecError(f"{where} ({short(text)}): the log mixes {' and '.join(sorted(clocks))}; write all alike")
+    return found

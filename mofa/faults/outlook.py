@@ -1,0 +1,234 @@
+"""What a long run of each candidate expects: interval, ETTR and ledger from the facts, for all candidates at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mofa.cost.checkpoint import CheckpointTimes
+from mofa.errors import SpecError
+from mofa.faults.clocks import Clock
+from mofa.faults.intervals import exact_s, least_interval_s
+from mofa.faults.ledger import expected_shares
+from mofa.faults.rates import job_mtbf_s, rate_from_components
+from mofa.faults.renewal import effective_restart_s, two_level_ettr
+from mofa.faults.simulate import Kind, Level, LongRun
+from mofa.faults.spares import waiting_share
+from mofa.specs.faults import CheckpointSpec, FaultSpec, ReliabilitySpec, RestartSpec
+
+FloatN = NDArray[np.float64]
+MAX_PATTERN = 1024
+"""Most fast checkpoints from one safe one to the next. [-]"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way back: the share of failures that take it, whether from the safe level, whether a node is replaced, and its
+    seconds per candidate. (n,)"""
+
+    share: float
+    safe: bool
+    takes_node: bool
+    seconds: FloatN
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Expectations of n candidates; arrays (n,) unless said. [s]
+
+    ``interval_s`` is the compute time between checkpoints, ``segments`` how many of them lie between two that storage
+    gets. ``fast`` and ``safe`` are what a checkpoint of either level takes until it can be restored; there is one level
+    where ``fast`` is None. ``restart_s`` stands for all kinds; ``parts`` are the ledger's.
+    """
+
+    mtbf_s: float
+    interval_s: FloatN
+    segments: FloatN
+    block_s: FloatN
+    fast_persist_s: FloatN | None
+    persist_s: FloatN
+    restart_s: FloatN
+    parts: dict[str, FloatN]
+    ways: tuple[Way, ...]
+    spares: int | None
+    repair_s: float
+
+    @property
+    def ettr(self) -> FloatN:
+        """Productive over wall-clock time. [-]"""
+        return self.parts["productive"]
+
+    def long_run(self, i: int, work_s: float, clock: Clock | None = None) -> LongRun:
+        """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
+        block, safe = float(self.block_s[i]), float(self.persist_s[i])
+        levels: tuple[Level, ...] = (Level(block, persist_s=safe),)
+        if self.fast_persist_s is not None:
+            levels = (
+                Level(block, persist_s=float(self.fast_persist_s[i])),
+                Level(block, every=int(self.segments[i]), persist_s=safe),
+            )
+        kinds = tuple(
+            Kind(w.share, float(w.seconds[i]), int(w.safe and len(levels) > 1), w.takes_node) for w in self.ways
+        )
+        interval = min(float(self.interval_s[i]), work_s)
+        waits = self.spares or None
+        return LongRun(work_s, interval, levels, kinds, clock or Clock(self.mtbf_s), waits, self.repair_s)
+
+
+def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> float:
+    """Failure rate of a node of a cluster: the profile's, per GPU. [1/(node day)]"""
+    fact = reliability.failures_per_node_day
+    if fact is None:
+        rate = rate_from_components([(part.num_per_node, part.mttf_s.value) for part in reliability.components])
+    else:
+        rate = fact.value
+    return rate * gpus_per_node / reliability.gpus_per_node
+
+
+def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Clock:
+    """When failures of a job strike, with the profile's shape and lemons."""
+    lemon, multiple = reliability.lemon_fraction, reliability.lemon_multiple
+    return Clock(
+        mtbf_s,
+        shape=1.0 if reliability.shape is None else reliability.shape.value,
+        num_nodes=num_nodes,
+        lemon_fraction=0.0 if lemon is None else lemon.value,
+        lemon_multiple=1.0 if multiple is None else multiple.value,
+    )
+
+
+def outlook(
+    faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: int, num_nodes: int, gpus_per_node: int,
+    *, spares: int | None = None, work_s: ArrayLike = np.inf,
+) -> Outlook:  # fmt: skip
+    """The expected course of a long run of each candidate.
+
+    Parameters
+    ----------
+    faults
+        Facts with reliability and restart.
+    times
+        Seconds of a checkpoint of each candidate. (n,)
+    step_s
+        One optimizer step; checkpoints fall between steps. (n,) [s]
+    num_ranks, num_nodes
+        Of the job, without spares. [-]
+    gpus_per_node
+        GPUs of a node. [-]
+    spares
+        Nodes that stand by, which a failed node comes back to; 0 or None leaves replacements to the scheduler, which
+        has others. [nodes]
+    work_s
+        Productive time of the run, which bounds the interval. (n,) [s]
+
+    Raises
+    ------
+    SpecError
+        If the profile lacks reliability or restart times, or asks for an interval that the run or the storage can't
+        have.
+
+    Notes
+    -----
+    A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
+    beyond the fast one, and lies ``segments`` fast ones apart.
+    """
+    reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
+    if reliability is None or restart is None:
+        raise SpecError(f"{faults.name}: has no {'reliability' if reliability is None else 'restart'}; add the section")
+    step = np.atleast_1d(np.asarray(step_s, dtype=np.float64))
+    zero = np.zeros_like(step)
+    work = np.asarray(work_s, dtype=np.float64) + zero
+    mtbf = float(job_mtbf_s(failures_per_node_day(reliability, gpus_per_node), num_nodes))
+    ways = _ways_back(reliability, restart, spec, times, num_ranks, spares, mtbf * num_nodes, zero)
+    shares = np.array([w.share for w in ways])
+    seconds = np.stack([w.seconds for w in ways], axis=-1)
+    once = effective_restart_s(seconds, shares, zero + mtbf)
+    waiting = 0.0
+    if spares:
+        gone = sum(w.share for w in ways if w.takes_node)
+        waiting = float(waiting_share(gone / mtbf, restart.repair_s.value, spares))
+    blocks = spec.mode == "blocking"
+    block = zero + (times.blocking_s if blocks else times.copy_s)
+    persist = zero if blocks else zero + times.write_s
+    fast = None
+    if spec.mode in ("memory", "peer"):
+        fast = zero + (times.peer_s if spec.mode == "peer" else 0.0)
+    bound = least_interval_s(persist if fast is None else fast, 1.0, block, 1.0 if fast is not None else spec.in_flight)
+    interval = _whole_steps(faults, exact_s(block, zero + mtbf), zero if blocks else bound, step, work)
+    parts = expected_shares(interval, block, mtbf, once, persist, waiting)
+    segments = np.ones_like(step)
+    if fast is not None:
+        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
+        near = _grouped(ways, shares, seconds, zero + mtbf, safe=False)
+        far = _grouped(ways, shares, seconds, zero + mtbf, safe=True)
+        p = float(np.clip(sum(w.share for w in ways if not w.safe), 0.0, 1.0))
+        found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), p, (fast, persist))
+        productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
+        rest = parts["productive"] + parts["lost"] - productive
+        parts = {**parts, "productive": productive, "lost": np.maximum(rest, 0.0)}
+    return Outlook(
+        mtbf, interval, segments, block, fast, persist, once, parts, ways, spares, restart.repair_s.value
+    )  # fmt: skip
+
+
+def _ways_back(
+    reliability: ReliabilitySpec, restart: RestartSpec, spec: CheckpointSpec, times: CheckpointTimes, num_ranks: int,
+    spares: int | None, node_mtbf_s: float, zero: FloatN,
+) -> tuple[Way, ...]:  # fmt: skip
+    """Each kind's restart: detection, isolation, its path, setting up, loading, warming up.
+
+    With peers, a node's states are gone where one of its peers fails while it is being replaced; nodes are taken to
+    fail independently.
+    """
+    common = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks + restart.warm_up_s.value
+    path = {
+        "process": restart.process_s.value,
+        "network": restart.reroute_s.value,
+        "node": restart.hot_spare_s.value if spares else restart.reschedule_s.value,
+    }
+    host = spec.mode in ("memory", "peer")
+    total = sum(kind.share.value for kind in reliability.kinds)
+    ways = []
+    for kind in reliability.kinds:
+        share, node = kind.share.value / total, kind.path == "node"
+        before = kind.detect_s.value + kind.isolate_s.value + path[kind.path] + common
+        if host and not node:
+            ways.append(Way(share, False, node, zero + before + times.copy_s))
+        elif node and spec.mode == "peer":
+            second = float(-np.expm1(-(spec.copies - 1) * before / node_mtbf_s))
+            ways.append(Way(share * (1 - second), False, node, zero + before + times.copy_s + times.peer_s))
+            ways.append(Way(share * second, True, node, zero + before + times.load_s))
+        else:
+            ways.append(Way(share, host, node, zero + before + times.load_s))
+    return tuple(ways)
+
+
+def _grouped(ways: tuple[Way, ...], shares: FloatN, seconds: FloatN, mtbf: FloatN, *, safe: bool) -> FloatN:
+    """One restart time for the ways back from one level; 0 where there are none."""
+    mine = np.array([w.safe == safe for w in ways])
+    if shares[mine].sum() <= 0:
+        return np.zeros_like(mtbf)
+    return effective_restart_s(seconds[:, mine], shares[mine] / shares[mine].sum(), mtbf)
+
+
+def _whole_steps(faults: FaultSpec, best: FloatN, bound: FloatN, step: FloatN, work: FloatN) -> FloatN:
+    """The best interval, or the one asked for, in whole steps within what storage and the run allow. [s]"""
+    asked = faults.checkpoint.interval_s
+    if asked is not None:
+        if np.all(asked > work):
+            raise SpecError(
+                f"{faults.name}: checkpoint.interval_s ({asked:g} s) is longer than the run "
+                f"({float(work.max()):.6g} s); shorten it"
+            )
+        if np.all(asked < bound):
+            raise SpecError(
+                f"{faults.name}: checkpoint.interval_s ({asked:g} s) is shorter than a checkpoint takes to be kept "
+                f"({float(bound.min()):.4g} s); lengthen it, or give faster storage"
+            )
+    wanted = best if asked is None else np.full_like(step, asked)
+    least = np.maximum(np.ceil(bound / step - 1e-9), 1.0) * step
+    with np.errstate(invalid="ignore"):
+        whole = np.maximum(np.round(np.minimum(wanted, work) / step), 1.0) * step
+    return np.where(np.isinf(wanted) & np.isinf(work), np.inf, np.maximum(whole, least))

@@ -1,0 +1,86 @@
+"""Logs of failures: what they say, and what is refused with its row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mofa.errors import SpecError
+from mofa.faults.events import read_log
+
+GOOD = "node,time,kind,until\nn1,2025-01-01T00:00:00,gpu,2025-01-01T12:00:00\nn2,2025-01-03T00:00:00,nic,\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "log.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path, GOOD))
+    found = log.rate(num_nodes=4, days=10)
+    assert found.node_days == pytest.approx(39.5)  # half a day down
+    assert found.rate_per_node_day == pytest.approx(2 / 39.5)
+    assert log.shares() == {"gpu": 0.5, "nic": 0.5}
+    unwatched = log.rate(num_nodes=4)  # the first failure begins the record
+    assert unwatched.failures == 1
+    assert unwatched.node_days == pytest.approx(7.5)
+    assert log.shape() is None
+
+
+def test_seconds_and_columns_in_any_order(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path, "kind,node,time\nprocess,a,0\nnode,b,86400\n"))
+    assert log.times_s.tolist() == [0.0, 86400.0]
+    assert np.isnan(log.until_s).all()
+
+
+def test_a_shape_is_found_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    rows = []
+    for node in range(200):
+        at = np.cumsum(rng.weibull(0.7, 40) * 1e5)
+        rows += [(float(t), f"n{node}") for t in at[at < 1.5e6]]
+    text = "node,time,kind\n" + "".join(f"{n},{t},gpu\n" for t, n in sorted(rows))
+    assert read_log(write(tmp_path, text)).shape() == pytest.approx(0.7, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("node,time,kind\n", "holds no failure"),
+        ("", "has no column node"),
+        ("node,when,kind\na,1,gpu\n", "has no column time"),
+        ("node,time,kind,colour\na,1,gpu,red\n", "has colour"),
+        ("node,time,kind\na,yesterday,gpu\n", r"row 1: time \(yesterday\) is no time"),
+        ("node,time,kind\na,nan,gpu\n", "row 1: time .*not finite"),
+        ("node,time,kind\na,2,gpu\nb,1,gpu\n", "row 2: time .*before the row above"),
+        ("node,time,kind\na,1,gpu\nb,2025-01-01,gpu\n", "mixes"),
+        ("node,time,kind,until\na,1,gpu,9\na,5,gpu,10\n", "row 2: a fails while it is still down"),
+        ("node,time,kind,until\na,5,gpu,1\n", "row 1: until"),
+        ("node,time,kind\n,1,gpu\n", "row 1: node is empty"),
+        ("node,time,kind\na,1\n", "row 1: kind is empty"),
+        ("node,time,kind\na,1,gpu,x,y\n", "row 1 has more cells"),
+        ("node,time,kind\na,2025-01-01T00:00:00,gpu\nb,2025-01-02T00:00:00Z,gpu\n", "mixes"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read_log(write(tmp_path, text))
+
+
+def test_what_a_log_cannot_say_is_refused(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path, GOOD))
+    with pytest.raises(SpecError, match=r"fewer than the 2"):
+        log.rate(1, 10)
+    with pytest.raises(SpecError, match=r"shorter than the log's 2 days"):
+        log.rate(4, 1)
+    with pytest.raises(SpecError, match="at one time"):
+        read_log(write(tmp_path, "node,time,kind\na,1,gpu\n")).rate(4)
+    with pytest.raises(SpecError, match="no such file"):
+        read_log(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"node,time,kind\n\xff,1,gpu\n")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        read_log(tmp_path / "bytes.csv")

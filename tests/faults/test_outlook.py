@@ -1,0 +1,134 @@
+"""From facts to expectations, against the simulation of the same facts, and their invariants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mofa.cost.checkpoint import CheckpointTimes, checkpoint_times
+from mofa.errors import SpecError
+from mofa.faults.ledger import PARTS, Ledger
+from mofa.faults.outlook import failures_per_node_day, job_clock, outlook
+from mofa.faults.renewal import ettr
+from mofa.faults.simulate import simulate
+from mofa.specs.faults import CHECKPOINT_MODES, FaultSpec
+from mofa.specs.load import load_cluster, load_faults
+
+CLUSTER = load_cluster("h100-hgx", 16384)
+
+
+def facts(mode: str = "blocking", **changes: Any) -> FaultSpec:
+    return load_faults("llama3", {"checkpoint.mode": mode, "storage.write_bytes_per_s": "100 GB/s", **changes})
+
+
+def times_of(spec: FaultSpec, per_rank: Any = 0.35e9) -> CheckpointTimes:
+    assert spec.storage is not None
+    return checkpoint_times(np.atleast_1d(np.asarray(per_rank, float)), 5.7e12, CLUSTER, spec.storage, spec.checkpoint)
+
+
+@pytest.mark.parametrize("mode", CHECKPOINT_MODES)
+@pytest.mark.parametrize("spares", [None, 40])
+def test_expectations_are_what_the_simulation_finds(mode: str, spares: int | None) -> None:
+    spec = facts(mode)
+    found = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, spares=spares)
+    run = found.long_run(0, 120 * 86400.0)
+    played = simulate(run, 300, seed=1)
+    one_level = mode in ("blocking", "async")
+    slack = 4 * played.standard_error + (2e-4 if one_level else 2e-3)
+    assert played.ettr == pytest.approx(float(found.ettr[0]), abs=slack)
+    ledger = played.ledger()
+    for part in PARTS:
+        assert getattr(ledger, part) == pytest.approx(float(found.parts[part][0]), abs=4e-3)
+
+
+@pytest.mark.parametrize("mode", CHECKPOINT_MODES)
+def test_a_table_is_its_rows(mode: str) -> None:
+    spec, per_rank, step = facts(mode), np.array([0.2e9, 0.35e9, 2e9]), np.array([5.0, 20.0, 31.0])
+    together = outlook(spec, times_of(spec, per_rank), step, 16384, 2048, 8, spares=10)
+    for i in range(3):
+        alone = outlook(spec, times_of(spec, per_rank[i]), step[i], 16384, 2048, 8, spares=10)
+        assert alone.ettr[0] == pytest.approx(float(together.ettr[i]), rel=1e-12)
+        assert alone.interval_s[0] == together.interval_s[i]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(CHECKPOINT_MODES), per_rank=st.floats(1e6, 5e10), step=st.floats(0.1, 100.0),
+    nodes=st.integers(1, 16384), spares=st.none() | st.integers(0, 100), rate=st.floats(0.0, 0.05),
+)  # fmt: skip
+def test_the_ledger_closes_whatever_the_facts(
+    mode: str, per_rank: float, step: float, nodes: int, spares: int | None, rate: float
+) -> None:
+    spec = facts(mode, **{"reliability.failures_per_node_day": rate})
+    found = outlook(spec, times_of(spec, per_rank), step, 8 * nodes, nodes, 8, spares=spares, work_s=1e7)
+    ledger = Ledger(**{name: float(found.parts[name][0]) for name in PARTS})
+    assert 0 <= ledger.productive <= 1
+    steps = float(found.interval_s[0]) / step
+    assert steps == pytest.approx(round(steps)) and steps >= 1
+    if rate == 0:
+        assert ledger.lost == pytest.approx(0, abs=1e-12)
+        assert ledger.restart == ledger.waiting == 0
+    more = outlook(spec, times_of(spec, per_rank), step, 8 * nodes + 8, nodes + 1, 8, spares=spares, work_s=1e7)
+    if mode == "blocking":
+        assert more.ettr[0] <= found.ettr[0] * (1 + 1e-3)  # intervals are whole steps
+
+
+def test_better_machinery_never_loses() -> None:
+    modes = {mode: float(outlook(facts(mode), times_of(facts(mode)), 20.0, 16384, 2048, 8).ettr[0])
+             for mode in CHECKPOINT_MODES}  # fmt: skip
+    assert modes["blocking"] < modes["async"] < modes["memory"] < modes["peer"]
+
+
+def test_no_failures_and_nothing_to_save() -> None:
+    spec = facts(**{"reliability.failures_per_node_day": 0.0})
+    still = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, work_s=1e7)
+    block = float(still.block_s[0])
+    assert float(still.interval_s[0]) == pytest.approx(1e7, rel=1e-5)  # one checkpoint, at the end
+    assert float(still.ettr[0]) == pytest.approx(1e7 / (1e7 + block), rel=1e-5)
+    endless = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8)
+    assert float(endless.ettr[0]) == 1.0
+    empty = outlook(facts(), times_of(facts(), 0.0), 20.0, 8, 1, 8)
+    assert 0.9 < float(empty.ettr[0]) <= 1.0
+
+
+def test_rate_follows_the_gpus_of_a_node() -> None:
+    reliability = load_faults("delta").reliability
+    assert reliability is not None
+    assert failures_per_node_day(reliability, 8) == pytest.approx(2 * 8.31e-2)
+    assert job_clock(reliability, 1e4, 76).num_nodes == 76
+
+
+def test_intervals_that_cannot_be_are_refused() -> None:
+    spec = facts("async", **{"checkpoint.interval_s": "1 d"})
+    with pytest.raises(SpecError, match="longer than the run"):
+        outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, work_s=3600.0)
+    spec = facts("async", **{"checkpoint.interval_s": "20 s"})
+    with pytest.raises(SpecError, match="shorter than a checkpoint takes"):
+        outlook(spec, times_of(spec), 20.0, 16384, 2048, 8)
+    kept = facts("async", **{"checkpoint.interval_s": "10 min"})
+    assert float(outlook(kept, times_of(kept), 20.0, 16384, 2048, 8).interval_s[0]) == 600.0
+    with pytest.raises(SpecError, match="has no restart"):
+        outlook(spec.model_copy(update={"restart": None}), times_of(spec), 20.0, 16384, 2048, 8)
+
+
+def test_asynchronous_checkpoints_wait_for_storage() -> None:
+    spec = facts("async", **{"storage.write_bytes_per_s": "5 GB/s"})
+    times = times_of(spec)
+    found = outlook(spec, times, 20.0, 16384, 2048, 8)
+    assert float(found.interval_s[0]) >= float(times.write_s[0]) - float(times.copy_s[0])
+    several = facts("async", **{"storage.write_bytes_per_s": "5 GB/s", "checkpoint.in_flight": 4})
+    assert outlook(several, times_of(several), 20.0, 16384, 2048, 8).interval_s[0] < found.interval_s[0]
+
+
+def test_one_kind_in_one_place_is_the_closed_form() -> None:
+    spec = load_faults("rsc-1", {"checkpoint.interval_s": "30 min", "restart.reschedule_s": "2 min"})
+    spec = spec.model_copy(update={"storage": facts().storage})
+    times = times_of(spec)
+    found = outlook(spec, times, 1.0, 16384, 2048, 8)
+    restart = 150 + 120 + 1.33e-3 * 16384 + 30 + float(times.load_s[0])
+    expected = ettr(1800.0, float(times.blocking_s[0]), 86400 / (2048 * 6.5e-3), restart)
+    assert float(found.ettr[0]) == pytest.approx(float(expected), rel=1e-9)
