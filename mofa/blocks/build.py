@@ -68,19 +68,25 @@ def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed
     return p.residual(b, ctx, x, y, "mid")
 
 
-def block(ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
-    """One transformer layer, forward and backward."""
+def block(
+    ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE, forward: Tape | None = None
+) -> BlockTapes:
+    """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
+    forward = forward or block_forward(ctx, p, kind)
+    params = rank_params(ctx, kind.moe)
+    return BlockTapes(kind.name, forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, *params))
+
+
+def block_forward(ctx: Context, p: Primitives, kind: BlockKind) -> Tape:
+    """The forward pass of one transformer layer, the same whatever is recomputed."""
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard * hidden * ctx.residual)
-    params = rank_params(ctx, kind.moe)
-    p.wrap_block(b, ctx, kind.name, *params)
+    p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     mid = attention_half(b, ctx, p, x, kind.windowed)
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
-    out = p.residual(b, ctx, mid, y, "out")
-    forward = b.tape((x,), (out,))
-    return BlockTapes(kind.name, forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, *params))
+    return b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
 
 
 def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:

@@ -8,6 +8,7 @@ bools, and what its formulas need beyond operators is here: the floats' answer f
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,3 +80,42 @@ def anywhere(x: BoolK | FloatK) -> bool:
     (False, True)
     """
     return bool(x) if isinstance(x, bool | int | float) else bool(x.any())
+
+
+def everywhere(x: BoolK) -> bool:
+    """Whether all entries are true.
+
+    Examples
+    --------
+    >>> everywhere(True), everywhere(np.array([False, True]))
+    (True, False)
+    """
+    return x if isinstance(x, bool) else bool(x.all())
+
+
+def stacked(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
+    """Numbers or arrays as the rows of one array. (len(values), num_k)
+
+    Examples
+    --------
+    >>> stacked([1.0, np.array([2.0, 3.0])], 2)
+    array([[1., 1.],
+           [2., 3.]])
+    """
+    if num_k == 1:
+        return np.array([v if isinstance(v, float | int) else v.item() for v in values], dtype=float)[:, None]
+    out = np.empty((len(values), num_k))
+    for row, value in zip(out, values, strict=True):
+        row[:] = value
+    return out
+
+
+def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
+    """A number or an array as an array, for what is not of one candidate alone. (num_k,)
+
+    Examples
+    --------
+    >>> per_combination(1.0, 2)
+    array([1., 1.])
+    """
+    return np.full(num_k, x) if isinstance(x, float | int) else np.asarray(np.broadcast_to(x, (num_k,)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks import build
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
+from mofa.blocks.backward import NO_RECOMPUTE
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, where
+from mofa.blocks.elementwise import per_combination, stacked, where
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
-from mofa.blocks.op import Format
+from mofa.blocks.op import Format, Op
 from mofa.cost.collectives import token_spread
-from mofa.cost.durations import Machine, tape_flops
+from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.liveness import BlockMemory, block_memory
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.scan import PhaseTime, scan
@@ -153,72 +153,90 @@ def block_costs(
     first, index = unique_rows(columns)
     unique = table.take(first)
     ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
-    spread = None
-    moe = workload.model.moe
-    if moe is not None:
+    spread, moe = None, workload.model.moe
+    if moe is not None and framework.dispatcher == "deepep":
         spread = token_spread(
             groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
             top_groups=moe.groups_per_token,
         )  # fmt: skip
-    machine = Machine(cluster, groups, framework, len(first), spread)
-    p = primitives_of(framework)
-    kinds = build.block_kinds(workload.model)
-    tapes: dict[str, BlockTapes] = {}
-
-    def cost(make: Callable[[], BlockTapes], label: str) -> BlockCost:
-        block = make()
-        if drop:
-            block = BlockTapes(block.name, block.forward.without(drop), block.backward.without(drop))
-        tapes[label] = block
-        forward, backward = scan(block.forward, machine), scan(block.backward, machine)
-        return BlockCost(
-            forward, backward, block_memory(block, len(first)), tape_flops(block.forward, len(first)),
-            tape_flops(block.backward, len(first)), cached_bytes(block, len(first)),
-        )  # fmt: skip
-
-    def layer(kind: BlockKind, spec: RecomputeSpec) -> BlockCost:
-        recompute: Recompute = NO_RECOMPUTE
-        if spec.kind != "none":
-            forward = build.block(ctx, p, kind).forward if spec.kind == "ops" else None
-            recompute = recompute_of(framework, spec, forward, workload.model)
-        return cost(lambda: build.block(ctx, p, kind, recompute), f"{kind.name} recompute={spec}")
-
-    used = {table.recompute_modes[i] for i in np.unique(table.recompute)}
-    wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())
-    if used == {FULL} and np.all(table.recompute_layers == -1):  # no layer is left to another mode
-        wanted = {FULL}
-    blocks = {spec: tuple(layer(kind, spec) for kind in kinds) for spec in sorted(wanted, key=str)}
+    num_k, kinds = len(first), build.block_kinds(workload.model)
+    modes = wanted_modes(table)
+    tapes, forward_ops = _all_tapes(ctx, framework, kinds, modes)
+    if drop:
+        tapes = {
+            name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
+        }
+    machine = Machine(cluster, groups, framework, num_k, spread)
+    costed = _costed(tapes, machine)
+    blocks = {spec: tuple(costed[_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
-        entry = cost(lambda: build.mtp_entry(ctx, p), "mtp")
-        mtp = {spec: entry.then(blocks[spec][last]) for spec in blocks}
-    some = str(next(iter(blocks)))
-    ops = [op for kind in kinds for op in tapes[f"{kind.name} recompute={some}"].forward.ops]
-    body, with_head = persistent_buffers(framework, ctx, ops)
+        mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
+    body, with_head = persistent_buffers(framework, ctx, forward_ops)
     return Costs(
-        ctx, groups, index, blocks, cost(lambda: build.embedding(ctx, p), "embedding"),
-        cost(lambda: build.head(ctx, p), "head"), mtp, per_combination(body, len(first)),
-        per_combination(with_head, len(first)),
-        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, len(first)), tapes, machine,
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
+        per_combination(with_head, num_k),
+        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine,
     )  # fmt: skip
 
 
-def per_combination(x: FloatK, num_k: int) -> ArrayK:
-    """A number or an array of the tapes as an array. (K,)"""
-    return np.full(num_k, x) if isinstance(x, float) else np.asarray(np.broadcast_to(x, (num_k,)))
+def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
+    """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
+    used = {table.recompute_modes[i] for i in np.unique(table.recompute)}
+    if used == {FULL} and np.all(table.recompute_layers == -1):  # no layer is left to another mode
+        return (FULL,)
+    wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())
+    return tuple(sorted(wanted, key=str))
+
+
+def _label(kind: BlockKind, spec: RecomputeSpec) -> str:
+    return f"{kind.name} recompute={spec}"
+
+
+def _all_tapes(
+    ctx: Context, framework: FrameworkSpec, kinds: tuple[BlockKind, ...], modes: tuple[RecomputeSpec, ...]
+) -> tuple[dict[str, BlockTapes], list[Op]]:
+    """Every block by its label, and the forward ops of the layers, which are the same in all modes."""
+    p, model = primitives_of(framework), ctx.model
+    tapes: dict[str, BlockTapes] = {}
+    ops: list[Op] = []
+    for kind in kinds:
+        forward = build.block_forward(ctx, p, kind)
+        ops += forward.ops
+        for spec in modes:
+            recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
+            tapes[_label(kind, spec)] = build.block(ctx, p, kind, recompute, forward)
+    if model.num_mtp_layers:
+        tapes["mtp"] = build.mtp_entry(ctx, p)
+    return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops
+
+
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine) -> dict[str, BlockCost]:
+    """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once."""
+    num_k = machine.num_k
+    timed = time_works((op for b in tapes.values() for tape in (b.forward, b.backward) for op in tape.ops), machine)
+    forwards: dict[int, tuple[PhaseTime, ArrayK]] = {}
+    out = {}
+    for name, block in tapes.items():
+        forward = forwards.get(id(block.forward))
+        if forward is None:
+            forward = scan(block.forward, machine, timed=timed), tape_flops(block.forward, num_k)
+            forwards[id(block.forward)] = forward
+        out[name] = BlockCost(
+            forward[0], scan(block.backward, machine, timed=timed), block_memory(block, num_k), forward[1],
+            tape_flops(block.backward, num_k), cached_bytes(block, num_k),
+        )  # fmt: skip
+    return out
 
 
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
-    read = {name for op in block.backward.ops for name in op.reads}
-    total = np.zeros(num_k)
-    for op in block.forward.ops:
-        for name in op.writes:
-            # experts are cast outright, not by autocast
-            if op.name.endswith(".weight_cast") and name not in read and not op.name.startswith("experts."):
-                total = total + block.forward.tensors[name].bytes
-    return total
+    # experts are cast outright, not by autocast
+    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")]
+    read = {name for op in block.backward.ops for name in op.reads} if casts else set()
+    copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
+    return np.asarray(stacked(copies, num_k).sum(axis=0))
 
 
 def base_mode(spec: RecomputeSpec) -> RecomputeSpec:

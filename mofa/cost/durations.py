@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
-from mofa.cost.collectives import TokenSpread, collective_s
+from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
 from mofa.specs.curves import PoweredCurve
@@ -32,86 +34,144 @@ class Machine:
     spread: TokenSpread | None = None
     """Where copies of a token go, for dispatchers that send a token once to each place."""
 
-    def shares_world(self, group: str) -> NDArray[np.bool_]:
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The network as collectives see it."""
+        return Fabric.of(self.cluster)
+
+    def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
         spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
         if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
-            return np.zeros(self.num_k, dtype=bool)
-        return np.broadcast_to(self.groups[group].size == self.groups["world"].size, (self.num_k,))
+            return False
+        same = np.broadcast_to(self.groups[group].size == self.groups["world"].size, (self.num_k,))
+        return bool(same[0]) if self.num_k == 1 else same
 
 
-def _stack(values: list[object], num_k: int) -> ArrayK:
-    out = np.empty((len(values), num_k))
-    for row, value in zip(out, values, strict=True):
-        row[:] = value  # type: ignore[call-overload]
-    return out
+def _rows(array: ArrayK) -> list[FloatK]:
+    """The rows of an array, plain numbers where they have one entry."""
+    return array[:, 0].tolist() if array.shape[1] == 1 else list(array)
+
+
+Timed = Mapping[Hashable, FloatK]
+"""Seconds of each distinct work, by :func:`_work_key`; the ops that it was made of must live as long."""
+
+
+def _work_key(op: Op) -> Hashable:
+    """The same for ops that take the same time: recomputed copies, the tapes of other recomputation modes."""
+    if isinstance(op.work, Stream):
+        return id(op.work), op.launches if isinstance(op.launches, int | float) else id(op.launches), op.compiled
+    return id(op.work)
+
+
+def _work_kind(op: Op) -> Hashable:
+    """Ops of one kind are timed by one call: what the call takes that is not an array."""
+    w = op.work
+    if isinstance(w, Gemm):
+        return Gemm, w.format
+    if isinstance(w, Grouped):
+        return Grouped, w.format, w.wgrad, w.sequential
+    if isinstance(w, Attention):
+        return Attention, w.backward, w.d_qk, w.d_v, w.backend
+    if isinstance(w, Collective):
+        return Collective, w.kind, w.group
+    return Stream
+
+
+def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
+    """Device time of every distinct work of ops, before the power limit of :func:`device_seconds`. [s]
+
+    All works of a kind are timed by one call, so that an estimate of one candidate makes few.
+    """
+    timed: dict[Hashable, FloatK] = {}
+    kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
+    for op in ops:
+        if op.work is not None and not isinstance(op.work, HostSync):
+            kinds[_work_kind(op)].setdefault(_work_key(op), op)
+    for kind, found in kinds.items():
+        timed.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
+    return timed
+
+
+def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
+    """Device time of ops of one kind. (len(ops), K) [s]"""
+    gpu, num_k = machine.cluster.gpu, machine.num_k
+
+    def column(name: str) -> ArrayK:
+        return stacked([getattr(op.work, name) for op in ops], num_k)
+
+    if kind is Stream:
+        return _stream_seconds(ops, machine)
+    if kind[0] is Gemm:
+        return gemm_s(column("m"), column("n"), column("k"), gpu, kind[1], column("count"))
+    if kind[0] is Grouped:
+        return grouped_gemm_s(
+            column("rows"), column("groups"), column("n"), column("k"), gpu, kind[1], wgrad=kind[2], sequential=kind[3]
+        )
+    if kind[0] is Collective:
+        time = collective_time(
+            kind[1], column("payload"), machine.groups[kind[2]], machine.fabric, imbalance=column("imbalance"),
+            spread=machine.spread,
+        )  # fmt: skip
+        return time.total_s
+    return attention_s(
+        column("batch"), column("heads"), column("groups"), column("q_len"), column("pairs"), kind[2], kind[3],
+        gpu, backward=kind[1], backend=kind[4],
+    )  # fmt: skip
+
+
+def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = None) -> list[FloatK]:
+    """Device time of each op of a tape, 0 where it is not present. (K,) each [s]
+
+    ``timed`` has the works of several tapes that were timed together.
+    """
+    if timed is None:
+        timed = time_works(ops, machine)
+    out: list[FloatK] = [0.0] * len(ops)
+    for i, op in enumerate(ops):
+        if op.work is not None and not isinstance(op.work, HostSync):
+            out[i] = where(op.present, timed[_work_key(op)], 0.0)
+    return _throttled(out, ops, machine)
 
 
 def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """Device time of each op, 0 where it is not present. (len(ops), K) [s]"""
-    gpu, num_k = machine.cluster.gpu, machine.num_k
-    out = np.zeros((len(ops), num_k))
-    kinds: dict[Any, list[int]] = defaultdict(list)
-    for i, op in enumerate(ops):
-        w = op.work
-        if isinstance(w, Gemm):
-            kinds["gemm", w.format].append(i)
-        elif isinstance(w, Grouped):
-            kinds["grouped", w.format, w.wgrad, w.sequential].append(i)
-        elif isinstance(w, Attention):
-            kinds["attention", w.backward, w.d_qk, w.d_v, w.backend].append(i)
-        elif isinstance(w, Stream):
-            kinds["stream"].append(i)
-        elif isinstance(w, Collective):
-            out[i] = collective_s(
-                w.kind, w.payload, machine.groups[w.group], machine.cluster, imbalance=w.imbalance,
-                spread=machine.spread,
-            )  # fmt: skip
-    for key, rows in kinds.items():
-        works = [ops[i].work for i in rows]
-
-        def column(name: str, works: list[object] = works) -> ArrayK:  # type: ignore[assignment]
-            return _stack([getattr(w, name) for w in works], num_k)
-
-        if key == "stream":
-            out[rows] = _stream_seconds([ops[i] for i in rows], machine)
-            continue
-        assert isinstance(key, tuple)
-        if key[0] == "gemm":
-            out[rows] = gemm_s(column("m"), column("n"), column("k"), gpu, key[1], column("count"))
-        elif key[0] == "grouped":
-            out[rows] = grouped_gemm_s(
-                column("rows"), column("groups"), column("n"), column("k"), gpu, key[1], wgrad=key[2], sequential=key[3]
-            )
-        else:
-            out[rows] = attention_s(
-                column("batch"), column("heads"), column("groups"), column("q_len"), column("pairs"), key[2], key[3],
-                gpu, backward=key[1], backend=key[4],
-            )  # fmt: skip
-    for i, op in enumerate(ops):
-        if op.present is not True:
-            out[i] = np.where(op.present, out[i], 0.0)
-    _throttle(out, ops, kinds, machine)
-    return out
+    """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
+    return stacked(device_seconds(ops, machine), machine.num_k)
 
 
-def _throttle(out: ArrayK, ops: tuple[Op, ...], kinds: dict[Any, list[int]], machine: Machine) -> None:
-    """The clock that the power limit leaves depends on the share of products and attention: in place.
+def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    """Seconds of a tape at the clock that the power limit leaves, which depends on the share of products and attention.
 
     Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
     """
-    curves = machine.cluster.gpu.curves
-    powered = [(key, rows) for key, rows in kinds.items() if key != "stream"]
-    work = sum((out[rows].sum(axis=0) for _, rows in powered), np.zeros(machine.num_k))
-    whole = out[[i for i, op in enumerate(ops) if op.stream == "compute"]].sum(axis=0)
-    share = work / np.maximum(whole, 1e-12)
-    for key, rows in powered:
-        if key[0] == "attention":
-            curve: PoweredCurve = curves.attention_near((key[4], "bwd" if key[1] else "fwd", key[2], key[3]))[1]
-        else:
-            curve = curves.grouped_gemm[key[1]] if key[0] == "grouped" and not key[3] else curves.gemm[key[1]]
+    work: FloatK = 0.0
+    whole: FloatK = 0.0
+    kinds: dict[Any, list[int]] = defaultdict(list)
+    for i, op in enumerate(ops):
+        if isinstance(op.work, Gemm | Grouped | Attention):
+            kinds[_work_kind(op)].append(i)
+            work = work + seconds[i]
+        if op.stream == "compute":
+            whole = whole + seconds[i]
+    share = np.minimum(work / np.maximum(whole, 1e-12), 1.0)
+    for kind, rows in kinds.items():
+        curve = _powered_curve(kind, machine)
         if curve.sustained != curve.alone:
-            out[rows] *= curve.sustained / curve.kept(np.minimum(share, 1.0))
+            factor = curve.sustained / curve.kept(share)
+            slower = factor.item() if factor.ndim == 0 else factor
+            for i in rows:
+                seconds[i] = seconds[i] * slower
+    return seconds
+
+
+def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
+    """The curve of a kind of kernels that the power limit slows down."""
+    curves = machine.cluster.gpu.curves
+    if kind[0] is Attention:
+        return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", kind[2], kind[3]))[1]
+    if kind[0] is Grouped and not kind[3]:
+        return curves.grouped_gemm[kind[1]]
+    return curves.gemm[kind[1]]
 
 
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
@@ -122,8 +182,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
     like = [curves.stream_like(w.like, op.compiled).form for w, op in zip(works, ops, strict=True)]
-    moved = _stack([w.bytes for w in works], num_k)
-    launches = np.maximum(_stack([op.launches for op in ops], num_k), 1.0)
+    moved = stacked([w.bytes for w in works], num_k)
+    launches = np.maximum(stacked([op.launches for op in ops], num_k), 1.0)
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
     for i, (work, form) in enumerate(zip(works, like, strict=True)):
@@ -136,7 +196,12 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
 
 
 def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """Host time to issue each op. (len(ops), K) [s]
+    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
+    return stacked(host_seconds(ops, machine), machine.num_k)
+
+
+def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    """Host time to issue each op. (K,) each [s]
 
     Eager: a small op's issue for each launch, a product's for its first; in the backward pass what autograd's engine
     adds for each op. Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed
@@ -144,25 +209,21 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
-    out = np.zeros((len(ops), machine.num_k))
+    out: list[FloatK] = [0.0] * len(ops)
     inside = False
     for i, op in enumerate(ops):
-        same = isinstance(op.launches, int | float)  # of all candidates: no array to look through
-        if isinstance(op.work, HostSync) or not (op.launches if same else np.any(op.launches)):
+        if isinstance(op.work, HostSync) or not anywhere(op.launches):
             continue
         if op.compiled:
             call_s = 0.0 if inside else host.compiled_call_s.value
-            each: ArrayK | float = op.launches * host.compiled_op_s.value + call_s
+            each = op.launches * host.compiled_op_s.value + call_s
         else:
             first = product - small if isinstance(op.work, (Gemm, Grouped, Attention)) else 0.0
             if op.name.endswith(AUTOGRAD):
                 first = first + engine
-            kernel = small if op.dtensor is False else np.where(op.dtensor, host.dtensor_op_s.value, small)
-            each = op.launches * kernel + first
+            each = op.launches * where(op.dtensor, host.dtensor_op_s.value, small) + first
         inside = op.compiled
-        if not same:
-            each = np.where(np.asarray(op.launches) > 0, each, 0.0)
-        out[i] = each if op.present is True else np.where(op.present, each, 0.0)
+        out[i] = where(op.present, where(op.launches > 0, each, 0.0), 0.0)
     return out
 
 
@@ -172,8 +233,8 @@ AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright")
 
 def tape_flops(tape: Tape, num_k: int) -> ArrayK:
     """Matrix and attention FLOPs of a tape on one rank. (K,) [FLOP]"""
-    total = np.zeros(num_k)
+    total: FloatK = 0.0
     for op in tape.ops:
         if isinstance(op.work, (Gemm, Grouped, Attention)):
-            total = total + np.where(op.present, op.work.flops, 0.0)
-    return total
+            total = total + where(op.present, op.work.flops, 0.0)
+    return per_combination(total, num_k)

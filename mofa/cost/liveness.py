@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, stacked, where
 from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
@@ -62,21 +63,24 @@ class BlockMemory:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Interval:
     tensor: str
     kind: int
     start: int
     end: int
-    bytes: ArrayK
+    bytes: FloatK
+
+
+_Extension = tuple[int, BoolK, str]
+"""Up to where a view keeps its source alive, for which candidates, and the view."""
 
 
 class _Lifetimes:
     """Intervals of allocation over the joined op list."""
 
-    def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor], num_k: int, boundary: int) -> None:
-        self.ops, self.tensors, self.num_k = ops, tensors, num_k
-        self.boundary = boundary
+    def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor]) -> None:
+        self.ops, self.tensors = ops, tensors
         self.birth: dict[str, int] = {}
         self.death: dict[str, int] = {}
         for i, op in enumerate(ops):
@@ -84,118 +88,107 @@ class _Lifetimes:
                 self.death[name] = i
             for name in op.writes:
                 self.birth.setdefault(name, i)
-                self.death[name] = max(i, self.death.get(name, i))
-
-    def array(self, value: object) -> ArrayK:
-        found = np.asarray(value, dtype=float)
-        return found if found.shape == (self.num_k,) else np.broadcast_to(found, (self.num_k,))
+                self.death[name] = i
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares: dict[str, tuple[str, NDArray[np.bool_]]] = {}
-        for op in self.ops:
-            flag = op.shares()
-            if flag is False or not np.any(flag) or not op.reads:
-                continue
-            mask = np.broadcast_to(np.asarray(flag), (self.num_k,))
-            outs = op.writes if np.all(np.asarray(op.view)) else op.writes[:1]
-            for w in outs:
-                if self.birth.get(w) is not None and w not in shares:
-                    shares[w] = (op.reads[0], mask)
+        shares = self._shares()
         death = {**self.death, **end_of}
-        extension: dict[str, list[tuple[int, NDArray[np.bool_], str]]] = {}
+        extension: dict[str, list[_Extension]] = {}
         # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
         for name in sorted(shares, key=lambda n: -self.birth[n]):
             source, mask = shares[name]
             end = death.get(name, self.birth[name])
-            if np.all(mask):
+            if mask is True:
                 death[source] = max(death.get(source, 0), end)
-                for item in extension.pop(name, []):
-                    extension.setdefault(source, []).append(item)
+                extension.setdefault(source, []).extend(extension.pop(name, []))
             else:
                 extension.setdefault(source, []).append((end, mask, name))
                 for later, other, leaf in extension.get(name, []):
                     extension[source].append((later, other & mask, leaf))
         result = []
         for name in {**starts, **self.birth}:
-            always_view = name in shares and bool(np.all(shares[name][1]))
-            if always_view or (name not in death and name not in starts):
+            _, mask = shares.get(name, ("", False))
+            if mask is True or (name not in death and name not in starts):
                 continue
             start = self.birth[name] if name in self.birth else starts[name]
-            own = self.array(self.tensors[name].bytes)
-            if name in shares:
-                own = np.where(shares[name][1], 0.0, own)
-            kind = KINDS.index(self.tensors[name].kind)
-            end = death.get(name, start)
+            tensor, end = self.tensors[name], death.get(name, start)
+            own, kind = where(mask, 0.0, tensor.bytes), KINDS.index(tensor.kind)
             result.append(_Interval(name, kind, start, end, own))
             leaves = sorted((item for item in extension.get(name, []) if item[0] > end), key=lambda item: item[0])
             for i, (later, _, leaf) in enumerate(leaves):
                 if later > end:  # up to here the memory lives on where any leaf does that ends here or later
-                    needed = np.any([mask for _, mask, _ in leaves[i:]], axis=0)
-                    result.append(_Interval(leaf, kind, end + 1, later, np.where(needed, own, 0.0)))
+                    needed: BoolK = False
+                    for _, other, _ in leaves[i:]:
+                        needed = needed | other
+                    result.append(_Interval(leaf, kind, end + 1, later, where(needed, own, 0.0)))
                     end = later
         return result
+
+    def _shares(self) -> dict[str, tuple[str, BoolK]]:
+        """Names whose memory is another's, whose, and for which candidates; True where for all."""
+        shares: dict[str, tuple[str, BoolK]] = {}
+        for op in self.ops:
+            mask = op.shares() if op.reads else False
+            if mask is False or not anywhere(mask):
+                continue
+            if everywhere(mask):
+                mask = True
+            for name in op.writes if everywhere(op.view) else op.writes[:1]:
+                if name not in shares:
+                    shares[name] = op.reads[0], mask
+        return shares
 
 
 def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
     """Bytes kept and peaks of one block. Arrays of shape (num_k,)."""
     forward, backward = block.forward, block.backward
     ops = forward.ops + backward.ops
-    boundary = len(forward.ops)
-    tensors = {**forward.tensors, **backward.tensors}
-    lives = _Lifetimes(ops, tensors, num_k, boundary)
-    end_of: dict[str, int] = {}
-    for name in forward.outputs:  # the next block owns the output from here on
-        end_of[name] = boundary - 1
-    last = len(ops) - 1
-    for name in backward.outputs:
-        end_of[name] = last
+    boundary, last = len(forward.ops), len(ops) - 1
+    lives = _Lifetimes(ops, {**forward.tensors, **backward.tensors})
+    end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
+    end_of.update(dict.fromkeys(backward.outputs, last))
     starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
     found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
-    num_ops = len(ops)
-    matrix = np.zeros((num_ops + 1, len(found)))
-    kinds = np.array([f.kind for f in found])
-    for j, f in enumerate(found):
-        matrix[f.start : f.end + 1, j] = 1.0
-    sizes = np.stack([f.bytes for f in found]) if found else np.zeros((0, num_k))
-    scratch = np.stack(
-        [np.where(op.present, np.asarray(op.scratch, dtype=float), 0.0) * np.ones(num_k) for op in ops]
-        or [np.zeros(num_k)]
-    )
-    alive = matrix[:num_ops] @ sizes + scratch[:num_ops]
-    by_kind = np.zeros((len(KINDS), num_ops, num_k))
-    for index in range(len(KINDS)):
-        columns = kinds == index
-        if np.any(columns):
-            by_kind[index] = matrix[:num_ops, columns] @ sizes[columns]
-    by_kind[KINDS.index("scratch")] += scratch[:num_ops]
-    across = np.array([f.start < boundary <= f.end for f in found], dtype=bool)
-    saved_kinds = np.zeros((len(KINDS), num_k))
-    for index in range(len(KINDS)):
-        columns = across & (kinds == index)
-        if np.any(columns):
-            saved_kinds[index] = sizes[columns].sum(axis=0)
-    slack = np.zeros(num_k)
-    for f, keeps in zip(found, across, strict=True):
-        if keeps:
-            slack = slack + rounded_bytes(f.bytes) - f.bytes
-    columns_k = np.arange(num_k)
-    f_op = np.argmax(alive[:boundary], axis=0) if boundary else np.zeros(num_k, dtype=np.intp)
-    b_op = np.argmax(alive[boundary:], axis=0) + boundary if num_ops > boundary else np.full(num_k, max(num_ops - 1, 0))
-    zero = np.zeros(num_k)
+    if not found:
+        return _nothing(num_k)
+    sizes = stacked([f.bytes for f in found], num_k)
+    start, end, kinds = (np.array([getattr(f, name) for f in found]) for name in ("start", "end", "kind"))
+    at = np.arange(len(ops))[:, None]
+    there = ((start <= at) & (at <= end)).astype(float)
+    is_kind = (np.arange(len(KINDS))[:, None] == kinds).astype(float)
+    scratch = stacked([where(op.present, op.scratch, 0.0) for op in ops], num_k)
+    alive = there @ sizes + scratch
+
+    def peak(begin: int, stop: int) -> tuple[ArrayK, ArrayK, NDArray[np.intp]]:
+        """The most alive at one op of a tape, its kinds, and the op."""
+        if stop == begin:
+            return np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.full(num_k, last)
+        which = begin + np.argmax(alive[begin:stop], axis=0)
+        by_kind = is_kind @ (there[which].T * sizes)
+        here = which, np.arange(num_k)
+        by_kind[KINDS.index("scratch")] += scratch[here]
+        return alive[here], by_kind, which
+
+    forward_peak, forward_kinds, forward_op = peak(0, boundary)
+    backward_peak, backward_kinds, backward_op = peak(boundary, len(ops))
+    across = (start < boundary) & (boundary <= end)
+    saved_kinds = is_kind[:, across] @ sizes[across]
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
         saved_kinds=saved_kinds,
-        saved_slack=slack,
-        largest=np.max(sizes, axis=0) if len(sizes) else zero,
-        pool_slack=_pool_slack(found, ops, matrix[:num_ops], sizes, b_op),
-        forward_peak=alive[f_op, columns_k] if num_ops else zero,
-        forward_kinds=by_kind[:, f_op, columns_k] if num_ops else saved_kinds * 0,
-        forward_op=f_op,
-        backward_peak=alive[b_op, columns_k] if num_ops > boundary else zero,
-        backward_kinds=by_kind[:, b_op, columns_k] if num_ops > boundary else saved_kinds * 0,
-        backward_op=b_op,
-    )
+        saved_slack=(rounded_bytes(sizes[across]) - sizes[across]).sum(axis=0),
+        largest=sizes.max(axis=0),
+        pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
+        forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
+        backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
+    )  # fmt: skip
+
+
+def _nothing(num_k: int) -> BlockMemory:
+    """Of a block that allocates nothing."""
+    zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
+    return BlockMemory(zero, kinds, zero, zero, zero, zero, kinds, op, zero, kinds, op)
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:
@@ -216,10 +209,11 @@ def _pool_slack(
     found: list[_Interval], ops: tuple[Op, ...], matrix: ArrayK, sizes: ArrayK, at: NDArray[np.intp]
 ) -> ArrayK:
     """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it."""
-    stream_of = {w: op.stream for op in ops for w in op.writes}
     num_k = sizes.shape[1]
     total = np.zeros(num_k)
-    for name in {s for s in stream_of.values() if s.startswith("fsdp")}:
+    pools = {op.stream for op in ops if op.stream.startswith("fsdp")}
+    stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
+    for name in pools:
         columns = [j for j, f in enumerate(found) if stream_of.get(f.tensor) == name]
         if columns:
             alive = matrix[:, columns] @ sizes[columns]

@@ -1,8 +1,8 @@
 """Time of a tape: a host clock beside one clock per stream, over all K candidates at once.
 
 An op starts when its stream is free, the host has issued it and its inputs are there. The host runs ahead of the
-device; its lead carries over ops and is lost at every host synchronisation. Between two waits the compute stream is
-evaluated in one go: op i ends at ``max(clock, max_j<=i (issued_j - busy_before_j)) + busy_to_i``.
+device; its lead carries over ops and is lost at every host synchronisation. Every clock is a plain number for one
+candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
-from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 
 ArrayK = NDArray[np.float64]
 
@@ -25,8 +26,6 @@ HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 OWN_ORDER = ("fsdp_gather",)
 """Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
 the stream that launches it (PyTorch 2.11, ProcessGroupNCCL.cpp, ``syncStream``)."""
-_E = {name: i for i, name in enumerate(EXPOSED)}
-_H = {name: i for i, name in enumerate(HIDDEN)}
 
 
 @dataclass(frozen=True)
@@ -46,83 +45,76 @@ class PhaseTime:
         return np.asarray(self.exposed.sum(axis=0))
 
 
-_Ready = tuple[tuple[ArrayK, str], ...]
+_Ready = dict[str, FloatK]
 """When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
 "" is the compute stream itself."""
+NEVER = -np.inf
 
 
-def _through(present: object, made: _Ready, handed_on: _Ready) -> _Ready:
+def _through(present: BoolK, made: _Ready, handed_on: _Ready) -> _Ready:
     """What an op makes where it is present, and what it hands on where it is not."""
-    here = np.asarray(present, dtype=bool)
-    families = dict.fromkeys(family for _, family in (*made, *handed_on))
-    return tuple(
-        (
-            np.maximum(
-                np.where(here, _latest(made, family), -np.inf), np.where(here, -np.inf, _latest(handed_on, family))
-            ),
-            family,
-        )
-        for family in families
-    )
-
-
-def _latest(ready: _Ready, family: str | None = None) -> ArrayK | float:
-    """When the last of its parts is there, of one family or of all."""
-    parts = [at for at, of in ready if family is None or of == family]
-    return np.maximum.reduce(parts) if parts else -np.inf
+    out = {family: where(present, at, NEVER) for family, at in made.items()}
+    for family, at in handed_on.items():
+        out[family] = maximum(where(present, NEVER, at), out.get(family, NEVER))
+    return out
 
 
 @dataclass
 class _State:
-    host: ArrayK
-    compute: ArrayK
-    streams: dict[str, ArrayK] = field(default_factory=dict)
-    communicators: dict[str, ArrayK] = field(default_factory=dict)
+    host: FloatK
+    compute: FloatK = 0.0
+    streams: dict[str, FloatK] = field(default_factory=dict)
+    communicators: dict[str, FloatK] = field(default_factory=dict)
     ready: dict[str, _Ready] = field(default_factory=dict)
 
 
-def scan(tape: Tape, machine: Machine, repeat: int = 2) -> PhaseTime:
-    """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]"""
-    num_k = machine.num_k
-    if not tape.ops:
-        return PhaseTime(np.zeros((len(EXPOSED), num_k)), np.zeros((len(HIDDEN), num_k)), np.zeros(num_k))
-    seconds = op_seconds(tape.ops, machine)
-    issue = issue_seconds(tape.ops, machine)
+def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
+    """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
+
+    ``timed`` as :func:`mofa.cost.durations.device_seconds` takes it.
+    """
+    seconds, issue = device_seconds(tape.ops, machine, timed), host_seconds(tape.ops, machine)
+    issued: FloatK = sum(issue, 0.0)
     plan = _plan(tape)
     if repeat > 1 and not _carries(tape):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
-        state = _State(np.full(num_k, -1e9), np.zeros(num_k))
-        exposed = _pass(tape, plan, seconds, issue, state, machine)
-        exposed[_E["host_idle"]] += np.maximum(issue.sum(axis=0) - exposed.sum(axis=0), 0.0)
+        exposed = _pass(tape, plan, seconds, issue, _State(-1e9), machine)
+        exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
-        state = _State(np.zeros(num_k), np.zeros(num_k))
+        state = _State(0.0)
         for _ in range(repeat):
             exposed = _pass(tape, plan, seconds, issue, state, machine)
-    busy = np.zeros((len(HIDDEN), num_k))
-    for i, op in enumerate(tape.ops):
-        if op.family in _H:
-            busy[_H[op.family]] += seconds[i]
-    rows = [_E[name] for name in HIDDEN]
-    hidden = busy - exposed[rows]
-    hidden = np.where(hidden > 1e-9 * busy, hidden, 0.0)  # rounding is no overlap
-    exposed[rows] += _slowdown(tape, seconds, machine) * hidden
-    return PhaseTime(exposed, hidden, issue.sum(axis=0))
+    hidden = {}
+    for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
+        beside = sent - exposed[name]
+        hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
+        exposed[name] = exposed[name] + slowdown * hidden[name]
+    return PhaseTime(
+        _stacked(exposed, machine.num_k), _stacked(hidden, machine.num_k), per_combination(issued, machine.num_k)
+    )
 
 
-def _slowdown(tape: Tape, seconds: ArrayK, machine: Machine) -> ArrayK:
-    """What computing loses per second that each family runs beside it. (len(HIDDEN), K) [-]
+def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:
+    """Seconds of each family of communication, and what computing loses per second that it runs beside. (K,) [s, -]
 
     A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
     stream takes all of both: what it does, computing does not.
     """
     share = machine.cluster.gpu.curves.overlap_slowdown.value
-    copies, beside = np.zeros((len(HIDDEN), machine.num_k)), np.zeros((len(HIDDEN), machine.num_k))
-    for i, op in enumerate(tape.ops):
-        if op.family in _H and op.stream != "compute":
-            beside[_H[op.family]] += seconds[i]
-            if isinstance(op.work, Stream):
-                copies[_H[op.family]] += seconds[i]
-    return np.asarray(share + (1.0 - share) * copies / np.maximum(beside, 1e-12))
+    sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    aside, copies = sent.copy(), sent.copy()
+    for op, took in zip(tape.ops, seconds, strict=True):
+        if op.family in sent:
+            sent[op.family] = sent[op.family] + took
+            if op.stream != "compute":
+                aside[op.family] = aside[op.family] + took
+                if isinstance(op.work, Stream):
+                    copies[op.family] = copies[op.family] + took
+    return {n: (sent[n], share + (1.0 - share) * copies[n] / maximum(aside[n], 1e-12)) for n in HIDDEN}
+
+
+def _stacked(parts: dict[str, FloatK], num_k: int) -> ArrayK:
+    return np.stack([per_combination(part, num_k) for part in parts.values()])
 
 
 def _carries(tape: Tape) -> bool:
@@ -137,22 +129,20 @@ def _carries(tape: Tape) -> bool:
     return False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Step:
-    """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits;
-    ``flush`` ends a run of compute ops."""
+    """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits."""
 
     index: int
     kind: str
-    wait: tuple[str, ...]
-    flush: bool
+    wait: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
     passes: bool = False
     """Whether the op passes its first input on as it is, for some candidates at least."""
 
 
 def _plan(tape: Tape) -> tuple[_Step, ...]:
-    """Which ops wait for another stream, and where a run of compute ops must be evaluated."""
+    """Which ops wait for another stream, and which must say when they end."""
     stream_of = {w: op.stream for op in tape.ops for w in op.writes}
     watched = {r for op in tape.ops if op.stream != "compute" for r in op.reads if stream_of.get(r) == "compute"}
     for op in reversed(tape.ops):  # what passes through a view or an absent op is ready when its source is
@@ -163,17 +153,16 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
     steps = []
     for i, op in enumerate(tape.ops):
         if isinstance(op.work, HostSync):
-            steps.append(_Step(i, "sync", (), True))
+            steps.append(_Step(i, "sync"))
         elif op.stream != "compute":
             # same-stream inputs too: where their producer is absent they are ready when its input is
-            steps.append(_Step(i, "async", tuple(r for r in op.reads if r in stream_of), True))
+            steps.append(_Step(i, "async", tuple(r for r in op.reads if r in stream_of)))
         else:
-            waits = tuple(r for r in op.reads if r in passed or (r in stream_of and stream_of[r] != "compute"))
+            waits = tuple(r for r in op.reads if r in passed or stream_of.get(r, "compute") != "compute")
             passes = bool(waits) and _may_pass(op)
             if passes:
                 passed.update(op.writes)
-            record = tuple(w for w in op.writes if w in watched)
-            steps.append(_Step(i, "compute", waits, bool(waits), record, passes))
+            steps.append(_Step(i, "compute", waits, tuple(w for w in op.writes if w in watched), passes))
     return tuple(steps)
 
 
@@ -182,101 +171,89 @@ def _may_pass(op: Op) -> bool:
     return bool(op.reads) and (op.work is None or op.present is not True)
 
 
-def _communicator_free(state: _State, group: str, machine: Machine) -> ArrayK:
-    """When the communicator of a group has done what was issued to it: NCCL runs one operation after the other."""
-    own, world = (state.communicators.get(name, np.zeros(machine.num_k)) for name in (group, "world"))
-    return np.where(machine.shares_world(group), world, own)
-
-
-def _occupy(state: _State, group: str, until: ArrayK, machine: Machine) -> None:
-    whole = machine.shares_world(group)
-    for name, here in ((group, ~whole), ("world", whole)):
-        if np.any(here):
-            before = state.communicators.get(name, np.zeros(machine.num_k))
-            state.communicators[name] = np.where(here, np.maximum(until, before), before)
+def _runs(op: Op) -> BoolK:
+    """Where an op is more than a name for its input."""
+    return op.present if op.work is not None else False
 
 
 def _pass(
-    tape: Tape, plan: tuple[_Step, ...], seconds: ArrayK, issue: ArrayK, state: _State, machine: Machine
-) -> ArrayK:
-    num_k = machine.num_k
-    exposed = np.zeros((len(EXPOSED), num_k))
-    sync_s = machine.cluster.gpu.curves.host.sync_s.value
-    run: list[_Step] = []
-
-    def flush() -> None:
-        if not run:
-            return
-        rows = [step.index for step in run]
-        d = seconds[rows]
-        busy = np.cumsum(d, axis=0)
-        issued = state.host + np.cumsum(issue[rows], axis=0)
-        lag = np.where(d > 0, issued - busy + d, 0.0)
-        if any(step.record for step in run):
-            ends = np.maximum(state.compute, np.maximum.accumulate(lag, axis=0)) + busy
-            for row, step in enumerate(run):
-                op = tape.ops[step.index]
-                made: _Ready = ((ends[row], ""),)
-                if step.record and _may_pass(op) and op.reads[0] in state.ready:
-                    made = _through(op.present if op.work is not None else False, made, state.ready[op.reads[0]])
-                for name in step.record:
-                    state.ready[name] = made
-            end = ends[-1]
-        else:
-            end = np.maximum(state.compute, lag.max(axis=0)) + busy[-1]
-        idle = end - state.compute - busy[-1]
-        exposed[_E["host_idle"]] += np.where(idle > 1e-12, idle, 0.0)
-        state.compute = end
-        state.host = issued[-1]
-        run.clear()
-
-    def wait(step: _Step, op: Op) -> None:
-        for name in step.wait:
-            if name not in state.ready:
-                continue  # of a repetition before the first
-            for at, family in state.ready[name]:
-                if not family:
-                    continue  # computed on the stream itself
-                late = np.maximum(at - state.compute, 0.0)
-                if step.passes:
-                    late = np.where(op.present, late, 0.0) if op.work is not None else np.zeros(num_k)
-                exposed[_E[family]] += late
-                state.compute = state.compute + late
-
+    tape: Tape, plan: tuple[_Step, ...], seconds: list[FloatK], issue: list[FloatK], state: _State, machine: Machine
+) -> dict[str, FloatK]:
+    """Play the tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
+    exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
     for step in plan:
-        op = tape.ops[step.index]
-        if step.flush:
-            flush()
+        op, took = tape.ops[step.index], seconds[step.index]
+        if step.kind == "sync":
+            woken = maximum(state.host, state.compute) + machine.cluster.gpu.curves.host.sync_s.value
+            state.host = where(op.present, woken, state.host)
+            continue
+        state.host = state.host + issue[step.index]
         if step.kind == "compute":
-            wait(step, op)
-            run.append(step)
-            if step.passes:
-                source = state.ready.get(op.reads[0], ())
-                for name in op.writes:
-                    state.ready[name] = _through(op.present if op.work is not None else False, (), source)
-        elif step.kind == "sync":
-            state.host = np.where(op.present, np.maximum(state.host, state.compute) + sync_s, state.host)
+            _compute(step, op, took, state, exposed)
         else:
-            state.host = state.host + issue[step.index]
-            start = np.maximum(state.host, state.streams.get(op.stream, np.zeros(num_k)))
-            if isinstance(op.work, Collective):
-                start = np.maximum(start, _communicator_free(state, op.work.group, machine))
-            inputs = np.zeros(num_k) if op.stream in OWN_ORDER else state.compute
-            for name in step.wait:
-                if name in state.ready:
-                    inputs = np.maximum(inputs, _latest(state.ready[name]))
-            end = np.maximum(start, inputs) + seconds[step.index]
-            busy_until = np.where(op.present, end, 0.0)
-            state.streams[op.stream] = np.maximum(busy_until, state.streams.get(op.stream, np.zeros(num_k)))
-            if isinstance(op.work, Collective):
-                _occupy(state, op.work.group, busy_until, machine)
-            made: _Ready = ((end, op.family),)
-            if op.present is not True and op.reads:  # where it does not run, its output is ready when its input is
-                made = _through(op.present, made, state.ready.get(op.reads[0], ()))
-            for name in op.writes:
-                state.ready[name] = made
-    flush()
-    for i, op in enumerate(tape.ops):
-        if op.stream == "compute" and not isinstance(op.work, HostSync) and op.work is not None:
-            exposed[_E[op.family]] += seconds[i]
+            _send(step, op, took, state, machine)
     return exposed
+
+
+def _compute(step: _Step, op: Op, took: FloatK, state: _State, exposed: dict[str, FloatK]) -> None:
+    """An op of the compute stream: it waits for other streams, then for the host, then it runs."""
+    ready = state.ready
+    for name in step.wait:
+        for family, at in ready.get(name, {}).items():  # of a repetition before the first there is nothing
+            if family:  # else computed on the stream itself
+                late = maximum(at - state.compute, 0.0)
+                if step.passes:
+                    late = where(_runs(op), late, 0.0)
+                exposed[family] = exposed[family] + late
+                state.compute = state.compute + late
+    if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
+        idle = where(took > 0.0, maximum(state.host - state.compute, 0.0), 0.0)
+        exposed["host_idle"] = exposed["host_idle"] + idle
+        state.compute = state.compute + idle + took
+        exposed[op.family] = exposed[op.family] + took
+    if step.passes:
+        handed_on = _through(_runs(op), {}, ready.get(op.reads[0], {}))
+        for name in op.writes:
+            ready[name] = handed_on
+    if step.record:
+        made: _Ready = {"": state.compute}
+        if _may_pass(op) and op.reads[0] in ready:
+            made = _through(_runs(op), made, ready[op.reads[0]])
+        for name in step.record:
+            ready[name] = made
+
+
+def _send(step: _Step, op: Op, took: FloatK, state: _State, machine: Machine) -> None:
+    """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
+    are there."""
+    ready, streams = state.ready, state.streams
+    start = maximum(maximum(state.host, streams.get(op.stream, 0.0)), 0.0 if op.stream in OWN_ORDER else state.compute)
+    if isinstance(op.work, Collective):
+        start = maximum(start, _communicator_free(state, op.work.group, machine))
+    for name in step.wait:
+        for at in ready.get(name, {}).values():
+            start = maximum(start, at)
+    end = start + took
+    until = where(op.present, end, 0.0)
+    streams[op.stream] = maximum(until, streams.get(op.stream, 0.0))
+    if isinstance(op.work, Collective):
+        _occupy(state, op.work.group, until, machine)
+    made: _Ready = {op.family: end}
+    if op.present is not True and op.reads:  # where it does not run, its output is ready when its input is
+        made = _through(op.present, made, ready.get(op.reads[0], {}))
+    for name in op.writes:
+        ready[name] = made
+
+
+def _communicator_free(state: _State, group: str, machine: Machine) -> FloatK:
+    """When the communicator of a group has done what was issued to it: NCCL runs one operation after the other."""
+    own, world = (state.communicators.get(name, 0.0) for name in (group, "world"))
+    return where(machine.shares_world(group), world, own)
+
+
+def _occupy(state: _State, group: str, until: FloatK, machine: Machine) -> None:
+    whole = machine.shares_world(group)
+    for name, here in ((group, opposite(whole)), ("world", whole)):
+        if anywhere(here):
+            before = state.communicators.get(name, 0.0)
+            state.communicators[name] = where(here, maximum(until, before), before)

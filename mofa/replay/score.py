@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 from mofa.cost.scan import EXPOSED, OWN_ORDER
@@ -141,7 +142,7 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
             shared = ()
             communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
             if isinstance(op.work, Collective):
-                communicator = "world" if machine.shares_world(op.work.group)[0] else op.work.group
+                communicator = "world" if anywhere(machine.shares_world(op.work.group)) else op.work.group
             lines.append(
                 _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator)
             )  # fmt: skip
