@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 Shape = dict[str, int | str]
-Split = Literal["grid", "heldout"]
+Split = Literal["grid", "heldout", "fresh"]
+"""What a fit may see; what scores it; what scores it again, drawn after the forms were chosen."""
+SPLITS: tuple[Split, ...] = ("grid", "heldout", "fresh")
 SEED = 20261121
+FRESH_SEED = 20261205
+"""Of the second held-out set, which nobody looked at while the forms were chosen."""
 
 
 @dataclass(frozen=True)
@@ -112,20 +116,26 @@ MODELS: tuple[Dims, ...] = (
 )
 
 
-def split_cases(
-    family: str, grid: Sequence[tuple[str, str, str, Shape]], heldout: Sequence[tuple[str, str, str, Shape]], num: int
-) -> list[Case]:
-    """Cases of a family: the grid, then ``num`` held-out shapes that the grid does not hold.
+Item = tuple[str, str, str, Shape]
+"""``(op, variant, dtype, shape)``"""
 
-    Both are given as ``(op, variant, dtype, shape)``; the first ``num`` distinct held-out ones count.
+
+def split_cases(
+    family: str, grid: Sequence[Item], heldout: Sequence[Item], num: int, fresh: Sequence[Item] = (), num_fresh: int = 0
+) -> list[Case]:
+    """Cases of a family: the grid, ``num`` held-out shapes that it does not hold, ``num_fresh`` that neither holds.
+
+    The first distinct ones of each count.
     """
     cases = {(c := Case(family, *item[:3], "grid", item[3])).key: c for item in grid}
-    kept = 0
-    for item in heldout:
-        case = Case(family, *item[:3], "heldout", item[3])
-        if kept < num and case.key not in cases:
-            cases[case.key] = case
-            kept += 1
+    sets: tuple[tuple[Split, Sequence[Item], int], ...] = (("heldout", heldout, num), ("fresh", fresh, num_fresh))
+    for split, items, wanted in sets:
+        kept = 0
+        for item in items:
+            case = Case(family, *item[:3], split, item[3])
+            if kept < wanted and case.key not in cases:
+                cases[case.key] = case
+                kept += 1
     return list(cases.values())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mofa.calibrate.cases import Split
 from mofa.calibrate.fit import Curves, fit_curves, predict
 from mofa.calibrate.measurements import Row, read_environment, read_rows
 from mofa.errors import SpecError
@@ -21,14 +22,15 @@ TARGETS = {"gemm": (0.04, 0.10), "attention": (0.04, 0.10), "memory_bound": (0.0
 """Median and 90th percentile of the absolute error that a good profile stays under. [-]"""
 
 
-def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
+def check(folders: Sequence[Path], *, by_op: bool = False, split: Split = "heldout") -> dict[str, Any]:
     """Fit each folder's grid, predict its held-out shapes, and sum up over the folders.
 
     Returns
     -------
     dict
         ``families{NAME{points, median_abs_error, p90_abs_error, bias, extrapolated}}``; errors are fractions of the
-        measured time, bias is the median signed one. ``by_op`` adds ``ops``, the same per op.
+        measured time, bias is the median signed one. ``by_op`` adds ``ops``, the same per op. ``split`` chooses the
+        held-out set.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
             raise SpecError(
                 f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
             )
-        held = [r for r in rows if r.case.split == "heldout" and judged(r)]
+        held = [r for r in rows if r.case.split == split and judged(r)]
         predicted, outside = predict(curves, held)
         for row, time_s, far in zip(held, predicted, outside, strict=True):
             if np.isfinite(time_s):
@@ -54,8 +56,9 @@ def check(folders: Sequence[Path], *, by_op: bool = False) -> dict[str, Any]:
                 name = f"{family} {row.case.variant} {row.case.op}"
                 errors.setdefault(family, []).append((name, float(time_s / row.sample.median_s - 1), bool(far)))
     if not errors:
+        which, how = ("fresh held-out", " and with --fresh") if split == "fresh" else ("held-out", "")
         raise SpecError(
-            f"{folders[0]}: no held-out rows of a fitted family; run `mofa calibrate run` without --families"
+            f"{folders[0]}: no {which} rows of a fitted family; run `mofa calibrate run` without --families{how}"
         )
     found: dict[str, Any] = {"families": {name: summary(values) for name, values in sorted(errors.items())}}
     if by_op:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mofa.calibrate.cases import Case, Sample, Shape
+from mofa.calibrate.cases import SPLITS, Case, Sample, Shape
 from mofa.errors import SpecError
 
 COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
@@ -95,8 +95,8 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         raise fail(f"unit {cell['unit']!r} instead of {UNIT!r}; units are not to be mixed")
     if cell["family"] != path.stem:
         raise fail(f"family {cell['family']!r} in the file of {path.stem!r}")
-    if cell["split"] not in ("grid", "heldout"):
-        raise fail(f"split {cell['split']!r} instead of grid or heldout")
+    if cell["split"] not in SPLITS:
+        raise fail(f"split {cell['split']!r} instead of {', '.join(SPLITS)}")
     times = []
     for name in ("median", "low", "high"):
         try:
@@ -112,7 +112,7 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         shape = parse_shape(cell["shape"])
     except ValueError as error:
         raise fail(str(error)) from None
-    case = Case(cell["family"], cell["op"], cell["variant"], cell["dtype"], cell["split"], shape)  # type: ignore[arg-type]
+    case = Case(cell["family"], cell["op"], cell["variant"], cell["dtype"], cell["split"], shape)
     return Row(case, Sample(times[0], times[1], times[2], num, *more), cell["gpu"], cell["host"])
 
 

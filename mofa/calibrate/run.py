@@ -28,6 +28,7 @@ def run(
     progress: Progress | None = None,
     gpus: int | None = None,
     limit_s: float | None = None,
+    fresh: bool = False,
 ) -> dict[str, int]:
     """Measure into ``out``; rows that it already holds are kept and not measured again.
 
@@ -40,6 +41,8 @@ def run(
         Only these; see `mofa.calibrate.shapes.FAMILIES`.
     device
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
+    fresh
+        Also the second held-out set; see `mofa.calibrate.cases.FRESH_SEED`.
     limit_s
         Stop, with every row so far kept, after so many seconds. [s]
 
@@ -61,7 +64,8 @@ def run(
     bench = open_bench(device)
     found = num_gpus(bench) if gpus is None else gpus
     wanted = families or (ONE_GPU_FAMILIES if found < 2 else FAMILIES)
-    todo = [c for family in FAMILIES if family in wanted for c in cases(family, quick=quick, full=full, gpus=found)]
+    chosen = [family for family in FAMILIES if family in wanted]
+    todo = [c for family in chosen for c in cases(family, quick=quick, full=full, gpus=found, fresh=fresh)]
     host = host_id()
     done = prepare(out, bench, host)
     left = [c for c in todo if c.key not in done]
@@ -88,6 +92,7 @@ def run(
         if progress is not None:
             progress(len(single), len(left), f"collectives on {found} GPUs")
         from mofa.calibrate.bench.collectives import measure_collectives
+        from mofa.calibrate.bench.nccl_choice import write_choices
 
         def came(rows: int) -> None:
             if progress is not None:
@@ -95,6 +100,8 @@ def run(
 
         measure_collectives(several, out, host, found, progress=came)
         counts["measured"] += len(several)
+        if any(c.family == "collective" for c in several):
+            write_choices([c for c in todo if c.family == "collective"], out, found)
     if skipped:
         (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
     if progress is not None:

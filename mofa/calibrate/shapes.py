@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from mofa.calibrate.cases import MODELS, SEED, Case, Dims, Shape, log_uniform, split_cases
+from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Dims, Item, Shape, log_uniform, split_cases
 
-Item = tuple[str, str, str, Shape]
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
              (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
 """Tokens, out and in features of LM heads, of weight gradients over many tokens, of one expert's few rows."""
@@ -18,8 +17,11 @@ ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compil
 FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 
 
-def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1) -> list[Case]:
-    """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid."""
+def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False) -> list[Case]:
+    """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid.
+
+    ``fresh`` adds the second held-out set.
+    """
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
@@ -31,10 +33,11 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1)
         found = collective_cases(gpus) if family == "collective" else overlap_cases(gpus)
     else:
         found = made[family]()
+    found = found if fresh else [c for c in found if c.split != "fresh"]
     if family in ("host", "copy", "sustained", "overlap") or (full and not quick):
         return found
     grid = [c for c in found if c.split == "grid"]
-    held = [c for c in found if c.split == "heldout"]
+    held = [c for c in found if c.split != "grid"]
     return grid[::4] + held[::4] if quick else grid[::2] + held
 
 
@@ -86,6 +89,11 @@ def gemm_cases() -> list[Case]:
             grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
     for tokens, out, inner in ((4096, 102400, 7168), (8192, 53248, 16384), (64, 4096, 7168), (16384, 576, 7168)):
         grid.append(("fwd", "cublas", "fp8", gemm_shape("fwd", tokens, out, inner)))
+    return split_cases("gemm", grid, held_gemms(rng), 300, held_gemms(random.Random(FRESH_SEED)), 150)
+
+
+def held_gemms(rng: random.Random) -> list[Item]:
+    """Dense products of the bundled workloads."""
     held: list[Item] = []
     for i in range(3000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
@@ -99,7 +107,7 @@ def gemm_cases() -> list[Case]:
         aligned = all(int(v) % 16 == 0 for v in shape.values()) or dtype == "bf16"
         if aligned and tokens * out * inner < 6e12:
             held.append((layout, "cublas", dtype, shape))
-    return split_cases("gemm", grid, held, 300)
+    return held
 
 
 def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
@@ -131,6 +139,11 @@ def grouped_cases() -> list[Case]:
         if experts * n * k < 9e9 and tokens * n * k < 3e12:
             loads = expert_loads(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
+    return split_cases("grouped_gemm", grid, held_grouped(rng), 90, held_grouped(random.Random(FRESH_SEED + 1)), 80)
+
+
+def held_grouped(rng: random.Random) -> list[Item]:
+    """Products of the bundled workloads' experts, under expert and tensor parallelism."""
     held: list[Item] = []
     moes = [m for m in MODELS if m.experts]
     for i in range(1000):
@@ -145,7 +158,7 @@ def grouped_cases() -> list[Case]:
             continue
         loads = expert_loads(rng, tokens, local, skew)
         held.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
-    return split_cases("grouped_gemm", grid, held, 90)
+    return held
 
 
 def attention_cases() -> list[Case]:
@@ -169,10 +182,18 @@ def attention_cases() -> list[Case]:
                     for causal in (1, 0):
                         if not causal and q_len not in (1024, 2048, 8192, 16384):
                             continue
-                        kv_lens = (q_len,) if causal else (q_len, 2 * q_len)
+                        # what a rank of ring context parallelism meets: half of the keys, or of its own rows
+                        kv_lens = [q_len] if causal else [q_len, 2 * q_len]
+                        if not causal and q_len >= 8192:
+                            kv_lens.append(q_len // 2)
                         for kv_len in kv_lens:
                             shape = attention_shape(batch, heads, kv_heads, q_len, kv_len, d_qk, d_v, causal)
                             grid.append((op, variant, "bf16", shape))
+    return split_cases("attention", grid, held_attention(rng), 140, held_attention(random.Random(FRESH_SEED + 2)), 100)
+
+
+def held_attention(rng: random.Random) -> list[Item]:
+    """Attention of the bundled workloads over other lengths and batches."""
     held: list[Item] = []
     for _ in range(1000):
         model, tp = rng.choice(MODELS), rng.choice((1, 2, 4, 8))
@@ -185,7 +206,7 @@ def attention_cases() -> list[Case]:
             continue
         shape = attention_shape(batch, heads, kv_heads, q_len, q_len, model.head_dim, d_v, causal)
         held.append((rng.choice(("fwd", "bwd")), rng.choice(("flash", "cudnn")), "bf16", shape))
-    return split_cases("attention", grid, held, 140)
+    return held
 
 
 def attention_shape(b: int, heads: int, kv_heads: int, q: int, kv: int, d_qk: int, d_v: int, causal: int) -> Shape:
@@ -233,7 +254,9 @@ def memory_cases() -> list[Case]:
         for tokens in (2048, 4096, 8192, 16384, 65536):
             for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):
                 grid.append((op, "eager", "fp32", {"tokens": tokens, "width": experts, "top_k": top_k}))
-    return split_cases("memory_bound", grid, held_memory(rng, ROW_OPS, "eager", optimizer=True), 170)
+    held = held_memory(rng, ROW_OPS, "eager", optimizer=True)
+    fresh = held_memory(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
+    return split_cases("memory_bound", grid, held, 170, fresh, 120)
 
 
 def compiled_cases() -> list[Case]:
@@ -251,7 +274,8 @@ def compiled_cases() -> list[Case]:
             grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
         for tokens, width in held_losses if loss else held_sizes:
             held.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
-    return split_cases("compiled", grid, held, 90)
+    fresh = held_memory(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
+    return split_cases("compiled", grid, held, 90, fresh, 24)
 
 
 def held_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:

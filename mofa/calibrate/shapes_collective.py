@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import MODELS, SEED, Case, Shape, split_cases
+from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, split_cases
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_uneven", "send_recv")
 
@@ -17,12 +17,19 @@ def group_sizes(gpus: int) -> list[int]:
 def collective_cases(gpus: int) -> list[Case]:
     """Payloads are the whole tensor, before it is sharded; of all-to-all and send/recv, what one rank sends."""
     rng = random.Random(SEED + 10)
-    grid: list[tuple[str, str, str, Shape]] = []
-    held: list[tuple[str, str, str, Shape]] = []
+    grid: list[Item] = []
     for group in group_sizes(gpus):
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
+    held, fresh = held_collectives(rng, gpus), held_collectives(random.Random(FRESH_SEED + 10), gpus)
+    several = gpus > 1
+    return split_cases("collective", grid, held, 120 if several else 0, fresh, 100 if several else 0)
+
+
+def held_collectives(rng: random.Random, gpus: int) -> list[Item]:
+    """Payloads of the bundled workloads: activations, and weights or gradients of a layer."""
+    held: list[Item] = []
     for _ in range(2000):
         group = rng.choice(group_sizes(gpus) or [2])
         op, model = rng.choice(OPS), rng.choice(MODELS)
@@ -35,7 +42,7 @@ def collective_cases(gpus: int) -> list[Case]:
         size = 2 * elements // 4096 * 4096
         if 2**20 <= size <= 2**30:
             held.append((op, "nccl", "bf16", collective_shape(op, size, group)))
-    return split_cases("collective", grid, held, 120 if gpus > 1 else 0)
+    return held
 
 
 def collective_shape(op: str, size: int, group: int) -> Shape:
@@ -46,7 +53,7 @@ def collective_shape(op: str, size: int, group: int) -> Shape:
 
 def overlap_cases(gpus: int) -> list[Case]:
     """Products and streams beside collectives."""
-    grid: list[tuple[str, str, str, Shape]] = []
+    grid: list[Item] = []
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") if gpus > 1 else ():
         for size in (2**25, 2**28):
             for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096)):

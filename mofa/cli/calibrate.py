@@ -41,6 +41,9 @@ def calibrate_run(
     device: Annotated[
         DeviceChoice, typer.Option("--device", help="cpu times NumPy through the same interface, to try it out.")
     ] = DeviceChoice.auto,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Also a second held-out set, which check --fresh scores.")
+    ] = False,
     quiet: opt.NoProgress = False,
 ) -> None:
     """Time what the folder does not hold yet, on the GPUs that this machine has.
@@ -61,6 +64,7 @@ def calibrate_run(
             families=split_words(families) or None,
             device=device.value,
             progress=progress,
+            fresh=fresh,
         )
     told = f"{counts['measured']:,} measured, {counts['kept']:,} there before, {counts['unsupported']:,} unsupported"
     print(f"{out}: {told}")
@@ -132,6 +136,9 @@ def calibrate_nccl(
 def calibrate_check(
     folders: Folders,
     by_op: Annotated[bool, typer.Option("--by-op", help="Also every op of a family by itself.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Score the second held-out set, that `run --fresh` measured.")
+    ] = False,
     json: opt.Json = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write a figure per family, and every point as CSV.")
@@ -149,7 +156,7 @@ def calibrate_check(
 
     if out is not None:
         check_writable(out, directory=True)
-    found = check(folders, by_op=by_op)
+    found = check(folders, by_op=by_op, split="fresh" if fresh else "heldout")
     if out is not None:
         files = save_calibration(found, predictions(folders), out)
         if not quiet:

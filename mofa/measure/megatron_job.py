@@ -12,8 +12,12 @@ def _attention(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
     if isinstance(a, MlaSpec):
         raise run.refuse("MLA without Transformer Engine", "use torchtitan")
-    if a.out_bias or a.sinks or a.window is not None:
-        raise run.refuse("an output bias, sinks or a window", "use plain grouped-query attention")
+    if a.sinks or a.window is not None:
+        raise run.refuse("sinks or a window", "use plain grouped-query attention")
+    if a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias):
+        raise run.refuse(
+            "biases in some linear layers only", "set qkv_bias, out_bias and mlp.bias alike, or qkv_bias alone"
+        )
     return {
         "num_attention_heads": a.num_heads,
         "num_query_groups": a.num_kv_heads,
@@ -79,8 +83,8 @@ def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
         raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
     if s.vpp > 1 and run.num_micro_batches % s.pp:
         raise run.refuse(f"{run.num_micro_batches} micro-batches with vpp", f"use a multiple of pp ({s.pp})")
-    if s.etp != 1 or (s.dp * s.tp) % s.ep:
-        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 and an ep that divides dp * tp")
+    if s.etp not in (1, s.tp) or (s.dp * s.tp) % (s.ep * s.etp):
+        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 or tp, and ep * etp that divides dp * tp")
     if s.tp > 1 and model.moe is not None and not s.sp:
         raise run.refuse("experts with tp and no sp", "use sp: true")
     if framework.attention not in ("sdpa", "unfused"):

@@ -17,10 +17,14 @@ from mofa.specs.files import load_yaml
 from mofa.specs.run import RunSpec
 
 Split = Literal["fitting", "judging"]
+HOST_BOUND_IDLE = 0.1
+"""Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
+REPEATS = ("", "-again", "-third")
+"""What the names of the three runs of one configuration end in."""
 
 
 class RankMemory(Spec):
-    """Device memory of one rank. [B]"""
+    """Device memory of one rank [B], and how long its device was busy in a step [s]."""
 
     rank: int
     peak_allocated_bytes: int
@@ -40,6 +44,10 @@ class RankMemory(Spec):
     device_total_bytes: int
     alloc_retries: int = 0
     """Times the allocator gave its cache back to the device to make room; each one stalls the step."""
+    device_busy_s: float | None = None
+    """Of one more, profiled step: time in which the device did anything."""
+    device_computing_s: float | None = None
+    """Of the same step: time in which it did anything but communicate."""
 
     @property
     def peak_device_bytes(self) -> int | None:
@@ -71,6 +79,19 @@ class Measured(Spec):
     oom_phase: str | None = None
     oom_tried_bytes: int | None = None
     error: str | None = None
+
+    @property
+    def idle_share(self) -> float | None:
+        """Largest share of a step that a rank's device waits for its host; None where no step was profiled. [-]"""
+        busy = [rank.device_busy_s for rank in self.ranks if rank.device_busy_s is not None]
+        if self.step_time_s is None or not busy:
+            return None
+        return max(0.0, 1 - min(busy) / self.step_time_s)
+
+    @property
+    def host_bound(self) -> bool | None:
+        """Whether the host sets the pace: a device idles for more than a tenth of the step. None where unknown."""
+        return None if self.idle_share is None else self.idle_share > HOST_BOUND_IDLE
 
 
 class Environment(Spec):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from mofa.measure.expand import ExpandedRun, expand, routed_per_step, router_bia
 from mofa.measure.launch import Outcome, Task, run_tasks
 from mofa.measure.megatron_job import megatron_job
 from mofa.measure.records import (
-    Environment,
-    Measured,
-    RankMemory,
+    REPEATS,
     Record,
     Split,
     assign_splits,
@@ -30,6 +27,7 @@ from mofa.measure.records import (
     read_records,
     write_record,
 )
+from mofa.measure.results import record_of
 from mofa.measure.torchtitan_job import torchtitan_job
 from mofa.specs.load import load_runs
 from mofa.specs.run import RunSpec
@@ -70,6 +68,9 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False) -> Tas
     job = {
         "seed": 20,
         "warmup_steps": 5 if run.framework.compile else 4,
+        "max_warmup_steps": 16,
+        "settled": 1.15,
+        "profile_below": 0.92,
         "min_steps": 8,
         "max_steps": 30,
         "seconds": 3.0,
@@ -125,73 +126,6 @@ def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
             raise SpecError(f"{run.id}: gpus ({run.gpus}) is more than this machine has ({len(gpus)})")
 
 
-def _quartiles(times: list[float]) -> float:
-    if len(times) < 2:
-        return 0.0
-    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
-    return third - first
-
-
-def _rank_memory(rank: dict[str, Any]) -> RankMemory:
-    memory, whole, ready = rank["memory"], rank.get("memory_whole", {}), rank.get("memory_ready", {})
-    return RankMemory(
-        rank=rank["rank"],
-        peak_allocated_bytes=memory["peak_allocated_bytes"],
-        peak_reserved_bytes=memory["peak_reserved_bytes"],
-        whole_peak_allocated_bytes=whole.get("peak_allocated_bytes"),
-        whole_peak_reserved_bytes=whole.get("peak_reserved_bytes"),
-        ready_allocated_bytes=ready.get("allocated_bytes"),
-        between_steps_bytes=memory["allocated_bytes"] if rank["outcome"] == "ok" else None,
-        device_bytes=memory["device_bytes"],
-        outside_allocator_bytes=memory["device_bytes"] - memory["reserved_bytes"],
-        device_total_bytes=memory["device_total_bytes"],
-        alloc_retries=memory["alloc_retries"],
-    )
-
-
-def measured_of(ranks: list[dict[str, Any]]) -> Measured:
-    """What the ranks of a run found, as one result; the slowest rank's times are the run's."""
-    with_memory = [r for r in ranks if "memory" in r]
-    facts = dict(ranks[0].get("facts", {}))
-    facts["layers"] = [r.get("facts", {}).get("layers") for r in ranks]
-    short = [r for r in ranks if r["outcome"] == "oom"]
-    if short:
-        return Measured(
-            outcome="oom",
-            ranks=[_rank_memory(r) for r in with_memory],
-            facts=facts,
-            oom_phase=short[0]["phase_of_end"],
-            oom_tried_bytes=short[0].get("tried_bytes"),
-            error=short[0]["error"],
-        )
-    slowest = max(ranks, key=lambda r: statistics.median(r["step_times_s"]))
-    times = [round(t, 7) for t in slowest["step_times_s"]]
-    counts = [r["tokens_per_expert"] for r in ranks if "tokens_per_expert" in r]
-    return Measured(
-        outcome="ok",
-        step_time_s=statistics.median(times),
-        step_time_spread_s=round(_quartiles(times), 7),
-        step_times_s=times,
-        warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
-        ranks=[_rank_memory(r) for r in ranks],
-        tokens_per_expert=counts or None,
-        facts=facts,
-    )
-
-
-def _record(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
-    told = outcome.ranks[0]["environment"]
-    environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **told)
-    gpus = f"{environment.num_gpus} {environment.gpu}"
-    source = (
-        f"measured on {gpus}, PyTorch {environment.torch}, {run.framework.name} {environment.framework}, "
-        f"{datetime.now(tz=UTC):%Y-%m-%d}"
-    )
-    return Record(
-        run=run.spelled_out(), measured=measured_of(outcome.ranks), environment=environment, source=source, split=split
-    )
-
-
 def _keep_traces(outcome: Outcome, folder: Path) -> None:
     for path in outcome.folder.glob("trace*.json.gz"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,6 +162,63 @@ def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Sp
     return assign_splits(wanted, existing)
 
 
+def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, ExpandedRun]:
+    """The runs still to be made so that every host-bound one of ``runs`` is there three times.
+
+    A run counts as bound by the host if one of its records is; see :attr:`mofa.measure.records.Measured.host_bound`.
+    Repeats are called as the first run, with ``-again`` and ``-third`` at the end.
+    """
+    same: dict[str, list[Record]] = {}
+    for record in records:
+        same.setdefault(configuration_hash(record.run), []).append(record)
+    taken = {record.run.id for record in records} | set(runs)
+    due: dict[str, ExpandedRun] = {}
+    for run in runs.values():
+        of_it = same.get(configuration_hash(run.spelled_out()), [])
+        if any(record.measured.host_bound for record in of_it):
+            base = min((record.run.id for record in of_it), key=len)
+            free = [name for suffix in REPEATS if (name := base + suffix) not in taken]
+            for name in free[: len(REPEATS) - len(of_it)]:
+                due[name] = dataclasses.replace(run, run=run.run.model_copy(update={"id": name}))
+                taken.add(name)
+    return due
+
+
+@dataclass
+class _Call:
+    """One call of :func:`measure` on a machine that passed its self-test."""
+
+    out: Path
+    gpus: list[int]
+    parallel: bool
+    trace: bool
+    timeout_s: float
+    logs: Path | None
+    progress: Callable[[str], None]
+    written: list[Path] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self, runs: dict[str, ExpandedRun]) -> None:
+        """Measure runs that have no record, and write one each."""
+        splits = _splits(runs, read_records(self.out))
+        tasks = [plan_task(run, timeout_s=self.timeout_s, trace=self.trace) for run in runs.values()]
+        with tempfile.TemporaryDirectory() as scratch:
+            found = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
+            with contextlib.closing(found):  # an interruption here ends the processes at once
+                for left, outcome in enumerate(found, start=1 - len(tasks)):
+                    id = outcome.task.id
+                    if outcome.error is not None:
+                        self.failed[id] = outcome.error
+                        _keep_logs(outcome, self.logs)
+                        self.progress(f"{id}: no result: {outcome.error}; {-left} left")
+                        continue
+                    record = record_of(runs[id], outcome, splits[id])
+                    # first the traces: a run with a record is not measured again
+                    _keep_traces(outcome, self.out.parent / "traces")
+                    self.written.append(write_record(record, self.out))
+                    self.progress(f"{_line(record)}; {-left} left")
+
+
 def measure(
     runs_file: Path,
     out: Path,
@@ -239,6 +230,8 @@ def measure(
     progress: Callable[[str], None] = print,
 ) -> MeasureSummary:
     """Run every run of a file that has no record yet, and write one record each.
+
+    Runs that turn out to be bound by the host are made three times in all, since they vary from start to start.
 
     Parameters
     ----------
@@ -263,33 +256,22 @@ def measure(
         If the file is wrong, a run cannot be expressed in its framework, or this machine cannot measure it.
     """
     runs = {run.id: expand(run, runs_file.parent) for run in load_runs(runs_file)}
-    tasks = {id: plan_task(run, timeout_s=timeout_s, trace=trace) for id, run in runs.items()}
+    for run in runs.values():
+        plan_task(run, timeout_s=timeout_s)  # what cannot be run is said before anything is
     records = read_records(out)
     there = {r.run.id for r in records}
-    todo = [task for id, task in tasks.items() if id not in there]
-    skipped = tuple(id for id in tasks if id in there)
-    if not todo:
+    skipped = tuple(id for id in runs if id in there)
+    todo = {id: run for id, run in runs.items() if id not in there}
+    if not todo and not repeats_due(runs, records):
         return MeasureSummary(skipped=skipped)
     state = self_test()
-    check_machine(state, [runs[task.id].run for task in todo])
+    check_machine(state, [run.run for run in runs.values()])
     progress(f"self-test: {len(state['gpus'])} x {state['gpus'][0]['name']}, PyTorch {state['torch']}")
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
-    splits = _splits(runs, records)
-    written: list[Path] = []
-    failed: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        gpus = list(range(len(state["gpus"])))
-        found = run_tasks(todo, gpus, Path(scratch), parallel=parallel, progress=progress)
-        with contextlib.closing(found):  # an interruption here ends the processes at once
-            for left, outcome in enumerate(found, start=1 - len(todo)):
-                id = outcome.task.id
-                if outcome.error is not None:
-                    failed[id] = outcome.error
-                    _keep_logs(outcome, logs)
-                    progress(f"{id}: no result: {outcome.error}; {-left} left")
-                    continue
-                record = _record(runs[id], outcome, splits[id])
-                _keep_traces(outcome, out.parent / "traces")  # first: a run with a record is not measured again
-                written.append(write_record(record, out))
-                progress(f"{_line(record)}; {-left} left")
-    return MeasureSummary(tuple(written), skipped, failed)
+    call = _Call(out, list(range(len(state["gpus"]))), parallel, trace, timeout_s, logs, progress)
+    if todo:
+        call.run(todo)
+    if due := repeats_due(runs, read_records(out)):
+        progress(f"{len(due)} repeats of runs that are bound by the host")
+        call.run(due)
+    return MeasureSummary(tuple(call.written), skipped, call.failed)

@@ -21,7 +21,8 @@ _WORK = {
     "collective": ("payload [B]", "payload over time [GB/s]", 1e9),
 }
 """Family to the words for its work and its rate, and the unit of the rate."""
-_HELDOUT, _GRID = "#08519c", MUTED
+_COLOURS = {"grid": MUTED, "heldout": "#08519c", "fresh": "#e6550d"}
+_SPLIT_WORDS = {"grid": "fitted", "heldout": "held out", "fresh": "held out, fresh"}
 _CLIP = 0.4
 """Errors beyond are drawn at the edge. [-]"""
 
@@ -93,10 +94,12 @@ def _new_pair() -> tuple[Axes, Axes]:
 def _plot_rates(ax: Axes, points: Sequence[Mapping[str, Any]], family: str) -> None:
     work_label, rate_label, unit = _WORK.get(family, ("work", "rate", 1.0))
     work = np.array([work_of(family, point["shape"]) for point in points])
-    for split, colour in (("grid", _GRID), ("heldout", _HELDOUT)):
+    for split, colour in _COLOURS.items():
         at = np.array([point["split"] == split for point in points], dtype=bool)
         rate = work[at] / np.array([p["measured_s"] for p in points if p["split"] == split]) / unit
-        label = f"measured, {'held out' if split == 'heldout' else 'fitted'} ({int(at.sum()):,})"
+        if not at.any():
+            continue
+        label = f"measured, {_SPLIT_WORDS[split]} ({int(at.sum()):,})"
         ax.scatter(work[at], rate, s=12, color=colour, linewidths=0, rasterized=True, label=label)
     predicted = work / np.array([point["predicted_s"] for point in points]) / unit
     if family == "collective":  # one curve per collective and group: the shape is its payload
@@ -126,16 +129,16 @@ def _plot_lines(ax: Axes, points: Sequence[Mapping[str, Any]], work: Any, predic
 
 
 def _plot_residuals(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:
-    for split, colour in (("grid", _GRID), ("heldout", _HELDOUT)):
+    for split, colour in _COLOURS.items():
         for far, face, edge in ((False, colour, "none"), (True, "none", colour)):
             rows = [p for p in points if p["split"] == split and bool(p["extrapolated"]) == far]
             if not rows:
                 continue
             error = np.clip([p["error"] for p in rows], -_CLIP, _CLIP)
-            words = f"{'held out' if split == 'heldout' else 'fitted'}{', extrapolated' if far else ''}"
+            words = f"{_SPLIT_WORDS[split]}{', extrapolated' if far else ''}"
             time_us = np.array([p["measured_s"] for p in rows]) * 1e6
             ax.scatter(time_us, 100 * error, s=12, facecolors=face, edgecolors=edge, rasterized=True, label=words)
-    held = [abs(p["error"]) for p in points if p["split"] == "heldout" and math.isfinite(p["error"])]
+    held = [abs(p["error"]) for p in points if p["split"] != "grid" and math.isfinite(p["error"])]
     if held:
         median = 100 * float(np.median(held))
         for side in (-median, median):

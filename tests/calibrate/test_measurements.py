@@ -37,7 +37,7 @@ def test_row_comes_back_as_written(tmp_path: Path) -> None:
         ("15,14,17,us", "0.015,14,17,ms", "units are not to be mixed"),
         ("m=128 n=512", "m=128 n", "not 'name=value"),
         ("gemm,fwd", "attention,fwd", "in the file of 'gemm'"),
-        ("bf16,grid", "bf16,both", "instead of grid or heldout"),
+        ("bf16,grid", "bf16,both", "instead of grid, heldout, fresh"),
         (",Some GPU", "", "14 columns instead of 15"),
     ],
 )

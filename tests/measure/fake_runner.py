@@ -31,7 +31,9 @@ def main() -> None:
         result |= {"memory_ready": memory, "memory_whole": memory}
     else:
         result |= {"error": "OutOfMemoryError: no room", "tried_bytes": 7}
-    (Path(sys.argv[2]) / f"rank{rank}.json").write_text(json.dumps(result))
+    temporary = Path(sys.argv[2]) / f"rank{rank}.json.tmp"
+    temporary.write_text(json.dumps(result))
+    temporary.rename(temporary.with_suffix(""))
 
 
 if __name__ == "__main__":

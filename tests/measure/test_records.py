@@ -20,7 +20,7 @@ from mofa.measure.records import (
     read_records,
     write_record,
 )
-from mofa.measure.runs import measured_of
+from mofa.measure.results import measured_of
 from mofa.specs.params import num_params
 from mofa.specs.run import RunSpec
 

@@ -23,8 +23,15 @@ if __name__ == "__main__":
     parser.add_argument("families", nargs="*")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    options = {"quick": given.quick, "full": given.full, "device": given.device, "limit_s": given.limit}
+    options = {
+        "quick": given.quick,
+        "full": given.full,
+        "fresh": given.fresh,
+        "device": given.device,
+        "limit_s": given.limit,
+    }
     print(run(given.out, families=given.families or None, progress=_show, **options))

@@ -73,13 +73,24 @@ def _timed(step: Callable[[], None], num_steps: int) -> list[float]:
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
-def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
-    result["memory_ready"] = _memory()
+def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
+    """Seconds of the steps before the measured ones: as many as the job says, and on until two are alike.
+
+    Fusions that are compiled anew for a new number of tokens would otherwise fall into the measured steps.
+    """
     result["phase"] = "first step"
-    warmup = _timed(training.step, 1)
+    times = _timed(training.step, 1)
     result["memory_first_step"] = _memory()
     result["phase"] = "warm-up"
-    warmup += _timed(training.step, job["warmup_steps"] - 1)
+    times += _timed(training.step, job["warmup_steps"] - 1)
+    while len(times) < job["max_warmup_steps"] and _agree(max(times[-2:]) / min(times[1:])) > job["settled"]:
+        times += _timed(training.step, 2)
+    return times
+
+
+def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
+    result["memory_ready"] = _memory()
+    warmup = _warm_up(training, job, result)
     whole = _memory()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
@@ -96,8 +107,12 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     result["outcome"] = "ok"
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
-    if job.get("trace"):
-        traces.write(training.step, folder, rank)
+    # near the capacity the profiler's own buffers could end a run that went well
+    if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
+        result["phase"] = "profile"
+        result |= traces.busy(training.step)
+        if job.get("trace"):
+            traces.write(training.step, folder, rank)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -153,8 +168,9 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
         result["facts"] = training.facts
         _measured(training, job, result, folder, rank)
     except Exception as error:
-        memory = out_of_memory(error)
-        result["outcome"] = "oom" if memory else ("ok" if result["outcome"] == "ok" else "error")
+        measured = result["outcome"] == "ok"  # what comes after the timed steps takes nothing from them
+        memory = out_of_memory(error) and not measured
+        result["outcome"] = "ok" if measured else "oom" if memory else "error"
         result["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
         if memory:
             result["tried_bytes"] = _tried_bytes(str(error))

@@ -11,20 +11,68 @@ from typing import Any
 import torch
 
 
-def _kernels(step: Callable[[], None]) -> list[list[Any]]:
-    """[stream, name, start, duration] of everything that ran on the device in one step. [us]"""
+def _profiled(step: Callable[[], None]) -> list[Any]:
+    """Events of one step: what ran on the device, and the host's calls of CUDA."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         step()
         torch.cuda.synchronize()
-    rows = [
-        [int(e.device_resource_id()), e.name()[:120], e.start_ns() / 1e3, e.duration_ns() / 1e3]
-        for e in profile.profiler.kineto_results.events()
-        if e.device_type() == torch.autograd.DeviceType.CUDA
-    ]
-    rows.sort(key=lambda row: row[2])
-    origin = rows[0][2] if rows else 0.0
-    return [[stream, name, round(start - origin, 2), round(duration, 2)] for stream, name, start, duration in rows]
+    events: list[Any] = profile.profiler.kineto_results.events()
+    return events
+
+
+def _on_device(events: list[Any]) -> list[Any]:
+    device = torch.autograd.DeviceType.CUDA
+    return sorted((e for e in events if e.device_type() == device), key=lambda e: e.start_ns())
+
+
+def _covered_s(events: list[Any]) -> float:
+    """Seconds in which at least one of the events, in the order of their starts, was under way."""
+    covered, until = 0, 0
+    for event in events:
+        start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+        covered += max(0, end - max(start, until))
+        until = max(until, end)
+    return covered / 1e9
+
+
+def busy(step: Callable[[], None]) -> dict[str, float]:
+    """Seconds of one step in which the device did anything, and in which it did anything but communicate."""
+    events = _on_device(_profiled(step))
+    return {
+        "device_busy_s": _covered_s(events),
+        "device_computing_s": _covered_s([e for e in events if "nccl" not in e.name().lower()]),
+    }
+
+
+def _timeline(step: Callable[[], None]) -> dict[str, Any]:
+    """Kernels of one step as [stream, name, start, duration], and the host's calls of CUDA that made them. [us]
+
+    A call is [thread, index of its name, start, duration, index of the kernel that it started or -1]; both count
+    from the first kernel's start.
+    """
+    events = _profiled(step)
+    kernels = _on_device(events)
+    origin = kernels[0].start_ns() if kernels else 0
+    started_by = {e.correlation_id(): i for i, e in enumerate(kernels)}
+    names: dict[str, int] = {}
+    threads: dict[int, int] = {}
+    calls = []
+    for e in sorted((e for e in events if e.name().startswith("cu")), key=lambda e: e.start_ns()):
+        if e.device_type() == torch.autograd.DeviceType.CUDA:
+            continue
+        thread = threads.setdefault(int(e.device_resource_id()), len(threads))
+        name = names.setdefault(e.name(), len(names))
+        calls.append([thread, name, *_micro(e, origin), started_by.get(e.correlation_id(), -1)])
+    return {
+        "kernels_us": [[int(e.device_resource_id()), e.name()[:120], *_micro(e, origin)] for e in kernels],
+        "call_names": list(names),
+        "calls_us": calls,
+    }
+
+
+def _micro(event: Any, origin_ns: int) -> tuple[float, float]:
+    return round((event.start_ns() - origin_ns) / 1e3, 2), round(event.duration_ns() / 1e3, 2)
 
 
 def _where(frames: list[dict[str, Any]]) -> str:
@@ -55,9 +103,9 @@ def _allocations(step: Callable[[], None]) -> list[list[Any]]:
 
 
 def write(step: Callable[[], None], folder: Path, rank: int) -> None:
-    """Write ``traceN.json.gz``: the kernels and the allocations of one step each."""
+    """Write ``traceN.json.gz``: the kernels with the calls that started them, and the allocations, of one step each."""
     content = {
-        "kernels_us": _kernels(step),
+        **_timeline(step),
         "allocated_before_bytes": torch.cuda.memory_allocated(),
         "allocations": _allocations(step),
     }

@@ -1,0 +1,81 @@
+"""What the ranks of a run left, made into its record."""
+
+from __future__ import annotations
+
+import statistics
+from datetime import UTC, datetime
+from typing import Any
+
+from mofa.measure.expand import ExpandedRun
+from mofa.measure.launch import Outcome
+from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
+
+
+def _quartiles(times: list[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    return third - first
+
+
+def _rank_memory(rank: dict[str, Any]) -> RankMemory:
+    memory, whole, ready = rank["memory"], rank.get("memory_whole", {}), rank.get("memory_ready", {})
+    return RankMemory(
+        rank=rank["rank"],
+        peak_allocated_bytes=memory["peak_allocated_bytes"],
+        peak_reserved_bytes=memory["peak_reserved_bytes"],
+        whole_peak_allocated_bytes=whole.get("peak_allocated_bytes"),
+        whole_peak_reserved_bytes=whole.get("peak_reserved_bytes"),
+        ready_allocated_bytes=ready.get("allocated_bytes"),
+        between_steps_bytes=memory["allocated_bytes"] if rank["outcome"] == "ok" else None,
+        device_bytes=memory["device_bytes"],
+        outside_allocator_bytes=memory["device_bytes"] - memory["reserved_bytes"],
+        device_total_bytes=memory["device_total_bytes"],
+        alloc_retries=memory["alloc_retries"],
+        device_busy_s=rank.get("device_busy_s"),
+        device_computing_s=rank.get("device_computing_s"),
+    )
+
+
+def measured_of(ranks: list[dict[str, Any]]) -> Measured:
+    """What the ranks of a run found, as one result; the slowest rank's times are the run's."""
+    with_memory = [r for r in ranks if "memory" in r]
+    facts = dict(ranks[0].get("facts", {}))
+    facts["layers"] = [r.get("facts", {}).get("layers") for r in ranks]
+    short = [r for r in ranks if r["outcome"] == "oom"]
+    if short:
+        return Measured(
+            outcome="oom",
+            ranks=[_rank_memory(r) for r in with_memory],
+            facts=facts,
+            oom_phase=short[0]["phase_of_end"],
+            oom_tried_bytes=short[0].get("tried_bytes"),
+            error=short[0]["error"],
+        )
+    slowest = max(ranks, key=lambda r: statistics.median(r["step_times_s"]))
+    times = [round(t, 7) for t in slowest["step_times_s"]]
+    counts = [r["tokens_per_expert"] for r in ranks if "tokens_per_expert" in r]
+    return Measured(
+        outcome="ok",
+        step_time_s=statistics.median(times),
+        step_time_spread_s=round(_quartiles(times), 7),
+        step_times_s=times,
+        warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
+        ranks=[_rank_memory(r) for r in ranks],
+        tokens_per_expert=counts or None,
+        facts=facts,
+    )
+
+
+def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
+    """The record of a run that gave a result."""
+    told = outcome.ranks[0]["environment"]
+    environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **told)
+    gpus = f"{environment.num_gpus} {environment.gpu}"
+    source = (
+        f"measured on {gpus}, PyTorch {environment.torch}, {run.framework.name} {environment.framework}, "
+        f"{datetime.now(tz=UTC):%Y-%m-%d}"
+    )
+    return Record(
+        run=run.spelled_out(), measured=measured_of(outcome.ranks), environment=environment, source=source, split=split
+    )
