@@ -12,6 +12,7 @@ from scipy.optimize import least_squares, nnls
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
+from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, stream_s
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
@@ -32,7 +33,6 @@ TILES = (
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
-MIN_POINTS = 5
 
 
 @dataclass(frozen=True)

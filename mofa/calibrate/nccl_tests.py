@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import yaml
 
-from mofa.calibrate.fit import MIN_POINTS, fit_collective
+from mofa.calibrate.fit import fit_collective
 from mofa.calibrate.profile import BASES, curve_fact
+from mofa.calibrate.shapes import MIN_POINTS
 from mofa.cost.collectives import Fabric, collective_time
 from mofa.cost.forms import bus_share
 from mofa.cost.topology import Group
@@ -200,41 +201,72 @@ def _op_of(file: Path, text: str) -> str:
 
 
 def _from_text(file: Path, text: str) -> NcclRun:
-    ranks = re.findall(r"#\s+Rank\s+(\d+).*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)", text)
-    points = []
+    ranks = re.findall(r"#\s+Rank\s+\d+(?:\s+Group\s+(\d+))?.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)", text)
+    column, points = _time_column(text), []
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
         if len(cells) < 2 or not cells[0].isdigit():
             continue
-        if len(cells) < 8:
+        if len(cells) < column + 3:
             raise SpecError(f"{file}: line {number}: truncated after {len(cells)} columns; run nccl-tests again")
         try:
-            size, time_s = int(cells[0]), float(cells[5]) / 1e6
+            size, time_s = int(cells[0]), float(cells[column]) / 1e6
         except ValueError:
-            raise SpecError(f"{file}: line {number}: no time in column 6; is the output complete?") from None
+            raise SpecError(f"{file}: line {number}: no time in column {column + 1}; is the output complete?") from None
         if not (math.isfinite(time_s) and time_s > 0):
-            raise SpecError(f"{file}: line {number}: time {cells[5]} us is no positive number")
+            raise SpecError(f"{file}: line {number}: time {cells[column]} us is no positive number")
         if size > 0:
             points.append((size, time_s))
     if points and "# Avg bus bandwidth" not in text:
         raise SpecError(f"{file}: truncated, its last line '# Avg bus bandwidth' is missing; run nccl-tests again")
+    if found := re.search(r"# Out of bounds values\s*:\s*(\d+) FAILED", text):
+        raise _wrong(file, int(found[1]))
+    together = [rank for rank in ranks if rank[0] == ranks[0][0]]  # NCCL_TESTS_SPLIT runs several groups side by side
     gpu = ranks[0][2].strip() if ranks else None
-    return NcclRun(_op_of(file, text), len(ranks), len({r[1] for r in ranks}) or 1, gpu, tuple(points))
+    return NcclRun(_op_of(file, text), len(together), len({r[1] for r in together}) or 1, gpu, tuple(points))
+
+
+def _time_column(text: str) -> int:
+    """Where the out-of-place time stands: its header names it, of programs without a root it comes earlier.
+
+    Examples
+    --------
+    >>> _time_column("#       size         count      type   redop    root     time   algbw   busbw #wrong     time")
+    5
+    """
+    header = re.search(r"^#\s+size(.*?)\b(?:cpu)?time\b", text, re.MULTILINE)
+    return 1 + len(header[1].split()) if header else 5
+
+
+def _wrong(file: Path, values: int) -> SpecError:
+    return SpecError(f"{file}: {values} wrong values: the collective did not work; its times say nothing")
 
 
 def _from_json(file: Path, text: str) -> NcclRun:
+    """What ``--json`` writes since nccl-tests 2.17: devices hold the first rank of each process.
+
+    Every process has ``nthreads * ngpus`` ranks.
+    """
     try:
         found = json.loads(text)
-        points = [(int(r["size"]), float(r["out_of_place"]["time"]) / 1e6) for r in found["results"]]
-        devices = found.get("devices") or found.get("config", {}).get("devices") or []
-        group = int(found.get("ranks") or found.get("config", {}).get("ranks") or len(devices))
-        hosts = len({d.get("hostname", "") for d in devices}) or 1
-        gpu = devices[0].get("device_name") if devices else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        config, rows = found["config"], [r for r in found["results"] if r["out_of_place"] is not None]
+        points = [
+            (int(r["size"]), float(r["out_of_place"].get("time", r["out_of_place"].get("cpu_time"))) / 1e6)
+            for r in rows
+        ]
+        devices = config["devices"]
+        group = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
+        hosts = len({d["hostname"] for d in devices})
+        gpu = str(devices[0]["device_info"]).strip()
+        op = _op_of(file, str(found["args"][0]))
+        wrong = int(found.get("out_of_bounds", {}).get("count", 0))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise SpecError(f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {error})") from None
     if any(not (math.isfinite(t) and t > 0) for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
-    return NcclRun(_op_of(file, text), group, hosts, gpu, tuple(p for p in points if p[0] > 0))
+    if wrong:
+        raise _wrong(file, wrong)
+    return NcclRun(op, group, hosts, gpu, tuple(p for p in points if p[0] > 0))
 
 
 def _replace(path: Path, text: str) -> None:

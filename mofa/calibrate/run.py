@@ -66,7 +66,7 @@ def run(
     wanted = families or (ONE_GPU_FAMILIES if found < 2 else FAMILIES)
     chosen = [family for family in FAMILIES if family in wanted]
     todo = [c for family in chosen for c in cases(family, quick=quick, full=full, gpus=found, fresh=fresh)]
-    host = host_id()
+    host = host_id(str(bench.environment().get("gpu_ids", "")))
     done = prepare(out, bench, host)
     left = [c for c in todo if c.key not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
@@ -138,9 +138,9 @@ def num_gpus(bench: Bench) -> int:
     return found if isinstance(found, int) else 1
 
 
-def host_id() -> str:
-    """A short name that tells machines apart without naming them."""
-    return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()}".encode()).hexdigest()[:6]
+def host_id(gpu_ids: str = "") -> str:
+    """A short name that tells machines apart without naming them; virtual ones by their GPUs."""
+    return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpu_ids}".encode()).hexdigest()[:6]
 
 
 def prepare(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:

@@ -13,6 +13,11 @@ FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8
 SEQUENCES = ((512, 4), (1024, 1), (1024, 8), (2048, 1), (2048, 4), (4096, 1), (4096, 2), (6144, 1), (8192, 1),
              (12288, 1), (16384, 1), (32768, 1), (65536, 1))  # fmt: skip
 LAYOUTS = ("fwd", "dgrad", "wgrad")
+MIN_POINTS = 5
+"""Rows of a kind that a fit needs. [-]"""
+QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
+QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
+                   ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "sustained")
 FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 
@@ -34,11 +39,43 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     else:
         found = made[family]()
     found = found if fresh else [c for c in found if c.split != "fresh"]
-    if family in ("host", "copy", "sustained", "overlap") or (full and not quick):
+    if quick:
+        return _quick(family, found)
+    if family in ("host", "copy", "sustained", "overlap") or full:
         return found
-    grid = [c for c in found if c.split == "grid"]
-    held = [c for c in found if c.split != "grid"]
-    return grid[::4] + held[::4] if quick else grid[::2] + held
+    return _grid(found)[::2] + [c for c in found if c.split != "grid"]
+
+
+def _grid(found: list[Case]) -> list[Case]:
+    return [c for c in found if c.split == "grid"]
+
+
+def _quick(family: str, found: list[Case]) -> list[Case]:
+    """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
+    if family in ("host", "copy", "overlap"):
+        return found
+    if family == "sustained":
+        return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
+    if family == "compiled":
+        return _thin([c for c in _grid(found) if c.op in QUICK_COMPILED])
+    held = [c for c in found if c.split != "grid"][::4]
+    if family == "memory_bound":
+        return _thin(_grid(found)) + held
+    if family == "attention":
+        return [c for c in _grid(found) if c.size("q") <= 32768][::4] + held
+    return _grid(found)[::4] + held
+
+
+def _thin(found: list[Case]) -> list[Case]:
+    """The fewest of each op that a fit takes, from the smallest to the largest."""
+    by_op: dict[str, list[Case]] = {}
+    for case in found:
+        by_op.setdefault(case.op, []).append(case)
+    kept = []
+    for of_op in by_op.values():
+        last, num = len(of_op) - 1, min(MIN_POINTS, len(of_op))
+        kept += [of_op[round(i * last / max(1, num - 1))] for i in range(num)]
+    return kept
 
 
 def linears(model: Dims, tp: int) -> Iterator[tuple[int, int]]:
@@ -270,7 +307,7 @@ def compiled_cases() -> list[Case]:
     held_losses = ((4096, 151936), (6144, 128256), (8192, 64128), (4096, 102400))
     for op in COMPILED_OPS:
         loss = "entropy" in op
-        for tokens, width in losses if loss else sizes:
+        for tokens, width in losses if loss else sizes[:: 1 if "norm" in op or "swiglu" in op else 2]:
             grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
         for tokens, width in held_losses if loss else held_sizes:
             held.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))

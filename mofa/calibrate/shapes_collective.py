@@ -22,18 +22,19 @@ def collective_cases(gpus: int) -> list[Case]:
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
-    held, fresh = held_collectives(rng, gpus), held_collectives(random.Random(FRESH_SEED + 10), gpus)
+    held = held_collectives(rng, gpus, (1, 2, 4, 8))
+    fresh = held_collectives(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
     several = gpus > 1
     return split_cases("collective", grid, held, 120 if several else 0, fresh, 100 if several else 0)
 
 
-def held_collectives(rng: random.Random, gpus: int) -> list[Item]:
-    """Payloads of the bundled workloads: activations, and weights or gradients of a layer."""
+def held_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
+    """Payloads of the bundled workloads: activations of a part of the sequence, weights or gradients of a layer."""
     held: list[Item] = []
     for _ in range(2000):
         group = rng.choice(group_sizes(gpus) or [2])
         op, model = rng.choice(OPS), rng.choice(MODELS)
-        tokens = rng.choice((1, 1, 2)) * model.seq_len // rng.choice((1, 2, 4, 8))
+        tokens = rng.choice((1, 1, 2)) * model.seq_len // rng.choice(parts)
         elements = tokens * model.hidden
         if op.startswith("all_to_all"):
             elements *= model.top_k or 1

@@ -106,11 +106,14 @@ class Environment(Spec):
     cuda: str
     cudnn: int
     nccl: str
+    driver: str | None = None
     framework: str
     """Version of the framework."""
     allocator: str
     """PYTORCH_ALLOC_CONF, empty for PyTorch's defaults."""
     settings: dict[str, str] = Field(default={})
+    host_op_s: float | None = None
+    """Time in which the host issued one small eager op after the run: what hosts of one kind differ by."""
     side_by_side: bool = False
     """Other runs were on other GPUs of the machine at the same time."""
 

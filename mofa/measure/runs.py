@@ -191,17 +191,16 @@ class _Call:
     out: Path
     gpus: list[int]
     parallel: bool
-    trace: bool
     timeout_s: float
     logs: Path | None
     progress: Callable[[str], None]
     written: list[Path] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, runs: dict[str, ExpandedRun]) -> None:
+    def run(self, runs: dict[str, ExpandedRun], *, trace: bool) -> None:
         """Measure runs that have no record, and write one each."""
         splits = _splits(runs, read_records(self.out))
-        tasks = [plan_task(run, timeout_s=self.timeout_s, trace=self.trace) for run in runs.values()]
+        tasks = [plan_task(run, timeout_s=self.timeout_s, trace=trace) for run in runs.values()]
         with tempfile.TemporaryDirectory() as scratch:
             found = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
             with contextlib.closing(found):  # an interruption here ends the processes at once
@@ -268,10 +267,10 @@ def measure(
     check_machine(state, [run.run for run in runs.values()])
     progress(f"self-test: {len(state['gpus'])} x {state['gpus'][0]['name']}, PyTorch {state['torch']}")
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
-    call = _Call(out, list(range(len(state["gpus"]))), parallel, trace, timeout_s, logs, progress)
+    call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
-        call.run(todo)
+        call.run(todo, trace=trace)
     if due := repeats_due(runs, read_records(out)):
         progress(f"{len(due)} repeats of runs that are bound by the host")
-        call.run(due)
+        call.run(due, trace=False)
     return MeasureSummary(tuple(call.written), skipped, call.failed)

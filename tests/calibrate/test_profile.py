@@ -1,6 +1,7 @@
 """From the committed measurements to accuracy, profile and back; nccl-tests into a profile."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,92 @@ def test_the_planner_gives_the_times_that_nccl_tests_measured(tmp_path: Path, si
     assert planned_s(path, "all_reduce", size, 8) == pytest.approx(30e-6 + size * 1.75 / 478.7e9, rel=0.03)
 
 
+def nccl_json(
+    program: str, rows: list[tuple[int, float]], *, processes: int = 1, hosts: int = 1, ngpus: int = 1
+) -> str:
+    """As src/util.cu of nccl-tests writes it (version 2 of its format)."""
+    devices = [
+        {"rank": i * ngpus, "group": 0, "pid": 9, "hostname": f"n{i * hosts // processes}", "device": i % 8,
+         "device_hex": "0000:0f:00", "device_info": "NVIDIA H200"}
+        for i in range(processes)
+    ]  # fmt: skip
+    config = {"nthreads": 1, "ngpus": ngpus, "minimum_bytes": 8, "maximum_bytes": 2**30, "step_factor": 2,
+              "blocking_collectives": "false", "devices": devices}  # fmt: skip
+    results = [
+        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1",
+         "out_of_place": {"time": time_us, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}, "in_place": None,
+         "actual_iterations": 20, "experiment_name": f"{program}_perf"}
+        for size, time_us in rows
+    ]  # fmt: skip
+    return json.dumps(
+        {"version": 2, "start_time": "2026-11-21 10:00:00", "args": [f"./build/{program}_perf", "-b", "8"],
+         "env": ["LAST=sendrecv_perf"], "nccl_version": 22809, "config": config, "results": results,
+         "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": 1.0}, "errors": []}
+    )  # fmt: skip
+
+
+def test_nccl_json_of_one_process_counts_its_gpus(tmp_path: Path) -> None:
+    """Without MPI the tool lists the first device alone, whatever -g was."""
+    file = tmp_path / "out.json"
+    file.write_text(nccl_json("all_gather", [(2**20, 30.0), (2**30, 2500.0)], ngpus=8))
+    run = read_nccl(file)
+    assert (run.op, run.group, run.hosts, run.gpu) == ("all_gather", 8, 1, "NVIDIA H200")
+    assert run.bus_bytes_per_s == pytest.approx(2**30 * 7 / 8 / 2500e-6)
+
+
+PUBLISHED = """# nThread 1 nGpus 1 minBytes 8 maxBytes 4294967296 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#  Rank  0 Group  0 Pid  56543 on     thanos device  0 [0x07] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid  56544 on     thanos device  1 [0x0a] NVIDIA A100-SXM4-80GB
+#  Rank  2 Group  0 Pid  56545 on     thanos device  2 [0x45] NVIDIA A100-SXM4-80GB
+#  Rank  3 Group  0 Pid  56546 on     thanos device  3 [0x4b] NVIDIA A100-SXM4-80GB
+#  Rank  4 Group  0 Pid  56547 on     thanos device  4 [0x84] NVIDIA A100-SXM4-80GB
+#  Rank  5 Group  0 Pid  56548 on     thanos device  5 [0x8a] NVIDIA A100-SXM4-80GB
+#  Rank  6 Group  0 Pid  56549 on     thanos device  6 [0xc0] NVIDIA A100-SXM4-80GB
+#  Rank  7 Group  0 Pid  56550 on     thanos device  7 [0xc3] NVIDIA A100-SXM4-80GB
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+    33554432       8388608     float     sum      -1    439.2   76.41  133.71      0    441.9   75.94  132.89      0
+    67108864      16777216     float     sum      -1    695.5   96.49  168.86      0    695.2   96.53  168.93      0
+   134217728      33554432     float     sum      -1   1305.0  102.85  179.99      0   1312.3  102.27  178.98      0
+  1073741824     268435456     float     sum      -1   8247.6  130.19  227.83      0   8240.7  130.30  228.02      0
+  4294967296    1073741824     float     sum      -1    32336  132.82  232.44      0    32455  132.34  231.59      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 66.2058
+#
+"""
+"""Rows of a real run that was published: eight A100s of one host, before the tool named its program in the output."""
+
+
+def test_a_published_run_is_read_as_its_own_columns_say(tmp_path: Path) -> None:
+    file = tmp_path / "all_reduce_perf.txt"
+    file.write_text(PUBLISHED)
+    run = read_nccl(file)
+    assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA A100-SXM4-80GB")
+    assert run.bus_bytes_per_s == pytest.approx(232.44e9, rel=1e-4)
+    for row in [line.split() for line in PUBLISHED.splitlines() if line.split()[0].isdigit()]:
+        assert dict(run.points)[int(row[0])] * 1e6 == pytest.approx(float(row[5]))
+
+
+def test_two_groups_side_by_side_are_groups_of_their_own_size(tmp_path: Path) -> None:
+    file = tmp_path / "all_reduce_perf.txt"
+    file.write_text(re.sub(r"(Rank  [4-7]) Group  0", r"\1 Group  1", PUBLISHED))
+    assert read_nccl(file).group == 4
+
+
+def test_programs_without_a_root_have_their_time_earlier(tmp_path: Path) -> None:
+    file = tmp_path / "all_gather_perf.txt"
+    file.write_text(re.sub(r"(   redop    root)|(     sum      -1)", "", PUBLISHED))
+    assert dict(read_nccl(file).points)[33554432] == pytest.approx(439.2e-6)
+
+
 @pytest.mark.parametrize(
     ("program", "op", "time_us"), [("alltoall", "all_to_all", 25000.0), ("all_reduce", "all_reduce", 5500.0)]
 )
 def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op: str, time_us: float) -> None:
     """8 NICs of 50 GB/s: rings of two hosts carry the traffic of all eight GPUs of a node, an all-to-all half of it."""
     file, path = tmp_path / f"{program}_perf.json", profile(tmp_path)
-    devices = [{"hostname": f"n{i // 8}", "device_name": "NVIDIA H200"} for i in range(16)]
-    file.write_text(json.dumps({"devices": devices, "results": [{"size": 2**30, "out_of_place": {"time": time_us}}]}))
+    file.write_text(nccl_json(program, [(2**30, time_us)], processes=16, hosts=2))
     found = import_nccl(file, path)
     assert (found["level"], found["curve"]) == ("nic", None)
     assert found["field"] == ("all_to_all_efficiency" if op == "all_to_all" else "efficiency")
@@ -190,6 +269,10 @@ def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
     [
         (TEXT.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"), "measured on 'NVIDIA H100"),
         (TEXT.replace("31400.0", "nan"), "no positive number"),
+        (TEXT.replace("# Avg bus", "# Out of bounds values : 3 FAILED\n# Avg bus"), "3 wrong values"),
+        (nccl_json("all_reduce", [(2**30, 5500.0)], ngpus=8).replace('"count": 0,', '"count": 3,'), "3 wrong values"),
+        (nccl_json("all_reduce", [(2**30, 5500.0)], ngpus=8).replace("5500.0", '"nan"'), "no positive number"),
+        (nccl_json("all_reduce", [(2**30, 5500.0)], ngpus=8)[:-40], "not the JSON of nccl-tests"),
         (TEXT.replace("31400.0", "--"), "no time in column 6"),
         (TEXT.replace("all_reduce_perf", "perf"), "which collective"),
         ("hello all_reduce_perf\n", "no rows"),

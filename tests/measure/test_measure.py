@@ -77,6 +77,29 @@ def test_records_are_written_resumed_and_failures_reported(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("fake_runners")
+def test_what_the_host_bounds_is_measured_three_times(tmp_path: Path) -> None:
+    path, out = runs_file(tmp_path, raw_run("idle-1"), raw_run("ok-1", gpus=2)), tmp_path / "measured"
+    first = measure_runs(path, out, progress=lambda _: None)
+    assert sorted(p.stem for p in first.written) == ["idle-1", "idle-1-again", "idle-1-third", "ok-1"]
+    records = {r.run.id: r for r in read_records(out)}
+    assert records["idle-1"].measured.host_bound
+    assert not records["ok-1"].measured.host_bound
+    assert {records[id].split for id in records if id != "ok-1"} == {records["idle-1"].split}
+    (out / "idle-1-third.yaml").unlink()  # as if interrupted there
+    again = measure_runs(path, out, progress=lambda _: None)
+    assert [p.stem for p in again.written] == ["idle-1-third"]
+    assert measure_runs(path, out, progress=lambda _: None).written == ()
+
+
+@pytest.mark.usefixtures("fake_runners")
+def test_a_run_that_was_repeated_by_hand_is_not_repeated_again(tmp_path: Path) -> None:
+    runs = [raw_run("idle-1"), raw_run("idle-1-traced"), raw_run("idle-2-again")]
+    out = tmp_path / "measured"
+    measure_runs(runs_file(tmp_path, *runs), out, progress=lambda _: None)
+    assert sorted(p.stem for p in out.glob("*.yaml")) == ["idle-1", "idle-1-traced", "idle-2-again"]
+
+
+@pytest.mark.usefixtures("fake_runners")
 def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
     measure_runs(runs_file(tmp_path, raw_run("ok-1")), tmp_path / "measured", progress=lambda _: None)
     record = read_record(tmp_path / "measured" / "ok-1.yaml")
@@ -97,6 +120,26 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
         (raw_run(framework={"name": "megatron-local", "experts": "grouped"}, model="mixtral-8x7b"), "grouped experts"),
         (raw_run(model="deepseek-v2-lite", framework={"name": "megatron-local"}), "cannot run MLA"),
         (raw_run(model="gpt-oss-120b"), "biases, sinks or a window"),
+        (raw_run(model="gpt-oss-120b", framework={"name": "megatron-local"}), "sinks or a window"),
+        (
+            raw_run(
+                model={
+                    "base": "llama3-8b",
+                    "attention": {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "out_bias": True},
+                },
+                framework={"name": "megatron-local"},
+            ),
+            "biases in some linear layers",
+        ),
+        (
+            raw_run(
+                model="mixtral-8x7b",
+                gpus=4,
+                framework={"name": "megatron-local"},
+                strategy={"tp": 4, "ep": 1, "etp": 2},
+            ),
+            "etp",
+        ),
         (raw_run(gpus=2, framework={"name": "torchtitan", "data_parallel": "hsdp"}), "dp_replicate"),
     ],
 )
@@ -140,6 +183,20 @@ def test_torchtitan_reads_the_batch_as_it_does(tmp_path: Path) -> None:
     assert (one["local_batch_size"], one["global_batch_size"], one["dtype"]) == (1, 4, "float32")
     pipeline = task_of(tmp_path, raw_run(gpus=2, strategy={"pp": 2, "recompute": "none"})).job["torchtitan"]["job"]
     assert (pipeline["training"]["local_batch_size"], pipeline["training"]["dtype"]) == (4, "bfloat16")
+
+
+def test_megatron_shards_experts_over_tensor_ranks(tmp_path: Path) -> None:
+    raw = raw_run(model={"base": "mixtral-8x7b", "num_layers": 2}, gpus=4, strategy={"tp": 2, "ep": 2, "etp": 2})
+    job = task_of(tmp_path, {**raw, "framework": {"name": "megatron-local"}}).job["megatron"]
+    assert job["parallel"]["expert_tensor_parallel_size"] == 2
+    assert job["parallel"]["expert_model_parallel_size"] == 2
+
+
+def test_megatron_has_the_biases_and_positions_of_gpt3(tmp_path: Path) -> None:
+    raw = raw_run(model={"base": "gpt3-175b", "num_layers": 2}, framework={"name": "megatron-local"})
+    job = task_of(tmp_path, raw).job["megatron"]
+    assert (job["config"]["add_bias_linear"], job["config"]["normalization"]) == (True, "LayerNorm")
+    assert (job["positions"], job["tied"], job["config"]["gated_linear_unit"]) == ("learned_absolute", True, False)
 
 
 def test_megatron_pads_the_vocabulary_and_keeps_the_environment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -79,7 +80,7 @@ def environment(device: str) -> dict[str, object]:
         return found
     properties = torch.cuda.get_device_properties(0)
     found |= {
-        "num_gpus": torch.cuda.device_count(), "total_memory_bytes": properties.total_memory,
+        "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
@@ -87,6 +88,12 @@ def environment(device: str) -> dict[str, object]:
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
     }  # fmt: skip
     return found
+
+
+def gpu_ids() -> str:
+    """Tells this machine's GPUs from those of another; no number of the maker's can be read off it."""
+    uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+    return hashlib.sha256(" ".join(uuids).encode()).hexdigest()[:12]
 
 
 def nccl_settings() -> dict[str, str]:

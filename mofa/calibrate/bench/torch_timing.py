@@ -97,18 +97,21 @@ def time_calls(
     """
     if device != "cuda":
         return _time_host(calls, samples)
-    for call in (calls[0], calls[-1]):
-        call()
+    calls[0]()
     torch.cuda.synchronize()
+    before = time.perf_counter()
+    calls[-1]()
+    torch.cuda.synchronize()
+    tries = 1 if time.perf_counter() - before > 0.01 else 3  # of long calls one says enough
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before = time.perf_counter()
     start.record()
-    for i in range(3):
+    for i in range(tries):
         calls[i % len(calls)]()
     end.record()
-    host_s = (time.perf_counter() - before) / 3
+    host_s = (time.perf_counter() - before) / tries
     torch.cuda.synchronize()
-    estimate_s = start.elapsed_time(end) / 3e3
+    estimate_s = start.elapsed_time(end) / 1e3 / tries
     per_sample = int(min(40, max(1, budget_s / samples / max(estimate_s, 1e-6))))
     if estimate_s > 0.004:
         samples = 5 if estimate_s < 0.02 else 3

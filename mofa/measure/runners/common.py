@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,27 @@ def _tried_bytes(text: str) -> int | None:
     return int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2])))) if match else None
 
 
+def _driver() -> str | None:
+    """Version of the GPU's driver, as its kernel module says it."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
+    return found[1] if found else None
+
+
+def _host_op_s(num_ops: int = 1000) -> float:
+    """Seconds in which this host issues one eager op: what machines of one kind differ by."""
+    x = torch.ones(16, device="cuda")
+    times = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        for _ in range(num_ops):
+            x + x
+        times.append((time.perf_counter() - before) / num_ops)
+    torch.cuda.synchronize()
+    return sorted(times)[3]
+
+
 def _environment(framework_version: str) -> dict[str, Any]:
     cpu = next(
         (
@@ -144,6 +166,7 @@ def _environment(framework_version: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, version)),
+        "driver": _driver(),
         "framework": framework_version,
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
         "settings": {
@@ -178,6 +201,8 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
         else:
             traceback.print_exc()
     result["environment"] = _environment(framework_version)
+    if result["outcome"] == "ok":
+        result["environment"]["host_op_s"] = _host_op_s()
     result["phase_of_end"] = result.pop("phase")
     temporary = folder / f"rank{rank}.json.tmp"
     temporary.write_text(json.dumps(result))
