@@ -42,6 +42,10 @@ class Context:
     rows_time: ArrayK
     rows_memory: ArrayK
     imbalance: ArrayK
+    scheduled: BoolK = False
+    """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
+    schedule_s: ArrayK = 0.0
+    """Host time of scheduling one layer and micro-batch. [s]"""
     accumulating: bool = True
     """More than one micro-batch per step."""
     pipelined: bool = False

@@ -135,7 +135,9 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class HostSync:
-    """The host waits for the device."""
+    """The host waits for the device, and then computes for ``host_s`` before it issues anything more. [s]"""
+
+    host_s: FloatK = 0.0
 
 
 Work = Gemm | Grouped | Attention | Stream | Collective | HostSync

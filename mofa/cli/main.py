@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from mofa.cli.attribute import attribute
+from mofa.cli.balance import balance
 from mofa.cli.calibrate import calibrate
 from mofa.cli.estimate import estimate
 from mofa.cli.measure import measure
@@ -43,6 +44,7 @@ app.add_typer(calibrate, name="calibrate")
 app.command()(measure)
 app.command()(validate)
 app.command()(attribute)
+app.command()(balance)
 
 
 def _print_version(wanted: bool) -> None:

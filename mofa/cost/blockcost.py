@@ -25,7 +25,7 @@ from mofa.cost.scan import PhaseTime, scan
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import RecomputeSpec, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ArrayK = NDArray[np.float64]
@@ -110,12 +110,17 @@ def block_context(
     replicate = np.minimum(framework.dp_replicate, table.dp)
     shard = table.dp // np.maximum(replicate, 1)
     groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
+    if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
+        merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
+        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, table.etp, cluster.node, shard)
+        groups = {**groups, "ep": wide["ep"]}
     groups = {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
     tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
     sp = _plain(table.sp & (table.tp > 1))
     local = where(sp, tokens / f["tp"], tokens)
     top_k = model.moe.top_k if model.moe else 0
-    time_ratio, memory_ratio = (_plain(ratio) for ratio in loads.ratios(table.ep))
+    load = loads.columns(table.ep, table.balancing)
+    time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
     element: int = 2
     gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
@@ -127,7 +132,8 @@ def block_context(
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=_plain(groups["fsdp"].size.astype(float)),
         efsdp=_plain(groups["efsdp"].size.astype(float)),
-        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=time_ratio,
+        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
+        scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
@@ -148,6 +154,7 @@ def block_costs(
     ``drop`` leaves out the ops of these families, to show what they weigh.
     """
     columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
+    columns.append(table.balancing)
     if framework.shards_params:
         columns += [table.dp, table.pp]
     first, index = unique_rows(columns)

@@ -184,7 +184,9 @@ def _pass(
     for step in plan:
         op, took = tape.ops[step.index], seconds[step.index]
         if step.kind == "sync":
-            woken = maximum(state.host, state.compute) + machine.cluster.gpu.curves.host.sync_s.value
+            assert isinstance(op.work, HostSync)
+            sync_s = machine.cluster.gpu.curves.host.sync_s.value + op.work.host_s
+            woken = maximum(state.host, state.compute) + sync_s
             state.host = where(op.present, woken, state.host)
             continue
         state.host = state.host + issue[step.index]

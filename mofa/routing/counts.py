@@ -47,7 +47,22 @@ class RoutingCounts:
     tokens: NDArray[np.float64]
 
 
-def read_counts(file: str | Path, model: ModelSpec) -> RoutingCounts:
+@dataclass(frozen=True)
+class Expected:
+    """Whose experts a file counts: what messages call it, and its layers with experts, any where None."""
+
+    name: str
+    num_experts: int
+    layers: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> Expected:
+        """A model's experts."""
+        assert model.moe is not None
+        return cls(model.name, model.moe.num_experts, moe_layers(model))
+
+
+def read_counts(file: str | Path, model: ModelSpec | Expected) -> RoutingCounts:
     """Token counts per iteration, layer and expert that a CSV or Parquet file holds.
 
     Parameters
@@ -57,7 +72,7 @@ def read_counts(file: str | Path, model: ModelSpec) -> RoutingCounts:
         0), ``tokens`` (copies received) and optionally ``source_rank`` (where they came from), in any order of rows
         and columns. An expert without a row got no tokens in that iteration and layer.
     model
-        The model whose experts were counted.
+        The model whose experts were counted, or what is known of it.
 
     Returns
     -------
@@ -77,13 +92,15 @@ def read_counts(file: str | Path, model: ModelSpec) -> RoutingCounts:
     Every layer with experts must be there in every iteration, and every expert at least once in the file, so that a
     trace of another model is noticed. Layers of multi-token prediction do not belong in the file.
     """
+    expected = model if isinstance(model, Expected) else Expected.of(model)
     where = f"routing.file {short(str(file), 200)}"
     frame = _read_frame(Path(file), where)
     _check_columns([str(c) for c in frame.columns], where)
     columns = {str(name): _whole_numbers(frame[name], str(name), where) for name in frame.columns}
-    _check_known(columns, model, where)
+    layers = np.unique(columns["layer"]) if expected.layers is None else expected.layers
+    _check_known(columns, expected, layers, where)
     _check_unique(frame, columns, where)
-    return _tabulate(columns, model, where)
+    return _tabulate(columns, layers, expected.num_experts, where)
 
 
 def _read_frame(path: Path, where: str) -> pd.DataFrame:
@@ -177,9 +194,8 @@ def _complaint(raw: object, value: float) -> str:
     return f"({shown}) is fractional; write a whole number"
 
 
-def _check_known(columns: dict[str, NDArray[np.int64]], model: ModelSpec, where: str) -> None:
-    assert model.moe is not None
-    num_experts, layers = model.moe.num_experts, moe_layers(model)
+def _check_known(columns: dict[str, NDArray[np.int64]], model: Expected, layers: NDArray[np.int64], where: str) -> None:
+    num_experts = model.num_experts
     unknown = columns["expert"] >= num_experts
     if unknown.any():
         row = int(np.argmax(unknown))
@@ -211,12 +227,12 @@ def _check_unique(frame: pd.DataFrame, columns: dict[str, NDArray[np.int64]], wh
         raise SpecError(f"{where}: row {row + 1}: {cell} occurs twice; keep one row for each")
 
 
-def _tabulate(columns: dict[str, NDArray[np.int64]], model: ModelSpec, where: str) -> RoutingCounts:
-    assert model.moe is not None
-    layers = moe_layers(model)
+def _tabulate(
+    columns: dict[str, NDArray[np.int64]], layers: NDArray[np.int64], num_experts: int, where: str
+) -> RoutingCounts:
     iterations, i = np.unique(columns["iteration"], return_inverse=True)
-    shape = (iterations.size, layers.size, model.moe.num_experts)
-    if iterations.size * layers.size * model.moe.num_experts > MAX_CELLS:
+    shape = (iterations.size, layers.size, num_experts)
+    if iterations.size * layers.size * num_experts > MAX_CELLS:
         raise SpecError(f"{where}: has {iterations.size} iterations, too many for memory; keep fewer")
     cell = i * layers.size + np.searchsorted(layers, columns["layer"])
     rows = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape[:2])

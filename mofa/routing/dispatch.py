@@ -12,7 +12,7 @@ IntA = NDArray[np.int64]
 
 
 def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node: int) -> IntA:
-    """Tokens of each expert from each GPU to each GPU.
+    """Tokens from each GPU to each replica.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     Returns
     -------
     IntA
-        (E, source G, target G) [tokens]
+        (source G, R) [tokens]
 
     Raises
     ------
@@ -50,31 +50,46 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     One expert on both GPUs; the first has 5 tokens and takes 3: 3 stay, 2 go.
 
     >>> route_tokens(Placement(np.array([[1, 1]])), np.array([3, 3]), np.array([[5, 1]]), 2).tolist()
-    [[[3, 2], [0, 1]]]
+    [[3, 2], [0, 1]]
     """
     experts, gpus = placement.pairs
-    room = np.zeros_like(inputs)
-    room[experts, gpus] = tokens
-    wrong = np.flatnonzero(room.sum(axis=1) != inputs.sum(axis=1))
+    total = np.bincount(experts, tokens, placement.num_experts).astype(np.int64)
+    wrong = np.flatnonzero(total != inputs.sum(axis=1))
     if wrong.size:
-        e, has, takes = wrong[0], inputs[wrong[0]].sum(), room[wrong[0]].sum()
+        e, has, takes = wrong[0], inputs[wrong[0]].sum(), total[wrong[0]]
         raise SpecError(f"tokens: expert {e} has {has} tokens and replicas for {takes}; give as many")
-    num_gpus = placement.num_gpus
-    local = np.minimum(room, inputs)
-    flow = np.zeros((len(inputs), num_gpus, num_gpus), dtype=np.int64)
-    flow[:, np.arange(num_gpus), np.arange(num_gpus)] = local
-    left, room = inputs - local, room - local
-    for start in range(0, num_gpus, gpus_per_node):
+    # replicas of an expert side by side, padded with none: few columns where there are many GPUs
+    count = np.bincount(experts)
+    column = np.arange(len(experts)) - np.repeat(np.cumsum(count) - count, count)
+    room = np.zeros((placement.num_experts, int(count.max())), dtype=np.int64)
+    room[experts, column] = tokens
+    node = np.full(room.shape, -1)
+    node[experts, column] = gpus // gpus_per_node
+    flow = np.zeros((placement.num_experts, placement.num_gpus, room.shape[1]), dtype=np.int64)
+    local = np.minimum(tokens, inputs[experts, gpus])
+    flow[experts, gpus, column] = local
+    left = inputs.copy()
+    left[experts, gpus] -= local
+    room[experts, column] -= local
+    for start in range(0, placement.num_gpus, gpus_per_node):
         here = slice(start, start + gpus_per_node)
-        matched = _in_order(left[:, here], room[:, here])
-        flow[:, here, here] += matched
+        matched = _in_order(left[:, here], np.where(node == start // gpus_per_node, room, 0))
+        flow[:, here] += matched
         left[:, here] -= matched.sum(axis=2)
-        room[:, here] -= matched.sum(axis=1)
-    return flow + _in_order(left, room)
+        room -= matched.sum(axis=1)
+    flow += _in_order(left, room)
+    return np.asarray(flow[experts, :, column].T)
+
+
+def traffic(placement: Placement, flow: IntA) -> IntA:
+    """Tokens from each GPU to each GPU, of those to each replica. (G, R) -> (G, G) [tokens]"""
+    out = np.zeros((placement.num_gpus, placement.num_gpus), dtype=np.int64)
+    np.add.at(out.T, placement.pairs[1], flow.T)
+    return out
 
 
 def _in_order(supply: IntA, demand: IntA) -> IntA:
-    """Match supplies to demands in their order as far as both go. (E, n), (E, n) -> (E, n, n)"""
+    """Match supplies to demands in their order as far as both go. (E, n), (E, m) -> (E, n, m)"""
     s, d = np.cumsum(supply, axis=1), np.cumsum(demand, axis=1)
     ends = np.minimum(s[:, :, None], d[:, None, :])
     starts = np.maximum((s - supply)[:, :, None], (d - demand)[:, None, :])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 BoolN = NDArray[np.bool_]
@@ -192,6 +192,17 @@ def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
 
 
+def _balancing(job: Job, t: StrategyTable) -> FloatN:
+    """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
+    moe, fw = job.workload.model.moe, job.framework
+    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall":
+        return np.asarray(t.balancing > 0, dtype=float)
+    groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
+    short = np.maximum(_remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
+    short = np.where(t.ep < 2, np.maximum(short, 1.0), short)
+    return np.asarray(np.where(t.balancing > 0, np.maximum(short, 0.0), 0.0))
+
+
 def _mtp(job: Job, t: StrategyTable) -> FloatN:
     layers = job.workload.model.num_mtp_layers if job.framework.name in PYTORCH_MODULES else 0
     return np.full(len(t), float(layers))
@@ -251,6 +262,10 @@ CHECKS: tuple[Check, ...] = (
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),
+    Check("balancing", "GPUs", _balancing, lambda j, t: (
+        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {_one(t, 'ep')} of at least "
+        f"2 and at most half the experts, and an even number of EP groups: {_one(t, 'tp', 'cp', 'dp')} a multiple of "
+        f"{MERGED_GROUPS} x {_one(t, 'ep', 'etp')}; change ep or leave balancing out")),
 )  # fmt: skip
 """In the order in which they are applied; ``needless`` and ``memory`` come after costing."""
 

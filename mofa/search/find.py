@@ -16,6 +16,7 @@ from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.load import routing_loads
+from mofa.routing.scheduled import with_scheduling
 from mofa.search.feasible import CHECKS, Job, check
 from mofa.search.final import PATIENCE, replay_best
 from mofa.search.layers import COST_AT_ONCE, solve_layers
@@ -25,7 +26,7 @@ from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Pl
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Search:
                 "zero": t.zero,
                 "recompute": names,
                 "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "balancing": np.array(BALANCING, dtype=object)[t.balancing],
                 "step_s": c.step_s,
                 "tokens_per_s_per_gpu": rate,
                 "mfu": rate * flops / peak,
@@ -261,7 +263,9 @@ def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
             raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
         return RoutingLoads({}, {})
     degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
-    return routing_loads(workload.routing, workload.model, degrees)
+    loads = routing_loads(workload.routing, workload.model, degrees)
+    balanced = sorted({int(e) for e in np.unique(table.ep[table.balancing > 0])} & set(degrees))
+    return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
 
 
 def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:

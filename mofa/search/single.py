@@ -12,7 +12,7 @@ from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
-from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 
@@ -55,6 +55,7 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         cp=column(spec.cp), cp_kind=column(0 if ring else 1), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(spec.zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
+        balancing=column(BALANCING.index(spec.balancing)),
         recompute_modes=(mode,),
     )  # fmt: skip
     job = Job(workload, cluster, framework)

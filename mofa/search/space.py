@@ -12,7 +12,7 @@ from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 MAX_TP = 16
@@ -25,7 +25,7 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = ("fp8", "bf16_moments", "deepep", "zbv")
+WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe")
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
 
 
@@ -47,6 +47,7 @@ class Space:
     schedule: tuple[str, ...]
     sp: bool | None
     zero: int | None
+    balancing: tuple[str, ...] = ("none",)
     dp: int | None = None
     """What tp, cp and pp must leave; any where absent."""
 
@@ -125,6 +126,8 @@ def constrain(
     for word in without:
         if word not in WITHOUT:
             raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
+    if "micro_moe" in with_:
+        values["balancing"] = BALANCING
     if "zbv" in with_:
         values["schedule"] = (*space.schedule, "zbv")
     for word in without:
@@ -158,6 +161,8 @@ def _fixed(name: str, value: object) -> dict[str, object]:
         if value not in SCHEDULES:
             raise SpecError(f"--fix: schedule {value} is unknown; use one of {', '.join(SCHEDULES)}")
         return {"schedule": (str(value),)}
+    if name == "balancing":
+        return {"balancing": (str(value),)}
     if name in ("sp", "zero"):
         return {name: value}
     if name == "dp":
@@ -176,13 +181,14 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     axes: list[NDArray[np.int64]] = [
         np.array(space.tp), np.array(space.cp), np.array(space.pp), np.array(space.vpp), np.array(space.ep),
         np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
-        np.array([SCHEDULES.index(s) for s in space.schedule]), np.arange(len(space.recompute)),
+        np.array([SCHEDULES.index(s) for s in space.schedule]),
+        np.array([BALANCING.index(b) for b in space.balancing]), np.arange(len(space.recompute)),
     ]  # fmt: skip
     sizes = [len(axis) for axis in axes]
     flat = np.arange(int(np.prod(sizes)))
     index = np.unravel_index(flat, sizes)
     columns = [axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)]  # half the memory while masked
-    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = columns
+    tp, cp, pp, vpp, _, etp, _, kind, schedule, _, _ = columns
     interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
@@ -200,7 +206,7 @@ def _table(
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
     """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, choice = columns
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing, choice = columns
     etp = np.where(etp == 0, tp, etp)
     number = np.array([modes.index(spec) for spec, _ in space.recompute])
     layers = np.array([n for _, n in space.recompute])
@@ -209,7 +215,8 @@ def _table(
     zero = default_zero(framework, pp) if space.zero is None else np.full(len(tp), space.zero)
     return StrategyTable(
         tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
-        recompute=number[choice], recompute_layers=layers[choice], schedule=schedule, recompute_modes=modes,
+        recompute=number[choice], recompute_layers=layers[choice], schedule=schedule, balancing=balancing,
+        recompute_modes=modes,
     )  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from pydantic import Field, model_validator
 from mofa.specs.base import Positive, Spec
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
+BALANCING = ("none", "micro_moe")
+MERGED_GROUPS = 2
+"""Expert-parallel groups that balancing micro_moe merges: each expert then has so many replicas."""
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb")
 _RECOMPUTE = re.compile(
     r"none|ops|selective(:(?P<modules>[a-z_]+(\+[a-z_]+)*))?|full(:(?P<full>\d{1,4}))?|every:(?P<every>\d{1,4})"
@@ -78,6 +81,8 @@ class StrategySpec(Spec):
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     recompute: str = "none"
     schedule: Literal["1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb"] = "1f1b"
+    balancing: Literal["none", "micro_moe"] = "none"
+    """``micro_moe``: two expert-parallel groups merge, and every micro-batch's tokens are scheduled over replicas."""
     framework: str = "megatron"
 
     @model_validator(mode="after")
@@ -96,7 +101,8 @@ class StrategyTable:
     """Candidates as columns; every array has shape (n,).
 
     ``recompute`` indexes ``recompute_modes``; ``recompute_layers`` is the number of layers per stage that
-    mode ``full`` recomputes, -1 for all. ``cp_kind`` is 0 for ring, 1 for all-gather.
+    mode ``full`` recomputes, -1 for all. ``cp_kind`` is 0 for ring, 1 for all-gather, ``balancing`` indexes
+    ``BALANCING``.
     """
 
     tp: IntN
@@ -113,6 +119,7 @@ class StrategyTable:
     recompute: IntN
     recompute_layers: IntN
     schedule: IntN
+    balancing: IntN
     recompute_modes: tuple[RecomputeSpec, ...]
 
     def __len__(self) -> int:
@@ -132,11 +139,12 @@ class StrategyTable:
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
             cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=str(mode),
-            schedule=SCHEDULES[int(self.schedule[i])], framework=framework,
+            schedule=SCHEDULES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
+            framework=framework,
         )  # fmt: skip
 
 
 COLUMNS = (
     "tp", "sp", "pp", "vpp", "cp", "cp_kind", "ep", "etp", "dp", "micro_batch", "zero", "recompute",
-    "recompute_layers", "schedule",
+    "recompute_layers", "schedule", "balancing",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.dispatch import route_tokens
+from mofa.routing.dispatch import route_tokens, traffic
 from mofa.routing.placement import Placement, symmetric
 
 
@@ -45,10 +45,12 @@ def test_agrees_with_the_papers_loop(seed: int, gpus_per_node: int) -> None:
     inputs = rng.multinomial(300, rng.dirichlet(np.full(16, 0.3)), 8).T
     tokens = FlowScheduler(placement).solve(inputs.sum(axis=1)).tokens
     flow = route_tokens(placement, tokens, inputs, gpus_per_node)
-    assert np.array_equal(flow, algorithm_1(placement, tokens, inputs, gpus_per_node))
-    assert np.array_equal(flow.sum(axis=2), inputs)
+    twin = algorithm_1(placement, tokens, inputs, gpus_per_node)
     experts, gpus = placement.pairs
-    assert np.array_equal(flow.sum(axis=1)[experts, gpus], tokens)
+    assert np.array_equal(flow, twin[experts, :, gpus].T)
+    assert np.array_equal(twin.sum(axis=2), inputs) and twin.sum() == flow.sum()
+    assert np.array_equal(flow.sum(axis=0), tokens)
+    assert np.array_equal(traffic(placement, flow), twin.sum(axis=0))
 
 
 def test_tokens_that_are_not_the_inputs_are_refused() -> None:

@@ -52,7 +52,7 @@ def verdict(
 def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) -> str:
     import numpy as np
 
-    from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+    from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategyTable
 
     mode = RecomputeSpec.parse(strategy.recompute)
     values = {
@@ -61,7 +61,8 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
     }
     row = StrategyTable(
         **values, cp_kind=np.array([0]), recompute=np.array([0]), recompute_layers=np.array([-1]),
-        schedule=np.array([SCHEDULES.index(strategy.schedule)]), recompute_modes=(mode,),
+        schedule=np.array([SCHEDULES.index(strategy.schedule)]),
+        balancing=np.array([BALANCING.index(strategy.balancing)]), recompute_modes=(mode,),
     )  # fmt: skip
     return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"
 

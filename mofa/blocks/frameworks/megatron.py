@@ -21,6 +21,7 @@ from mofa.blocks.frameworks.megatron_linear import (
     row_linear,
     weight_grad,
 )
+from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 
@@ -201,6 +202,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (h, scores), (sent, row_ids), (row_ids,),
            launches=3, back=Back((copies + ctx.shard) * row, 3))
     )  # fmt: skip
+    schedule(b, ctx, scores)
     for i in range(fw.dispatch_syncs):  # the counts reach the host before the all-to-all needs its splits
         b.add(Op(f"moe.sync{i}", "host", HostSync()))
     received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)

@@ -75,6 +75,12 @@ class Adaptation:
     threshold: float = 1.01
     samples: int = SAMPLES
 
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise SpecError(f"interval ({self.interval}) must be at least 1 micro-batch")
+        if not self.threshold >= 1:
+            raise SpecError(f"threshold ({self.threshold:g}) must be at least 1, the mean itself")
+
 
 def replace_if_worse(
     placement: Placement, recent: FloatA, slots: int, rule: Adaptation, seed: int = 0

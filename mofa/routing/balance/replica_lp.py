@@ -94,7 +94,7 @@ class ReplicaScheduler:
             variables.append(x)
         solver.Objective().SetCoefficient(m, 1.0)
         solver.Objective().SetMinimization()
-        solver.SetSolverSpecificParametersAsString("use_dual_simplex: true use_preprocessing: false")
+        solver.SetSolverSpecificParametersAsString("use_dual_simplex: true use_preprocessing: false use_scaling: false")
         self._solver, self._m, self._rows, self._sums, self._variables = solver, m, rows, sums, variables
 
     def solve(self, loads: NDArray[Any]) -> Schedule:

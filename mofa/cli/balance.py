@@ -1,0 +1,245 @@
+"""``mofa balance``: token scheduling over expert replicas, before and after."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mofa.cli import options as opt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mofa.routing.balance.simulate import Setup
+    from mofa.search.balance import BalanceReport, Progress
+    from mofa.specs.routing import RoutingSpec
+
+DEFAULT_ASSIGNMENTS, DEFAULT_MICRO_BATCHES = 65_536, 100
+
+
+class SolverChoice(StrEnum):
+    """Programs that schedule replicas."""
+
+    auto = "auto"
+    lp = "lp"
+    flow = "flow"
+    communication = "communication"
+
+
+def balance(
+    workload: Annotated[
+        str | None, typer.Argument(help="A workload as in plan; without one, --experts says what is balanced.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Argument(help="A bundled node type or a node YAML, to cost the step before and after.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="GPUs: of the cluster; without one, of the merged group.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help='With a cluster, such as "pp=4 ep=8 micro_batch=1".')
+    ] = None,
+    experts: Annotated[int | None, typer.Option("--experts", help="Experts, without a workload.")] = None,
+    ep: Annotated[int | None, typer.Option("--ep", help="Expert-parallel degree, without a cluster.")] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option("--routing", help="balanced, zipf:S, dirichlet:ALPHA, lognormal:SIGMA or memfine-iteration-7."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Counted tokens, a CSV or Parquet file.")
+    ] = None,
+    assignments: Annotated[
+        int | None, typer.Option("--assignments", help="Token copies of a micro-batch; 65536 without a workload.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option("--micro-batches", help="How many to play; 100 without a workload, else the routing's samples."),
+    ] = None,
+    solver: Annotated[SolverChoice, typer.Option("--solver", help="Program that schedules.")] = SolverChoice.auto,
+    capacity_factor: Annotated[
+        float, typer.Option("--capacity-factor", help="Of the baseline that drops tokens.")
+    ] = 1.0,
+    interval: Annotated[int, typer.Option("--interval", help="Micro-batches between looks at the placement.")] = 10,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Predicted max over mean above which experts move.")
+    ] = 1.01,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of draws and placements; 0 by default.")] = None,
+    seq_len: opt.SeqLen = None,
+    global_batch: opt.GlobalBatch = None,
+    framework: opt.Framework = None,
+    set_: opt.Set = None,
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
+    csv: opt.Csv = None,
+    out: opt.Out = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Schedule tokens over replicas of experts, micro-batch by micro-batch, beside plain expert parallelism.
+
+    Two or more expert-parallel groups merge; a linear program says how many tokens each replica gets (MicroMoE).
+    """
+    from mofa.cli.output import Output
+    from mofa.cli.progress import progress_bar
+    from mofa.errors import SpecError
+    from mofa.routing.balance.place import Adaptation
+
+    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output.check()
+    if trace is not None and routing is not None:
+        raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
+    rule = Adaptation(interval=interval, threshold=threshold)
+    given = {"--seq-len": seq_len, "--global-batch": global_batch, "--framework": framework, "--set": set_,
+             "--strategy": strategy}  # fmt: skip
+    chosen = _routing(routing)
+    options = {"solver": solver.value, "adaptation": rule, "capacity_factor": capacity_factor}
+    with progress_bar("layers", enabled=not quiet and not json) as progress:
+        if workload is None:
+            _refuse(given, "a workload")
+            report = _experts(
+                experts, gpus, ep, chosen, trace, assignments, micro_batches, seed or 0, options, progress
+            )
+        else:
+            _refuse({"--experts": experts, "--assignments": assignments}, "no workload")
+            report = _workload(
+                workload, cluster, gpus, ep, strategy, chosen, trace, micro_batches, seed, options, progress,
+                seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_,
+            )  # fmt: skip
+    _show(report, output)
+
+
+def _routing(text: str | None) -> RoutingSpec | None:
+    from pydantic import ValidationError
+
+    from mofa.errors import SpecError
+    from mofa.specs.routing import RoutingSpec
+
+    if text is None:
+        return None
+    try:
+        return RoutingSpec.parse(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        raise SpecError(f"--routing {text[:40]}: {field} {problem['msg'].lower()}; write zipf:0.9") from None
+    except ValueError as error:
+        raise SpecError(f"--routing: {error}") from None
+
+
+def _refuse(given: Mapping[str, object], needs: str) -> None:
+    from mofa.errors import SpecError
+
+    for name, value in given.items():
+        if value is not None:
+            raise SpecError(f"{name}: is given, but needs {needs}; leave it out or change that")
+
+
+def _experts(
+    experts: int | None, gpus: int | None, ep: int | None, routing: RoutingSpec | None, trace: Path | None,
+    assignments: int | None, micro_batches: int | None, seed: int, options: Mapping[str, object], progress: Progress,
+) -> BalanceReport:  # fmt: skip
+    from mofa.errors import SpecError
+    from mofa.search.balance import balance_experts
+    from mofa.specs.routing import RoutingSpec
+
+    for name, value in {"--experts": experts, "--gpus": gpus, "--ep": ep}.items():
+        if value is None:
+            raise SpecError(f"{name}: is missing; without a workload write --experts 32 --gpus 8 --ep 4")
+    assert experts is not None and gpus is not None and ep is not None
+    if trace is not None:
+        _refuse({"--assignments": assignments, "--micro-batches": micro_batches}, "no --trace, which has its own")
+    setup = _setup(experts, gpus, ep, seed, options)
+    chosen = (routing or RoutingSpec()).model_copy(update={"seed": seed})
+    return balance_experts(
+        setup, chosen, assignments=DEFAULT_ASSIGNMENTS if assignments is None else assignments,
+        micro_batches=DEFAULT_MICRO_BATCHES if micro_batches is None else micro_batches, trace=trace,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _setup(
+    experts: int, gpus: int, ep: int, seed: int, options: Mapping[str, object], gpus_per_node: int = 8
+) -> Setup:  # fmt: skip
+    from mofa.errors import SpecError
+    from mofa.routing.balance.communication_lp import Weights
+    from mofa.routing.balance.simulate import Setup
+
+    if seed < 0:
+        raise SpecError(f"--seed: {seed} must be at least 0")
+    weights = Weights(gpus_per_node=gpus_per_node)
+    return Setup(
+        experts, gpus, ep, gpus_per_node=gpus_per_node, weights=weights, seed=seed, **options  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _workload(
+    name: str, cluster: str | None, gpus: int | None, ep: int | None, strategy: str | None,
+    routing: RoutingSpec | None, trace: Path | None, micro_batches: int | None, seed: int | None,
+    options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: int | None,
+    framework: str | None, set_: list[str] | None,
+) -> BalanceReport:  # fmt: skip
+    import mofa
+    from mofa.cli.parse import parse_overrides
+    from mofa.errors import SpecError
+    from mofa.search.balanced_step import balance_step, balance_workload, step_setup, trace_workload
+
+    overrides = parse_overrides(set_)
+    job = mofa.load_workload(
+        name, seq_len=seq_len, global_batch=global_batch, overrides=overrides["workload"] or None
+    )  # fmt: skip
+    if routing is not None:
+        job = job.model_copy(update={"routing": routing})
+    if trace is not None:
+        job = trace_workload(job, trace)
+    moe = job.model.moe
+    if moe is None:
+        raise SpecError(f"{name}: has no experts to balance; name a model that has")
+    if gpus is None:
+        raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 16")
+    if seed is not None:
+        if seed < 0:
+            raise SpecError(f"--seed: {seed} must be at least 0")
+        job = job.model_copy(update={"routing": job.routing.model_copy(update={"seed": seed})})
+    drawn = job.routing.seed
+    if cluster is None:
+        _refuse({"--strategy": strategy, "--framework": framework}, "a cluster after the workload")
+        if ep is None:
+            raise SpecError("--ep: is missing; without a cluster write --gpus 16 --ep 8, the GPUs of the merged group")
+        setup = _setup(moe.num_experts, gpus, ep, drawn, options)
+        return balance_workload(job, setup, tokens=job.batch.seq_len, micro_batches=micro_batches, progress=progress)
+    _refuse({"--ep": ep}, "no cluster: --strategy says ep")
+    if strategy is None:
+        raise SpecError('--strategy: is missing; write one, such as --strategy "pp=4 ep=8 micro_batch=1"')
+    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
+    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    num_experts, group, degree = step_setup(job, machines, facts, strategy)
+    setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
+    return balance_step(
+        job, machines, strategy, setup, framework=facts, micro_batches=micro_batches, progress=progress
+    )  # fmt: skip
+
+
+def _show(report: BalanceReport, output: object) -> None:
+    import sys
+
+    from mofa.cli.output import Output
+    from mofa.report.balance import print_balance, save_balance
+    from mofa.report.save import write_atomic, write_table
+    from mofa.report.text import make_console
+
+    assert isinstance(output, Output)
+    text = report.model_dump_json(indent=2) + "\n"
+    if output.json_file is not None:
+        write_atomic(output.json_file, text.encode())
+    if output.csv is not None:
+        write_table(output.csv, report.to_frame())
+    if output.out is not None:
+        files = save_balance(report, output.out)
+        if not output.quiet:
+            print(f"wrote {len(files)} files to {output.out}", file=sys.stderr)
+    if output.json:
+        sys.stdout.write(text)
+    else:
+        print_balance(report, make_console(), quiet=output.quiet)

@@ -1,0 +1,98 @@
+"""Load of the ranks under token scheduling, per expert-parallel degree, for the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.loads import RoutingLoads, Scheduled
+from mofa.routing.load import expert_shares
+from mofa.specs.model import ModelSpec
+from mofa.specs.routing import RoutingSpec
+from mofa.specs.strategy import MERGED_GROUPS
+
+FloatA = NDArray[np.float64]
+DRAWS = 64
+"""Draws of a layer that the load under scheduling is the mean of."""
+_UNITS = 1e6
+"""Shares are counted in so many parts, for flows of whole numbers."""
+SOLVE_S, SOLVE_PER_REPLICA_S = 40e-6, 0.25e-6
+"""Time of one warm solve: fixed and per replica. Measured with benchmarks/balance_speed.py on one core of a server's
+processor: 0.05 ms for 64 replicas on 8 GPUs, 0.15 ms for 512 on 64. [s]"""
+DISPATCH_S = 0.3e-3
+"""What a dispatch to replicas takes beyond one to experts, without solving: MicroMoE (arXiv 2511.16947) adds 0.4 ms to
+a dispatch with everything overlapped (figure 9), of which its smallest solve is 0.1 ms (figure 11). [s]"""
+
+
+def with_scheduling(
+    loads: RoutingLoads, routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
+) -> RoutingLoads:
+    """Loads with those of token scheduling added.
+
+    Parameters
+    ----------
+    loads
+        Without scheduling.
+    routing, model
+        How tokens fall on the experts of which model.
+    degrees
+        Expert-parallel degrees; those that leave a rank fewer than two experts are left out. [ranks]
+
+    Notes
+    -----
+    Two expert-parallel groups merge, on the symmetric placement. The fullest GPU has the maximum induced density;
+    every GPU is taken to be that full for memory, of which the routing's quantile over draws is held. Of a GPU's own
+    tokens those for experts that it holds stay: it sends ``1 - s_g`` and receives at most ``density - s_g`` of the
+    mean, with ``s_g`` the share of all tokens that its experts get, as every GPU's tokens are spread alike. Like
+    :func:`~mofa.routing.load.routing_loads` without the scatter of finitely many tokens. Prediction of the loads,
+    migration and dropped tokens are left out.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_workload
+    >>> model = load_workload("mixtral-8x7b").model
+    >>> plain = RoutingLoads({4: 1.5}, {4: 2.0})
+    >>> load = with_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled[4]
+    >>> round(load.time, 2), round(load.sent, 2), round(load.host_s, 6)
+    (1.02, 0.96, 0.000344)
+    """
+    scheduled = {
+        ep: _scheduled(routing, model, ep)
+        for ep in degrees
+        if model.moe is not None and ep > 1 and model.moe.num_experts >= 2 * ep
+    }
+    return RoutingLoads(loads.time, loads.memory, scheduled)
+
+
+def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:
+    # the solvers' library loads only where something is scheduled
+    from mofa.routing.balance.flow_density import max_density
+    from mofa.routing.placement import symmetric
+
+    assert model.moe is not None
+    num_experts, gpus = model.moe.num_experts, MERGED_GROUPS * ep
+    shares = expert_shares(routing, model).reshape(-1, num_experts)
+    if routing.kind == "balanced":
+        shares = shares[:1]
+    shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
+    placement = symmetric(num_experts, gpus, ep)
+    density = np.maximum(max_density(placement.hosts, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
+    held = shares @ placement.hosts
+    busiest = (np.maximum(density, 1.0)[:, None] - held).max(axis=-1)
+    return Scheduled(
+        time=float(density.mean()),
+        memory=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
+        sent=float(busiest.mean()) / (1.0 - 1.0 / gpus),
+        host_s=scheduling_s(num_experts),
+    )
+
+
+def scheduling_s(num_experts: int, merged: int = MERGED_GROUPS) -> float:
+    """Host time that scheduling adds to one layer and micro-batch, without the all-gather of the loads. [s]
+
+    >>> round(scheduling_s(256) * 1e3, 3)
+    0.468
+    """
+    return SOLVE_S + SOLVE_PER_REPLICA_S * num_experts * merged + DISPATCH_S
