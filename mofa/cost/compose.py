@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from mofa.cost.blockcost import FULL, BlockCost, Costs, Mode, base_mode
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
+from mofa.cost.data_parallel import outside_blocks
 from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
+from mofa.cost.pipeline import pipeline_s
 from mofa.cost.scan import EXPOSED
 from mofa.cost.stages import Stages, in_flight
 from mofa.cost.topology import Group, process_groups
@@ -242,11 +244,6 @@ def stage_shards(
     )
 
 
-def column(group: Group) -> Group:
-    """The group with a trailing axis, to time payloads of shape (n, pp)."""
-    return Group(group.size[:, None], group.ranks_per_domain[:, None], group.ranks_per_node[:, None])
-
-
 @dataclass(frozen=True)
 class StepTime:
     """Time of a step: ``exposed`` (13, n) sums to it. [s]"""
@@ -261,9 +258,8 @@ def step_time(rows: Rows) -> StepTime:
     """Time of one optimizer step.
 
     ``m * max_r t_r + bubble``: the slowest stage runs all micro-batches, and the pipeline fills and drains through the
-    others once, a ``vpp``-th of it when chunks are interleaved (Narayanan et al. 2021, arXiv 2104.04473, section 2.2:
-    bubble over ideal time ``(pp - 1) / (m vpp)`` for equal stages). ZB-V fills the bubble with weight gradients as far
-    as they go. Then what data parallelism and the optimizer leave exposed.
+    others (:func:`mofa.cost.pipeline.pipeline_s`). Then what data parallelism (:mod:`mofa.cost.data_parallel`) and the
+    optimizer leave exposed.
     """
     c, lay, table = rows.costs, rows.layout, rows.table
     n, pp = len(table), lay.stages.pp
@@ -298,8 +294,10 @@ def step_time(rows: Rows) -> StepTime:
     for i, name in enumerate(EXPOSED):
         exposed[_T[name]] += m * per_batch[i]
     hidden += m * per_batch_hidden
-    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m)
-    _data_parallel(rows, exposed, hidden, fwd, bwd, m)
+    outside = outside_blocks(rows, fwd, bwd, m)
+    exposed[_T["dp"]] += outside.exposed
+    hidden[_H["dp"]] += outside.hidden
+    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside.before_forward)
     step = optimizer_seconds(
         rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, table.zero[:, None]
     ).max(axis=1)
@@ -317,22 +315,27 @@ def norm_seconds(rows: Rows) -> ArrayN:
 
 
 def _pipeline(
-    rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd: ArrayN, slowest: NDArray[np.intp], m: ArrayN
+    rows: Rows,
+    exposed: ArrayN,
+    hidden: ArrayN,
+    fwd: ArrayN,
+    bwd: ArrayN,
+    slowest: NDArray[np.intp],
+    m: ArrayN,
+    before: ArrayN,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
     stages = rows.layout.stages
     if stages.pp == 1:
+        exposed[_T["dp"]] += before[:, 0]
         return
-    stage_s = fwd + bwd
-    rest = stage_s.sum(axis=1) - stage_s[np.arange(len(m)), slowest]
-    bubble = rest / stages.vpp
-    if rows.schedule in ("zbv", "interleaved-zb"):
-        # weight gradients, half of the backward that is no recomputation, fill the bubble: F + B - 3 W is left
-        again = rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]).sum(axis=1)
-        total_f, total_b = fwd.sum(axis=1), bwd.sum(axis=1)
-        weight = np.maximum(total_b - again, 0.0) / 2
-        bubble = rest * np.maximum(total_f + total_b - 3 * weight, 0.0) / (total_f + total_b)
-    exposed[_T["bubble"]] += bubble
+    runtime = rows.framework.name in PYTORCH_MODULES
+    again = rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]).sum(axis=1)
+    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime)
+    exposed[_T["bubble"]] += alone - m * (fwd + bwd)[np.arange(len(m)), slowest]
+    if np.any(before):
+        held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, before_s=before)
+        exposed[_T["dp"]] += held - alone
     payload = rows.costs.boundary[rows.k]
     hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
     turns = 2.0 * m * stages.vpp
@@ -346,69 +349,3 @@ def _pipeline(
     else:
         exposed[_T["pp"]] += fill * hop + rows.cluster.gpu.curves.overlap_slowdown.value * turns * hop
         hidden[_H["pp"]] += turns * hop
-
-
-def _data_parallel(rows: Rows, exposed: ArrayN, hidden: ArrayN, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> None:
-    """Gradient reduction and parameter gathering outside the blocks.
-
-    A later stage has the pipeline's drain (or fill) before its gradients (or parameters) are missed; the first stage
-    overlaps bucket by bucket with its last backward (or first forward), all but one bucket.
-    """
-    fw, s, cluster = rows.framework, rows.shards, rows.cluster
-    slow = cluster.gpu.curves.overlap_slowdown.value
-
-    def over(kind: str, bytes_per_param: float) -> ArrayN:
-        dense = collective_s(kind, s.dense * bytes_per_param, column(rows.groups["fsdp"]), cluster)  # type: ignore[arg-type]
-        expert = collective_s(kind, s.expert * bytes_per_param, column(rows.groups["efsdp"]), cluster)  # type: ignore[arg-type]
-        return np.asarray(dense + expert)
-
-    before_f = np.cumsum(fwd, axis=1) - fwd
-    before_b = np.cumsum(bwd, axis=1) - bwd
-    if fw.shards_params and rows.mode.precision == "mixed":
-        if rows.mode.pipelined:
-            total = over("reduce_scatter", 4.0) + over("all_gather", 2.0)
-            late = np.maximum(total - (before_f + before_b) / rows.layout.stages.vpp, 0.0).max(axis=1)
-            exposed[_T["dp"]] += late
-            hidden[_H["dp"]] += np.maximum(total.max(axis=1) - late, 0.0)
-        _replicas(rows, exposed, hidden, bwd, m)
-        return
-    if fw.shards_params:
-        if rows.mode.precision == "autocast":  # DDP, which replicas without a shard group are as well
-            group = column(rows.groups["dp"])
-            once = collective_s("all_reduce", (s.dense + s.expert) * 4.0, group, cluster)[:, 0]
-            bucket = np.minimum(1.0, 100 * 2.0**20 / np.maximum(s.dense[:, 0] * 4.0, 1.0))
-            late = np.maximum(once * bucket, once - bwd[:, 0])
-            exposed[_T["dp"]] += m * (late + slow * (once - late))
-            hidden[_H["dp"]] += m * (once - late)
-        return
-    zero = rows.table.zero[:, None]
-    reduce = np.where(zero >= 1, over("reduce_scatter", 4.0), over("all_reduce", 4.0))
-    gather = np.where(zero >= 1, over("all_gather", 2.0), 0.0)
-    buckets = np.maximum((s.dense + s.expert) / np.maximum(40e6, 1e6 * s.dense_ranks), 1.0)
-    for seconds, window, overlap, before in (
-        (reduce, bwd, fw.overlap_grad_reduce, before_b),
-        (gather, fwd, fw.overlap_param_gather, before_f),
-    ):
-        late = seconds
-        if overlap:
-            late = np.maximum(seconds - before / rows.layout.stages.vpp, 0.0)
-            late[:, 0] = np.maximum(seconds[:, 0] / buckets[:, 0], seconds[:, 0] - window[:, 0])
-        worst = late.max(axis=1)
-        beside = np.maximum(seconds[:, 0] - worst, 0.0) if overlap else np.zeros(len(m))
-        exposed[_T["dp"]] += worst + slow * beside
-        hidden[_H["dp"]] += beside
-    if rows.workload.model.tied_embeddings and rows.layout.stages.pp > 1:
-        tied = rows.workload.model.vocab * rows.workload.model.hidden * 4.0 / rows.table.tp
-        exposed[_T["dp"]] += collective_s("all_reduce", tied, rows.groups["embd"], cluster)
-
-
-def _replicas(rows: Rows, exposed: ArrayN, hidden: ArrayN, bwd: ArrayN, m: ArrayN) -> None:
-    """All-reduce of the sharded gradients over replicas of hybrid sharding, block by block behind the backward."""
-    if rows.framework.dp_replicate <= 1:
-        return
-    payload = rows.shards.sharded(4.0).sum(axis=1)
-    once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.cluster)
-    late = np.maximum(once - bwd.sum(axis=1), 0.0)
-    times = np.ones_like(m) if rows.mode.pipelined else m
-    exposed[_T["dp"]] += times * (late + rows.cluster.gpu.curves.overlap_slowdown.value * (once - late))
-    hidden[_H["dp"]] += times * (once - late)

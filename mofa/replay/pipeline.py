@@ -113,8 +113,8 @@ def run(program: Program, players: Sequence[Player], hop_s: float = 0.0) -> list
             for peer in head.peers:
                 peer.missing -= 1
             for flight in (head, *head.peers):
-                if flight.missing == 0 and flight.start is not None and flight.end is None:
-                    flight.end = hop_s + max(flight.start, *(p.start for p in flight.peers if p.start is not None))
+                if flight.missing <= 0 and flight.start is not None and flight.end is None:
+                    flight.end = hop_s + max([flight.start, *(p.start for p in flight.peers if p.start is not None)])
                     place = (flight.rank, flight.item.stream)
                     free[place] = flight.end
                     queues[place].popleft()

@@ -1,0 +1,134 @@
+"""How long a pipeline takes from its first forward to its last backward, by schedule, for stages that may differ."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+ArrayN = NDArray[np.float64]
+
+
+def pipeline_s(
+    schedule: str, forward_s: ArrayN, backward_s: ArrayN, recompute_s: ArrayN, num_micro_batches: ArrayN, vpp: int,
+    *, one_stream: bool = False, before_s: ArrayN | None = None,
+) -> ArrayN:  # fmt: skip
+    """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        Of one micro-batch on each stage, all of its chunks. (n, pp) [s]
+    recompute_s
+        The part of the backwards, over all stages, that is forward work done again. (n,) [s]
+    one_stream
+        Whether all sends and receives of a rank run one after the other, as in PyTorch's multi-stage runtime.
+    before_s
+        What holds up the first forward of each stage once its input is there, in 1F1B. (n, pp) [s]
+
+    Returns
+    -------
+    ArrayN
+        (n,) [s]
+
+    Notes
+    -----
+    GPipe: ``sum F + (m - 1) max F``, and the same for B. 1F1B: the longest of the paths of :func:`one_f_one_b_s`.
+    Interleaved: ``m max t + (sum t - max t) / vpp`` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). ZB-V and
+    interleaved zero bubble: the weight gradients W fill what they can of it, as PyTorch's orders have them; with
+    one_stream, what receives that are launched too early hold up, see :func:`one_stream_s`.
+
+    Examples
+    --------
+    Two stages of 1 + 2 s, four micro-batches: 12 s and a bubble of 3 s; in two chunks a stage half of that.
+
+    >>> f, b, none, m = np.ones((1, 2)), 2 * np.ones((1, 2)), np.zeros(1), np.array([4.0])
+    >>> [float(pipeline_s(s, f, b, none, m, v)[0]) for s, v in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2))]
+    [15.0, 15.0, 13.5]
+    """
+    pp = forward_s.shape[1]
+    m = num_micro_batches
+    stage = forward_s + backward_s
+    if pp == 1:
+        return np.asarray(m * stage[:, 0])
+    if schedule == "gpipe":
+        return np.asarray(stage.sum(axis=1) + (m - 1) * (forward_s.max(axis=1) + backward_s.max(axis=1)))
+    if schedule == "1f1b":
+        return one_f_one_b_s(forward_s, backward_s, m, before_s)
+    busy = m * stage.max(axis=1)
+    if schedule == "interleaved":
+        bubble = (stage.sum(axis=1) - stage.max(axis=1)) / vpp
+        if one_stream:
+            bubble = bubble + one_stream_s(pp, vpp, forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp)
+        return np.asarray(busy + bubble)
+    f, b = forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp
+    weight = np.maximum(b - recompute_s / pp / vpp, 0.0) / 2
+    spread = (stage.max(axis=1) - stage.mean(axis=1)) / vpp  # the slowest stage fills less of it with its own work
+    return np.asarray(busy + np.maximum(_zero_bubble_s(schedule, pp, vpp, f, b - weight, weight) - spread, 0.0))
+
+
+def one_f_one_b_s(
+    forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, before_s: ArrayN | None = None
+) -> ArrayN:  # fmt: skip
+    """The longest of four paths through each stage of 1F1B. (n,) [s]
+
+    Stage s runs ``w = min(pp - 1 - s, m - 1)`` forwards beyond the first ahead of its first backward. With t = F + B,
+    A and C the sums of t before and behind the stage, a path is
+
+    - ``A + m t_s``: the stage never waits;
+    - ``A + C + m t_s - w F_s``: it waits for its first backward, with w forwards done meanwhile;
+    - ``A + C + m t_s - w B_s``: its last forward goes to the end and back, with w backwards left meanwhile;
+    - ``A + 2 C + (m - w) t_s``: both.
+
+    Equal stages: ``(m + pp - 1) t``. What holds up first forwards is passed by every path that goes through them.
+
+    Examples
+    --------
+    A stage in front that is half again as slow waits for nobody but at its ends: 8 x 4.5 s and its 3 forwards' wait.
+
+    >>> f = np.array([[1.5, 1.0, 1.0, 1.0]])
+    >>> one_f_one_b_s(f, 2 * f, np.array([8.0]))
+    array([40.5])
+    """
+    m = num_micro_batches[:, None]
+    pp = forward_s.shape[1]
+    t = forward_s + backward_s
+    held = np.zeros_like(t) if before_s is None else before_s
+    until, every = np.cumsum(held, axis=1), held.sum(axis=1, keepdims=True)
+    before = np.cumsum(t, axis=1) - t
+    behind = t.sum(axis=1, keepdims=True) - before - t
+    ahead = np.minimum(np.arange(pp - 1, -1, -1)[None], m - 1)
+    paths = [
+        until + before + m * t,
+        every + before + behind + m * t - ahead * forward_s,
+        until + before + behind + m * t - ahead * backward_s,
+        np.where(m > ahead + 1, every + before + 2 * behind + (m - ahead) * t, 0.0),
+    ]
+    return np.asarray(np.max([path.max(axis=1) for path in paths], axis=0))
+
+
+def one_stream_s(pp: int, vpp: int, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
+    """What interleaved 1F1B loses where a receive that was launched early holds up the sends behind it. (n,) [s]
+
+    PyTorch places a receive where its sender computes, and NCCL runs a rank's sends and receives in order: in the
+    warm-up every further chunk takes ``pp (pp - 2)`` forwards more (PyTorch issues 165664, 175225 and 188833). The
+    coefficients are those of even pipelines played with PyTorch's own lists of sends and receives; within 2 % of the
+    fill for pp of 4, 6, 8, 12 and 16 and vpp up to 8 (``tests/replay/test_pipeline.py``).
+
+    Examples
+    --------
+    >>> one_stream_s(4, 2, np.ones(1), 2 * np.ones(1)), one_stream_s(2, 4, np.ones(1), 2 * np.ones(1))
+    (array([13.]), array([0.]))
+    """
+    if pp <= 2:
+        return np.zeros_like(forward_s)
+    each = pp * (pp - 2) * forward_s + 2 * backward_s
+    return np.asarray((vpp - 1) * each + (pp / 2 - 1) * (backward_s - forward_s))
+
+
+def _zero_bubble_s(schedule: str, pp: int, vpp: int, f: ArrayN, i: ArrayN, w: ArrayN) -> ArrayN:
+    """Bubble of PyTorch's zero-bubble schedules with one stream, by chunk: coefficients as in one_stream_s. [s]"""
+    if pp == 2:
+        return i
+    if schedule == "zbv":
+        return np.asarray((pp - 2) * (f + 2 * i) + (w if pp > 3 else 0.0))
+    return np.asarray((vpp - 1) * pp * (pp - 2) * f + (pp - 1) * np.maximum(2 * i - w, 0.0))
