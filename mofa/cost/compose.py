@@ -339,7 +339,8 @@ def _pipeline(
     payload = rows.costs.boundary[rows.k]
     hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
     turns = 2.0 * m * stages.vpp
-    fill = 2.0 * (stages.pp - 1)
+    # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
+    fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
     if rows.schedule == "1f1b" and rows.framework.name not in PYTORCH_MODULES:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
         exposed[_T["pp"]] += (turns + fill) * hop

@@ -94,6 +94,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)
     before_f, before_b = np.cumsum(fwd, axis=1) - fwd, np.cumsum(bwd, axis=1) - bwd
+    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     held = np.zeros_like(fwd)
     exposed, hidden = np.zeros(len(fwd)), np.zeros(len(fwd))
     worst = reduce.max(axis=1)
@@ -135,13 +136,16 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     gather, reduce = _over(rows, "all_gather", 2.0), _over(rows, "reduce_scatter", 4.0)
     before_f, before_b = np.cumsum(fwd, axis=1) - fwd, np.cumsum(bwd, axis=1) - bwd
     pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
+    slow = _slowdown(rows)
+    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     chunk_f = fwd / vpp
     late = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     late = np.maximum(late, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = np.maximum(late - before_f / vpp, 0.0).max(axis=1)
     reduced = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp).max(axis=1)
-    total = (gather + reduce).max(axis=1)
-    return Outside(gathered + reduced, np.maximum(total - gathered - reduced, 0.0), np.zeros_like(fwd))
+    hidden = np.maximum((gather + reduce).max(axis=1) - gathered - reduced, 0.0)
+    beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
+    return Outside(gathered + reduced + slow * beside, hidden, np.zeros_like(fwd))
 
 
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
