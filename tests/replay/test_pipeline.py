@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mofa.cost.pipeline import pipeline_s
 from mofa.replay.orders import Action, order_of, program_of
 from mofa.replay.orders.exchange import overlapped
 from mofa.replay.pipeline import play
@@ -42,28 +43,35 @@ def test_idle_and_busy_fill_the_time(schedule: str, framework: str, vpp: int) ->
     assert played.idle[3]["fill"] > 0.0
 
 
-def _closed_form(stage_s: np.ndarray, vpp: int, m: int) -> float:
-    """``m max + (sum - max) / vpp``, as :func:`mofa.cost.compose.step_time`."""
-    return float(m * stage_s.max() + (stage_s.sum() - stage_s.max()) / vpp)
+def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, *, one_stream: bool = False) -> float:
+    """The search's time of stages whose forwards take a third of it."""
+    stage = stage_s[None]
+    total = pipeline_s(
+        schedule, stage / 3, 2 * stage / 3, np.zeros(1), np.array([float(m)]), vpp, one_stream=one_stream
+    )
+    return float(total[0])
 
 
 @pytest.mark.parametrize("m", [4, 16])
 @pytest.mark.parametrize(("slow", "saved"), [(0, 4.5), (1, 3.0), (2, 1.5), (3, 0.0)])
 def test_one_slow_stage_by_hand(slow: int, saved: float, m: int) -> None:
     """1F1B, one stage at 1.5 of the others' 1 + 2: its ``pp - s - 1`` forwards ahead run while the first backward is on
-    its way, and later backwards come as fast as it takes them, so that the closed form is over by the former."""
+    its way, and later backwards come as fast as it takes them: m times its own and once the others', less the former.
+    """
     stage = np.where(np.arange(4) == slow, 1.5, 1.0)
     program = overlapped(order_of("1f1b", "megatron", 4, 1, m))
     played = play(program, lambda a: float(stage[a.stage]) * (1.0 if a.kind == "F" else 2.0))
-    assert played.total == pytest.approx(_closed_form(3 * stage, 1, m) - saved)
+    assert played.total == pytest.approx(m * 4.5 + 9.0 - saved)
+    assert _closed_form("1f1b", 3 * stage, 1, m) == pytest.approx(played.total)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "vpp", "tolerance"), [("gpipe", 1, 1e-9), ("1f1b", 1, 0.06), ("interleaved", 2, 0.075)]
+    ("schedule", "vpp", "below", "above"),
+    [("gpipe", 1, 1e-9, 1e-9), ("1f1b", 1, 0.005, 1e-9), ("interleaved", 2, 1e-9, 0.075)],
 )
-def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, tolerance: float) -> None:
-    """Stages up to a third apart, forward to backward 1 to 2: never over the closed form, which is exact for GPipe and
-    up to 6 % over for 1F1B, 7.5 % for interleaved 1F1B (medians 0.6 and 1.4 %)."""
+def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, below: float, above: float) -> None:
+    """Stages up to a third apart, forward to backward 1 to 2: exact for GPipe, at most 0.5 % under for 1F1B, up to
+    7.5 % over for interleaved 1F1B (median 1.4 %)."""
     rng = np.random.default_rng(1)
     ratios = []
     for _ in range(30):
@@ -75,9 +83,33 @@ def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, toleranc
             return float(stage[a.stage % pp]) * (1.0 if a.kind == "F" else 2.0) / vpp
 
         played = play(overlapped(order_of(schedule, "megatron", pp, vpp, m)), seconds)
-        ratios.append(played.total / _closed_form(3 * stage, vpp, m))
-    assert 1 - tolerance <= min(ratios) <= max(ratios) <= 1 + 1e-9
-    assert np.median(ratios) > 0.98
+        ratios.append(_closed_form(schedule, 3 * stage, vpp, m) / played.total)
+    assert 1 - below <= min(ratios) <= max(ratios) <= 1 + above
+    assert np.median(ratios) < 1.02
+
+
+@pytest.mark.parametrize("pp", [2, 4, 6, 8, 12, 16])
+@pytest.mark.parametrize(("schedule", "vpp"), [("interleaved", 2), ("interleaved", 4), ("interleaved", 8), ("zbv", 2),
+                                              ("interleaved-zb", 2), ("interleaved-zb", 3)])  # fmt: skip
+def test_one_stream_holds_sends_up(pp: int, schedule: str, vpp: int) -> None:
+    """PyTorch's runtime, equal stages of 1 + 1 + 1 or, whole, 1 + 2: what its receives hold up, as the search has it.
+
+    The bubble itself, not the step, within 4 %; PyTorch issue 188833 shows it on 8 GPUs, pp 8 and vpp 2.
+    """
+    m = 2 * pp
+
+    def seconds(a: Action) -> float:
+        if a.stage == 0 and a.kind in ("I", "W"):  # no input to differentiate by
+            return 2.0 if a.kind == "W" else 0.0
+        return 2.0 if a.kind == "B" else 1.0
+
+    played = play(program_of(order_of(schedule, "torchtitan", pp, vpp, m), schedule, "torchtitan"), seconds)
+    busy = 3.0 * m * vpp
+    closed = _closed_form(schedule, np.full(pp, 3.0 * vpp), vpp, m, one_stream=True)
+    assert closed - busy == pytest.approx(played.total - busy, rel=0.04)
+    if pp > 2:
+        ideal = play(overlapped(order_of(schedule, "torchtitan", pp, vpp, m)), seconds)
+        assert played.total > ideal.total
 
 
 def test_one_slow_micro_batch_delays_the_step_once() -> None:
