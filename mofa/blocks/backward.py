@@ -144,8 +144,7 @@ class _Differentiator:
                 self._tensor(f"{w}~", w)
             comm = isinstance(op.work, (Collective, HostSync))
             self.ops.append(
-                replace(
-                    op,
+                op._replace(
                     name=f"{op.name}~",
                     family=op.family if comm else "recompute",
                     reads=reads,
@@ -200,13 +199,13 @@ class _Differentiator:
         given = tuple(self._give(op, t) for t in targets)
         name = f"{op.name}.backward"
         if isinstance(op.work, Collective) and op.back is None:
-            work = replace(op.work, kind=DUAL[op.work.kind])
-            new = replace(
-                op, name=name, work=work, reads=dys, writes=given, saves=(), back=None,
+            work = op.work._replace(kind=DUAL[op.work.kind])
+            new = op._replace(
+                name=name, work=work, reads=dys, writes=given, saves=(), back=None,
                 view=op.view if op.work.kind in ("all_reduce",) else False, scratch=0.0,
             )  # fmt: skip
             if op.work.kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
-                new = replace(new, work=None, launches=0, view=True, stream="compute", family="memory_bound")
+                new = new._replace(work=None, launches=0, view=True, stream="compute", family="memory_bound")
             self.ops.append(new)
         elif isinstance(op.work, Attention):
             back = op.back
@@ -259,7 +258,7 @@ class _Differentiator:
             name = f"{source.writes[0]}@{op.name}"
             self._tensor(name, source.writes[0])
             self.ops.append(
-                replace(source, name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
+                source._replace(name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
             )
             again.append(name)
         if x:

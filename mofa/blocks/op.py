@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
@@ -24,8 +24,7 @@ COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
 Format = Literal["bf16", "fp8", "fp32"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor of the tape. ``bytes`` is what it allocates by itself [B]; ``grad`` says whether it has a gradient.
 
     ``grad_bytes`` is what the gradient allocates where that differs: a tensor in a buffer that lives outside the tape
@@ -105,8 +104,7 @@ class Attention:
         return product * (self.d_qk + self.d_v)
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """Memory-bound kernels that move ``bytes`` in all. [B]
 
     ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is,
@@ -123,8 +121,7 @@ class Stream:
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """A collective over a process group; ``payload`` as :mod:`mofa.cost.collectives` defines it. [B]"""
 
     kind: CollectiveKind
@@ -143,8 +140,7 @@ class HostSync:
 Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
 
 
-@dataclass(frozen=True, slots=True)
-class Back:
+class Back(NamedTuple):
     """How an op is differentiated where its kind does not say: the bytes that its backward kernels move.
 
     ``bytes`` 0 with ``launches`` 0 is a pure view: the gradient passes through.
@@ -165,8 +161,7 @@ class Back:
     """Of the backward kernels, as in :class:`Stream`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One op: its work, the tensors it reads, writes and keeps for the backward pass, and where it runs.
 
     ``present`` is where it runs at all; where it doesn't, its first output is its first input. ``view`` says where
@@ -251,7 +246,7 @@ class TapeBuilder:
     def add(self, op: Op) -> str:
         """Append an op and return its first output."""
         if not op.region and self.region:
-            op = replace(op, region=self.region)
+            op = op._replace(region=self.region)
         if self.mark is not None:
             op = self.mark(op)
         for name in (*op.reads, *op.writes, *op.saves):
@@ -279,4 +274,4 @@ def _rename(op: Op, names: dict[str, str]) -> Op:
 
     if not any(name in names for name in (*op.reads, *op.saves)):
         return op
-    return replace(op, reads=new(op.reads), saves=new(op.saves))
+    return op._replace(reads=new(op.reads), saves=new(op.saves))

@@ -92,6 +92,8 @@ class Mode:
 
 def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """First row of each unique combination, and each row's combination."""
+    if len(columns[0]) == 1:
+        return np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
@@ -190,7 +192,7 @@ def block_costs(
 
 def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
-    used = {table.recompute_modes[i] for i in np.unique(table.recompute)}
+    used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
     if used == {FULL} and np.all(table.recompute_layers == -1):  # no layer is left to another mode
         return (FULL,)
     wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())

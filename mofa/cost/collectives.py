@@ -149,7 +149,7 @@ def collective_time(
     if kind == "all_reduce":
         payload = payload / fabric.nvls_factor
     total = time.total_s
-    for p in np.unique(np.asarray(group.size)[inside]):
+    for p in sorted(set(np.asarray(group.size)[inside].tolist())):
         near = reduce(lambda best, g: g if g <= p else best, sorted(sizes))
         here = inside & (group.size == p) & (payload > 0)
         size = 2 if kind == "send_recv" else int(p)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import FULL, BlockCost, Costs, Mode, base_mode
+from mofa.cost.blockcost import FULL, BlockCost, Costs, Mode, base_mode, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.data_parallel import outside_blocks
@@ -51,9 +52,9 @@ class LayerArrays:
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
         """Stack the costs of every mode's kinds."""
 
-        def grid(pick: object) -> ArrayN:
-            assert callable(pick)
-            return np.stack([np.stack([np.asarray(pick(c)).T for c in kinds], axis=1) for kinds in modes])
+        def grid(pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+            array = np.array([[pick(cost) for cost in kinds] for kinds in modes])  # modes, kinds, parts, K
+            return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
 
         return cls(
             exposed=grid(lambda c: c.forward.exposed + c.backward.exposed),
@@ -97,18 +98,17 @@ class Layout:
 def layout(table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN) -> Layout:
     """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
     pp, vpp = stages.pp, stages.vpp
-    choices, which = np.unique(np.stack([table.recompute, table.recompute_layers]), axis=1, return_inverse=True)
-    which = which.reshape(-1)
-    full = np.zeros((choices.shape[1], *stages.counts.shape))
-    for u, (mode, layers) in enumerate(choices.T):
-        spec = table.recompute_modes[int(mode)]
+    first, which = unique_rows([table.recompute, table.recompute_layers])
+    full = np.zeros((len(first), *stages.counts.shape))
+    for u, layers in enumerate(table.recompute_layers[first]):
+        spec = table.recompute_modes[int(table.recompute[first[u]])]
         if spec.kind == "full":
             full[u] = stages.counts if layers < 0 else stages.recomputed_first(int(layers))
         elif spec.kind == "every":
             full[u] = stages.recomputed_every(spec.layers or 1)
     cap = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, 4 * pp)
-    batches, batch_of = np.unique(cap, return_inverse=True)
-    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in batches])
+    batches, batch_of = unique_rows([cap])
+    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
     plain = stages.counts[None] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
     full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
@@ -199,8 +199,13 @@ def make_rows(
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m)
-    groups = {name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()}
-    if not framework.shards_params and len(costs.index) > 1:  # blocks don't depend on dp there: each candidate's groups
+    if len(costs.index) == 1:
+        groups = dict(costs.groups)
+    elif framework.shards_params:
+        groups = {
+            name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()
+        }
+    else:  # blocks don't depend on dp there: each candidate's own groups
         groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
         groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
     shards = stage_shards(workload, framework, table, lay, groups)

@@ -42,10 +42,15 @@ class Machine:
     def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
         spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
+        return self._whole.get(group, False)
+
+    @cached_property
+    def _whole(self) -> dict[str, BoolK]:
         if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
-            return False
-        same = np.broadcast_to(self.groups[group].size == self.groups["world"].size, (self.num_k,))
-        return bool(same[0]) if self.num_k == 1 else same
+            return {}
+        world = self.groups["world"].size
+        whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
+        return {name: bool(same[0]) if self.num_k == 1 else same for name, same in whole.items()}
 
 
 def _rows(array: ArrayK) -> list[FloatK]:
@@ -186,11 +191,14 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     launches = np.maximum(stacked([op.launches for op in ops], num_k), 1.0)
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
-    for i, (work, form) in enumerate(zip(works, like, strict=True)):
-        if work.width > 0:
-            moved[i] = work.elements * form.bytes_per_element
-            extra[i] = work.elements * (form.per_row_s / work.width) + form.per_column_s * work.width
     rate = np.array([[form.bytes_per_s] for form in like])
+    if shaped := [i for i, work in enumerate(works) if work.width > 0]:
+        elements = stacked([works[i].elements for i in shaped], num_k)
+        width = np.array([[works[i].width] for i in shaped])
+        forms = [like[i] for i in shaped]
+        each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
+        moved[shaped] = elements * each
+        extra[shaped] = elements * (row / width) + column * width
     launch_s = curves.stream_like("", False).form.launch_s
     return np.where(busy, moved / rate + extra + launches * launch_s, 0.0)
 

@@ -199,16 +199,15 @@ class _Collector:
         self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)
         if self.keep:
             pp = rows.layout.stages.pp
-            parts = []
-            for r in range(pp):
-                stage = np.full(len(at), r)
-                live = instants.parts(peak.instant[here, stage], stage)
-                parts.append(_components(rows, live, peak.allocated[:, r], peak.reserved[:, r], peak.communicators))
+            row, stage = np.repeat(here, pp), np.tile(np.arange(pp), len(at))
+            live = instants.parts(row, peak.instant[row, stage], stage)
+            parts = _components(rows, live, peak.allocated[row, stage], peak.reserved[row, stage],
+                                peak.communicators[row])  # fmt: skip
             counts = rows.layout.counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
             self.detail = StageDetail(
-                time.stage_s, peak.allocated, peak.reserved, peak.device, np.stack(parts, axis=2), base + peak.instant,
-                flight / np.maximum(counts, 1), counts.astype(np.int64),
+                time.stage_s, peak.allocated, peak.reserved, peak.device, parts.reshape(-1, len(at), pp),
+                base + peak.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
                 rows.layout.full.sum(axis=1).astype(np.int64),
             )  # fmt: skip
 

@@ -235,28 +235,27 @@ class _Instants:
             self._arrays[name] = np.stack(getattr(self, name))
         return self._arrays[name]
 
-    def parts(self, instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
-        """The live components of each candidate at one instant of one stage. (len(LIVE_COMPONENTS), n)"""
-        rows, lay, n = self.rows, self.rows.layout, self.n
-        at = np.arange(n)
-        out = np.zeros((len(LIVE_COMPONENTS), n))
+    def parts(self, at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+        """Live components of candidates ``at``, each at one instant of one stage. (len(LIVE_COMPONENTS), len(at))"""
+        rows, lay = self.rows, self.rows.layout
+        out = np.zeros((len(LIVE_COMPONENTS), len(at)))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
         grads = self._stacked("grads")[instant, at, stage]
         out[place["parameters"]] = rows.static.params[at, stage]
         out[place["gradients"]] = grads * rows.static.grads[at, stage]
         out[place["optimizer_states"]] = rows.static.states[at, stage]
         out[place["buffers"]] = self.buffers[at, stage]
-        sk_plain, sk_full = rows.gather(rows.layers.saved_kinds)
-        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], sk_plain) + np.einsum(
-            "nk,nkf->fn", lay.full_in_flight[at, :, stage], sk_full
+        plain, full = rows.gather(rows.layers.saved_kinds)
+        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], plain[at]) + np.einsum(
+            "nk,nkf->fn", lay.full_in_flight[at, :, stage], full[at]
         )
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
-            kept = kept + weight * mtp_kinds.T
+            kept = kept + weight * mtp_kinds[at].T
         if rows.schedule == "gpipe":
             before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
-            kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k]
+            kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
         acts = self.acts[at, stage]
         gone = self._stacked("minus")[instant, at, stage]
         share = np.where(acts > 0, np.clip((acts - gone) / np.where(acts > 0, acts, 1.0), 0.0, 1.0), 0.0)
@@ -284,7 +283,7 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     fullest = device.argmax(axis=1)
     at = np.arange(len(rows.table))
     instant = which[at, fullest]
-    parts = instants.parts(instant, fullest)
+    parts = instants.parts(at, instant, fullest)
     return Peak(
         allocated, reserved, device, which, fullest, parts, tuple(instants.names), comm
     ), instants  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
+from mofa.blocks.elementwise import FloatK, stacked
 from mofa.blocks.op import Attention, Gemm, Grouped, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
@@ -48,21 +47,20 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
     """
-    seen: dict[str, dict[str, list[float]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
-    for tape in tapes:
-        for op in tape.ops:
-            w = op.work
-            if isinstance(w, Gemm):
-                found = ("gemm", {"m": w.m, "n": w.n, "k": w.k})
-            elif isinstance(w, Grouped):
-                found = ("grouped_gemm", {"tokens": w.rows, "groups": w.groups, "n": w.n, "k": w.k})
-            elif isinstance(w, Attention):
-                found = ("attention", {"q": w.q_len})
-            else:
-                continue
-            for name, value in found[1].items():
-                seen[found[0]].setdefault(name, []).append(float(np.max(value)))
-    return {family: {n: (min(v), max(v)) for n, v in names.items()} for family, names in seen.items()}
+    works = {id(op.work): op.work for tape in tapes for op in tape.ops}.values()
+    found: dict[str, dict[str, list[FloatK]]] = {
+        "gemm": {n: [getattr(w, n) for w in works if isinstance(w, Gemm)] for n in ("m", "n", "k")},
+        "grouped_gemm": {
+            n: [getattr(w, of) for w in works if isinstance(w, Grouped)]
+            for n, of in (("tokens", "rows"), ("groups", "groups"), ("n", "n"), ("k", "k"))
+        },
+        "attention": {"q": [w.q_len for w in works if isinstance(w, Attention)]},
+    }
+    out: dict[str, Sizes] = {}
+    for family, names in found.items():
+        sizes = {n: stacked(values, 1)[:, 0].tolist() for n, values in names.items() if values}
+        out[family] = {n: (min(values), max(values)) for n, values in sizes.items()}
+    return out
 
 
 def component_provenance(

@@ -8,11 +8,12 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 
@@ -90,7 +91,9 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
         hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
         exposed[name] = exposed[name] + slowdown * hidden[name]
     return PhaseTime(
-        _stacked(exposed, machine.num_k), _stacked(hidden, machine.num_k), per_combination(issued, machine.num_k)
+        stacked(list(exposed.values()), machine.num_k),
+        stacked(list(hidden.values()), machine.num_k),
+        per_combination(issued, machine.num_k),
     )
 
 
@@ -113,10 +116,6 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
     return {n: (sent[n], share + (1.0 - share) * copies[n] / maximum(aside[n], 1e-12)) for n in HIDDEN}
 
 
-def _stacked(parts: dict[str, FloatK], num_k: int) -> ArrayK:
-    return np.stack([per_combination(part, num_k) for part in parts.values()])
-
-
 def _carries(tape: Tape) -> bool:
     """Whether a repetition depends on the one before: by a host synchronisation, or a tensor read before it is
     written."""
@@ -129,11 +128,10 @@ def _carries(tape: Tape) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits."""
 
-    index: int
+    at: int
     kind: str
     wait: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
@@ -143,26 +141,26 @@ class _Step:
 
 def _plan(tape: Tape) -> tuple[_Step, ...]:
     """Which ops wait for another stream, and which must say when they end."""
-    stream_of = {w: op.stream for op in tape.ops for w in op.writes}
-    watched = {r for op in tape.ops if op.stream != "compute" for r in op.reads if stream_of.get(r) == "compute"}
-    for op in reversed(tape.ops):  # what passes through a view or an absent op is ready when its source is
-        if op.stream == "compute" and watched.intersection(op.writes) and _may_pass(op):
+    elsewhere = [op for op in tape.ops if op.stream != "compute"]
+    awaited = {w for op in elsewhere for w in op.writes}
+    watched = {r for op in elsewhere for r in op.reads}
+    for op in reversed(tape.ops) if watched else ():  # what passes through is ready when its source is
+        if op.stream == "compute" and not watched.isdisjoint(op.writes) and _may_pass(op):
             watched.add(op.reads[0])
-    # what such an op passes on from another stream is awaited by whoever reads it, not by the op
-    passed: set[str] = set()
     steps = []
     for i, op in enumerate(tape.ops):
         if isinstance(op.work, HostSync):
             steps.append(_Step(i, "sync"))
         elif op.stream != "compute":
             # same-stream inputs too: where their producer is absent they are ready when its input is
-            steps.append(_Step(i, "async", tuple(r for r in op.reads if r in stream_of)))
+            steps.append(_Step(i, "async", op.reads))
         else:
-            waits = tuple(r for r in op.reads if r in passed or stream_of.get(r, "compute") != "compute")
+            waits = () if awaited.isdisjoint(op.reads) else tuple(r for r in op.reads if r in awaited)
             passes = bool(waits) and _may_pass(op)
-            if passes:
-                passed.update(op.writes)
-            steps.append(_Step(i, "compute", waits, tuple(w for w in op.writes if w in watched), passes))
+            if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
+                awaited.update(op.writes)
+            record = () if watched.isdisjoint(op.writes) else tuple(w for w in op.writes if w in watched)
+            steps.append(_Step(i, "compute", waits, record, passes))
     return tuple(steps)
 
 
@@ -182,14 +180,14 @@ def _pass(
     """Play the tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
     for step in plan:
-        op, took = tape.ops[step.index], seconds[step.index]
+        op, took = tape.ops[step.at], seconds[step.at]
         if step.kind == "sync":
             assert isinstance(op.work, HostSync)
             sync_s = machine.cluster.gpu.curves.host.sync_s.value + op.work.host_s
             woken = maximum(state.host, state.compute) + sync_s
             state.host = where(op.present, woken, state.host)
             continue
-        state.host = state.host + issue[step.index]
+        state.host = state.host + issue[step.at]
         if step.kind == "compute":
             _compute(step, op, took, state, exposed)
         else:

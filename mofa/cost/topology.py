@@ -185,14 +185,9 @@ def process_groups(
     }
     world = stage * pp_
     domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)
-    groups = {
-        name: Group(
-            size,
-            fewest_ranks_per_block(size, stride, domain, world),
-            fewest_ranks_per_block(size, stride, own_node, world),
-        )
-        for name, (size, stride) in ranges.items()
-    }
+    sizes, strides = (np.stack([pair[i] for pair in ranges.values()]) for i in (0, 1))
+    near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
+    groups = {name: Group(*columns) for name, *columns in zip(ranges, sizes, near, own, strict=True)}
     return {**groups, "mp": _product(groups["tp"], groups["pp"])}
 
 

@@ -8,7 +8,7 @@ their own under expert parallelism, prefetched explicitly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
@@ -231,13 +231,13 @@ def _without_forward_weights(op: Op, block: str) -> Op:
     """Recomputed ops read the weights gathered for the backward pass, which the tape holds throughout."""
     if block == "head" or not any(r.startswith(("fsdp.", "efsdp.")) for r in op.reads):
         return op
-    return replace(op, reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
+    return op._replace(reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
 
 
 def _fused_sum(op: Op) -> Op:
     """Inductor adds gradients inside the next kernel: one more read."""
     if op.name.startswith("accumulate ") and isinstance(op.work, Stream):
-        return replace(op, work=Stream(op.work.bytes / 3.0), launches=0)
+        return op._replace(work=Stream(op.work.bytes / 3.0), launches=0)
     return op
 
 
@@ -261,12 +261,12 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool
             if f"{copy}~" in p.tensors:
                 copy = f"{copy}~"
             elif compiled:  # the partitioner casts again rather than keep a copy
-                again = replace(p.tensors[copy], name=f"{copy}@")
+                again = p.tensors[copy]._replace(name=f"{copy}@")
                 p.tensors[again.name] = again
                 out.append(Op(f"{base}.weight_cast@", "memory_bound", Stream(3.0 * again.bytes), (),
                               (again.name,), compiled=True))  # fmt: skip
                 copy = again.name
-            op = replace(op, reads=(*op.reads, copy))
+            op = op._replace(reads=(*op.reads, copy))
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
             params = p.tensors[grad].bytes / 2.0

@@ -8,7 +8,6 @@ everything in the training dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from mofa.blocks import parts
 from mofa.blocks.context import Context
@@ -56,7 +55,7 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             llama_style(ctx) and name.startswith(("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add"))
         )
         dispatched: BoolK = False if local or not any_tp else distributed
-        return replace(op, compiled=compiled, dtensor=dispatched)
+        return op._replace(compiled=compiled, dtensor=dispatched)
 
     return mark
 
