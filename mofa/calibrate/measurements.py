@@ -19,6 +19,12 @@ from mofa.errors import SpecError
 COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
            "power_w", "gpu", "host")  # fmt: skip
 UNIT = "us"
+SIZES: dict[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
+    "compiled": ("tokens", "width"), "copy": ("bytes",), "host": ("ops",), "sustained": ("m", "n", "k"),
+    "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
+}  # fmt: skip
+"""Whole numbers above zero that a shape of each family must hold."""
 ENVIRONMENT = "environment.json"
 
 
@@ -112,8 +118,33 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         shape = parse_shape(cell["shape"])
     except ValueError as error:
         raise fail(str(error)) from None
+    if wrong := _wrong_size(cell["family"], shape):
+        raise fail(f"shape {cell['shape'][:60]!r}: {wrong}")
+    if not times[1] <= times[0] <= times[2]:
+        raise fail(f"median {cell['median']} is not between low {cell['low']} and high {cell['high']}")
     case = Case(cell["family"], cell["op"], cell["variant"], cell["dtype"], cell["split"], shape)
     return Row(case, Sample(times[0], times[1], times[2], num, *more), cell["gpu"], cell["host"])
+
+
+def _wrong_size(family: str, shape: Shape) -> str:
+    """What a shape lacks, or nothing.
+
+    Examples
+    --------
+    >>> _wrong_size("gemm", {"m": 64, "n": 64}), _wrong_size("grouped_gemm", {"n": 8, "k": 8, "loads": "16,x"})
+    ('k is missing or no number above zero', 'loads are not whole numbers above zero')
+    """
+    names = SIZES.get(family, ())
+    if family == "memory_bound":
+        names = ("params", "tensors") if "params" in shape else ("tokens", "width")
+    for name in names:
+        value = shape.get(name)
+        if not isinstance(value, int) or value < 1:
+            return f"{name} is missing or no number above zero"
+    loads = str(shape.get("loads", "")).split(",")
+    if family == "grouped_gemm" and not all(load.isdigit() and int(load) > 0 for load in loads):
+        return "loads are not whole numbers above zero"
+    return ""
 
 
 def parse_shape(text: str) -> Shape:

@@ -297,3 +297,26 @@ def test_bundled_profile_is_not_changed(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "out.txt").write_text(TEXT)
     with pytest.raises(SpecError, match="bundled profile is not changed"):
         import_nccl(Path("out.txt"), "h200-hgx")
+
+
+def test_fresh_shapes_meet_the_targets_too() -> None:
+    """Drawn with another seed once the forms were chosen; the collectives on another machine."""
+    folders = [ROOT / "measurements" / "h200-1gpu", ROOT / "measurements" / "h200-2gpu-second"]
+    found = check(folders, split="fresh")["families"]
+    assert {name: found[name]["points"] for name in ("gemm", "grouped_gemm", "collective")} == {
+        "gemm": 111, "grouped_gemm": 80, "collective": 100,
+    }  # fmt: skip
+    text = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    for name in ("gemm", "grouped_gemm", "collective"):
+        documented = re.search(rf"^\| {name}, fresh \| \d+ \| ([\d.]+)% \| ([\d.]+)% \|", text, re.MULTILINE)
+        assert documented is not None
+        assert float(documented[1]) / 100 == pytest.approx(found[name]["median_abs_error"], abs=0.004)
+        assert float(documented[2]) / 100 == pytest.approx(found[name]["p90_abs_error"], abs=0.004)
+        median, p90 = TARGETS[name]
+        assert found[name]["median_abs_error"] <= median
+        assert found[name]["p90_abs_error"] <= p90
+
+
+def test_a_folder_without_fresh_rows_says_how_to_get_them() -> None:
+    with pytest.raises(SpecError, match="no fresh held-out rows of a fitted family"):
+        check([ROOT / "measurements" / "h200-2gpu"], split="fresh")

@@ -1,12 +1,13 @@
 """The shapes: the same on every machine, held-out ones never in the grid, drawn from the bundled workloads."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mofa.calibrate.cases import MODELS
-from mofa.calibrate.shapes import FAMILIES, cases
+from mofa.calibrate.shapes import FAMILIES, MIN_POINTS, cases
 
 HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60, "collective": 60}
 
@@ -23,6 +24,27 @@ def test_quick_is_a_fraction_and_part_of_the_whole() -> None:
     quick, whole = cases("gemm", quick=True), cases("gemm")
     assert len(quick) < 0.3 * len(whole)
     assert {c.key for c in quick} <= {c.key for c in whole}
+
+
+@pytest.mark.parametrize("family", ["memory_bound", "compiled"])
+def test_quick_measures_of_every_op_as_much_as_a_fit_needs(family: str) -> None:
+    grid = Counter(c.op for c in cases(family, quick=True) if c.split == "grid")
+    assert set(grid.values()) == {MIN_POINTS}
+
+
+@pytest.mark.parametrize("family", ["gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "collective"])
+def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
+    plain, more = cases(family, gpus=4), cases(family, gpus=4, fresh=True)
+    fresh = [c for c in more if c.split == "fresh"]
+    assert [c for c in more if c.split != "fresh"] == plain
+    assert not {c.key for c in fresh} & {c.key for c in plain}
+    assert len(fresh) == len({c.key for c in fresh}) >= 24
+
+
+def test_ring_attention_meets_half_of_the_keys_and_half_of_the_queries() -> None:
+    shapes = [c.shape for c in cases("attention") if c.split == "grid" and not c.size("causal")]
+    ratios = {int(s["kv"]) / int(s["q"]) for s in shapes if s["q"] == 8192}
+    assert ratios == {0.5, 1.0, 2.0}
 
 
 def test_dimensions_are_those_of_the_bundled_workloads() -> None:
