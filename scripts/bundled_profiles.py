@@ -11,16 +11,18 @@ from typing import Any
 import yaml
 
 from mofa.calibrate.check import fit_folder
-from mofa.calibrate.profile import gpu_profile, merged, node_profile
-from mofa.specs.scaling import transferred_curves
+from mofa.calibrate.measurements import read_rows
+from mofa.calibrate.others import fit_others
+from mofa.calibrate.profile import gpu_curves, gpu_profile, merged, node_profile
+from mofa.specs.scaling import FIT_FIELDS, scaled_curve, transferred_curves
 from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-2gpu", "h200-4gpu")
 SAME_PROCESSOR = ("h100-sxm", "h800")
-OTHERS = ("a100-80gb", "h20", "b200", "gb200")
-WIDTH = 4000
+OTHERS = ("a100-80gb", "h20", "b200")
+SIMUMAX = "measured by SimuMax on a B200 (configs/system/b200_bf16_ceperm.json), measurements/b200-simumax"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -78,6 +80,56 @@ def si(fact: dict[str, Any], unit: str) -> float:
     return parse_quantity(fact["value"], unit)
 
 
+def rates_of(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Peak rate of each format of a GPU over another's. [-]"""
+    return {
+        f: si(fact, "FLOP/s") / si(other["peak_flops_per_s"][f], "FLOP/s")
+        for f, fact in gpu["peak_flops_per_s"].items()
+    }
+
+
+def bandwidth_of(gpu: dict[str, Any], other: dict[str, Any]) -> float:
+    """Memory bandwidth over another GPU's. [-]"""
+    key = "memory_bandwidth_bytes_per_s"
+    return si(gpu[key], "B/s") / si(other[key], "B/s")
+
+
+def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Products and attention as SimuMax timed them; other formats by the H200's ratios, the rest from ``base``.
+
+    How much less the power limit takes between memory-bound kernels than from products alone is the H200's too.
+    """
+    kept = {
+        name: (1.0 - curve["sustained"]) / (1.0 - curve["alone"])
+        for name, curve in (
+            ("gemm bf16", h200["gemm"]["bf16"]),
+            ("attention_cudnn_fwd bf16", h200["attention"]["cudnn fwd 128/128"]),
+            ("attention_cudnn_bwd bf16", h200["attention"]["cudnn bwd 128/128"]),
+        )
+    }
+    curves = fit_others(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, kept=kept)
+    words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
+    made = gpu_curves(base, {"bf16": 1.0}, curves, words)
+    for family in ("gemm", "grouped_gemm"):
+        for other in ("fp8", "fp32"):
+            if other in base[family]:
+                made[family][other] = base[family][other]
+    faster = max(r for _, _, r in h200["gemm"]["fp8"]["form"]["tiles"]) / max(
+        r for _, _, r in h200["gemm"]["bf16"]["form"]["tiles"]
+    )
+    for family in ("gemm", "grouped_gemm"):
+        known = {k: v for k, v in made[family]["bf16"].items() if k not in FIT_FIELDS}
+        source = f"{SIMUMAX}: bf16's, {faster:.3g} times as fast as on the H200"
+        made[family]["fp8"] = {**scaled_curve(known, faster, 1.0, 1.0), "provenance": "assumed", "source": source}
+    # the few experts' rows that take the small tile were not measured: the H200's share of the large one
+    form, own = made["grouped_gemm"]["bf16"]["form"], h200["grouped_gemm"]["bf16"]["form"]
+    for curve in (made["grouped_gemm"]["bf16"], made["grouped_gemm"]["fp8"]):
+        share = curve["form"]["large_rate"] * own["small_rate"] / own["large_rate"]
+        curve["form"] = {**curve["form"], "small_rate": share, "small_k_overhead": form["large_k_overhead"]}
+    made["attention"] = {**base["attention"], **made["attention"]}
+    return made
+
+
 def main() -> None:
     """Fit, transfer, write."""
     folders = [ROOT / "measurements" / name for name in FOLDERS]
@@ -90,11 +142,7 @@ def main() -> None:
     for name in (*SAME_PROCESSOR, *OTHERS):
         gpu = read("gpus", name)
         same = name in SAME_PROCESSOR
-        rates = {
-            f: si(fact, "FLOP/s") / si(h200["peak_flops_per_s"][f], "FLOP/s")
-            for f, fact in gpu["peak_flops_per_s"].items()
-        }
-        bandwidth = si(gpu["memory_bandwidth_bytes_per_s"], "B/s") / si(h200["memory_bandwidth_bytes_per_s"], "B/s")
+        rates, bandwidth = rates_of(gpu, h200), bandwidth_of(gpu, h200)
         sms = gpu["num_sms"]["value"] / h200["num_sms"]["value"]
         words = "the H200's, same processor" if same else "the H200's by the datasheets' ratios"
         gpu["curves"] = transferred_curves(
@@ -102,7 +150,16 @@ def main() -> None:
             provenance="transferred" if same else "assumed",
             source=f"{words}; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
         )  # fmt: skip
+        if name == "b200":
+            gpu["curves"] = b200_curves(h200["curves"], gpu["curves"])
+            b200 = gpu
         write("gpus", name, gpu)
+    gpu = read("gpus", "gb200")
+    gpu["curves"] = transferred_curves(
+        b200["curves"], rates=rates_of(gpu, b200), bandwidth=bandwidth_of(gpu, b200), sms=1.0, exact=False,
+        provenance="transferred", source="the B200's by the datasheets' ratios; see gpus/b200.yaml",
+    )  # fmt: skip
+    write("gpus", "gb200", gpu)
 
 
 if __name__ == "__main__":
