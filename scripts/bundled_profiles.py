@@ -22,6 +22,17 @@ PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-2gpu", "h200-4gpu")
 SAME_PROCESSOR = ("h100-sxm", "h800")
 OTHERS = ("a100-80gb", "h20", "b200")
+FLASH1 = {"fwd": 1.4, "bwd": 2.0}
+"""Time of the first FlashAttention in Triton over FlashAttention 2: 1.3 to 1.5 forward, around 2 backward. [-]"""
+FLASH1_SOURCE = "Dao 2023, FlashAttention-2, arXiv 2307.08691, section 4.1"
+A100_GEMM = 1.10
+"""Rate of the A100's products over the H200's by the ratio of the peaks: with it the five layer timings of Korthikanti
+et al. (2022), Table 4, 19.0 to 27.2 ms forward and backward, are met within 1 % (tests/validate/test_megatron_2022.py);
+end-to-end runs were not looked at. [-]"""
+A100_SOURCE = (
+    f"the H200's form by the datasheets' ratios, {A100_GEMM} times as fast: the five layer timings of Korthikanti et al. "
+    "(2022), arXiv 2205.05198, Table 4"
+)
 SIMUMAX = "measured by SimuMax on a B200 (configs/system/b200_bf16_ceperm.json), measurements/b200-simumax"
 
 
@@ -80,6 +91,20 @@ def si(fact: dict[str, Any], unit: str) -> float:
     return parse_quantity(fact["value"], unit)
 
 
+def with_flash1(curves: dict[str, Any]) -> dict[str, Any]:
+    """The first FlashAttention in Triton beside the second: no kernel of it runs with today's compilers."""
+    attention = {key: curve for key, curve in curves["attention"].items() if not key.startswith("flash1")}
+    for key, curve in list(attention.items()):
+        backend, way, sizes = key.split()
+        if backend == "flash":
+            form = {**curve["form"], "unit_s": float(f"{curve['form']['unit_s'] * FLASH1[way]:.5g}")}
+            known = {k: v for k, v in curve.items() if k not in FIT_FIELDS}
+            provenance = "assumed" if curve["provenance"] == "assumed" else "transferred"
+            source = f"{FLASH1[way]} times the time of FlashAttention 2: {FLASH1_SOURCE}"
+            attention[f"flash1 {way} {sizes}"] = {**known, "provenance": provenance, "source": source, "form": form}
+    return {**curves, "attention": attention}
+
+
 def rates_of(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     """Peak rate of each format of a GPU over another's. [-]"""
     return {
@@ -136,7 +161,7 @@ def main() -> None:
     curves = merged([fit_folder(folder)[1] for folder in folders], folders)
     source = "mofa calibrate, measurements/" + ", ".join(FOLDERS)
     h200 = gpu_profile(read("gpus", "h200-sxm"), curves, "h200-sxm", source)
-    write("gpus", "h200-sxm", h200)
+    write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     node = node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source)
     write("nodes", "h200-hgx", {**node, "gpu": "h200-sxm"})
     for name in (*SAME_PROCESSOR, *OTHERS):
@@ -150,16 +175,20 @@ def main() -> None:
             provenance="transferred" if same else "assumed",
             source=f"{words}; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
         )  # fmt: skip
+        if name == "a100-80gb":
+            curve = gpu["curves"]["gemm"]["bf16"]
+            known = {**scaled_curve(curve, A100_GEMM, 1.0, 1.0), "provenance": "transferred", "source": A100_SOURCE}
+            gpu["curves"]["gemm"]["bf16"] = known
         if name == "b200":
             gpu["curves"] = b200_curves(h200["curves"], gpu["curves"])
             b200 = gpu
-        write("gpus", name, gpu)
+        write("gpus", name, {**gpu, "curves": with_flash1(gpu["curves"])})
     gpu = read("gpus", "gb200")
     gpu["curves"] = transferred_curves(
         b200["curves"], rates=rates_of(gpu, b200), bandwidth=bandwidth_of(gpu, b200), sms=1.0, exact=False,
         provenance="transferred", source="the B200's by the datasheets' ratios; see gpus/b200.yaml",
     )  # fmt: skip
-    write("gpus", "gb200", gpu)
+    write("gpus", "gb200", {**gpu, "curves": with_flash1(gpu["curves"])})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ Family = Literal[
 ]
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
 Format = Literal["bf16", "fp8", "fp32"]
+Backend = Literal["cudnn", "flash", "flash1"]
 
 
 class Tensor(NamedTuple):
@@ -77,7 +78,8 @@ class Grouped:
 class Attention:
     """Fused attention over ``batch`` sequences; ``pairs`` is the number of query-key pairs of one head and sequence.
 
-    ``kv_heads`` 0 means as many as query heads; ``backend`` is the library that computes it.
+    ``kv_heads`` 0 means as many as query heads; ``backend`` is the library that computes it: cuDNN, FlashAttention 2
+    or the first FlashAttention in Triton.
     """
 
     batch: FloatK
@@ -88,7 +90,7 @@ class Attention:
     d_v: float
     backward: bool = False
     kv_heads: FloatK = 0.0
-    backend: Literal["cudnn", "flash"] = "cudnn"
+    backend: Backend = "cudnn"
 
     @property
     def groups(self) -> FloatK:

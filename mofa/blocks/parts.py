@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, maximum, where
-from mofa.blocks.op import Attention, Back, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import Attention, Back, Backend, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
 
 
 def stream(
@@ -77,6 +77,10 @@ def linear(
     )  # fmt: skip
 
 
+BACKENDS: dict[str, Backend] = {"flash": "flash", "flash1": "flash1"}
+"""Library of a framework's fused attention, where it says more than that it is fused: cuDNN's elsewhere."""
+
+
 def fused_attention(
     b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3
 ) -> str:
@@ -94,9 +98,10 @@ def fused_attention(
     dq_accumulator = ctx.tokens * heads * a.d_qk * 4.0
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
+    backend = BACKENDS.get(ctx.framework.attention, "cudnn")
     back = Back(0.0, back_launches, dq_accumulator)
     if not anywhere(cp > 1):
-        work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
+        work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
         return out
     # the exchange: cp - 1 hops of the keys and values, in and out at once; backward moves their gradients too
@@ -109,9 +114,13 @@ def fused_attention(
                        stream="cp")))  # fmt: skip
     first = b.tensor("attn.partial", where(ring, ctx.tokens * heads * a.d_v * e, 0.0))
     share = where(ring, hops / cp, 0.0)
-    body = Attention(ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
+    body = Attention(
+        ctx.micro_batch, heads, q_len, pairs * share, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend
+    )
     b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), (), present=ring))
-    last = Attention(ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads)
+    last = Attention(
+        ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend
+    )
     b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse), (q, k, v, out, lse), back=back))
     return out
 

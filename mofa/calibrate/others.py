@@ -55,7 +55,7 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
     shares = {"gemm bf16": alone}
     clocked = [r for r in products if r.sample.median_s <= FULL_CLOCK_S]
     clocked += [_faster(r, alone) for r in products if r.sample.median_s >= LIMITED_S]
-    grouped = [r for r in rows if r.case.family == "grouped_gemm"]
+    grouped = [r for r in rows if r.case.family == "grouped_gemm" and r.case.op != "wgrad"]  # those add to fp32
     clocked += [_faster(r, alone) if r.sample.median_s >= LIMITED_S else r for r in grouped]
     for way in ("fwd", "bwd"):
         own = [r for r in rows if r.case.family == "attention" and r.case.op == way]

@@ -341,8 +341,7 @@ def _pipeline(
     if np.any(before):
         held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, before_s=before)
         exposed[_T["dp"]] += held - alone
-    payload = rows.costs.boundary[rows.k]
-    hop = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
+    hop = _hop_s(rows)
     turns = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
@@ -355,3 +354,15 @@ def _pipeline(
     else:
         exposed[_T["pp"]] += fill * hop + rows.cluster.gpu.curves.overlap_slowdown.value * turns * hop
         hidden[_H["pp"]] += turns * hop
+
+
+def _hop_s(rows: Rows) -> ArrayN:
+    """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
+    payload = rows.costs.boundary[rows.k]
+    whole = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
+    if not rows.framework.scatters_pipeline_sends:
+        return whole
+    tp = rows.table.tp.astype(float)
+    part = collective_s("send_recv", payload / tp, rows.groups["pp"], rows.cluster)
+    part = part + collective_s("all_gather", payload, rows.groups["tp"], rows.cluster)
+    return np.where(rows.table.sp | (tp == 1), whole, part)

@@ -122,7 +122,7 @@ def attention_s(
     d_qk, d_v
         Head sizes; those that were not measured take the nearest kernel's time by FLOPs.
     backend
-        ``cudnn`` or ``flash``.
+        ``cudnn``, ``flash`` or ``flash1``.
 
     Returns
     -------

@@ -91,7 +91,7 @@ def component_provenance(
     outside = weakest(node.nic.efficiency, node.nic.latency_s)
     outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
     stream = _least(*(of_curve(curve) for curve in curves.stream.values()))
-    kernels = [curve for key, curve in curves.attention.items() if key.startswith(backend)]
+    kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
     out: dict[str, Provenance] = {
         "gemm": of_curve(curves.gemm[gemm_format], found.get("gemm")),

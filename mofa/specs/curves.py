@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from mofa.specs.base import Count, NotNegativeFact, Provenance, SecondsFact, Spec
 
 GemmFormat = Literal["bf16", "fp8", "fp32"]
-Backend = Literal["cudnn", "flash"]
+Backend = Literal["cudnn", "flash", "flash1"]
 FloatArray = NDArray[np.float64]
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -206,7 +206,7 @@ class GpuCurves(Spec):
 
     gemm: dict[GemmFormat, GemmCurve]
     grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
-    attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash) (fwd|bwd) \d+/\d+$")], AttentionCurve]
+    attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")], StreamCurve]
     host: HostCurve
     overlap_slowdown: NotNegativeFact

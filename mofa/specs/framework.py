@@ -36,7 +36,8 @@ class FrameworkSpec(Spec):
     allocator: Literal["native", "expandable"] = "native"
     dispatcher: Literal["alltoall", "allgather", "deepep"] = "alltoall"
     experts: Literal["grouped", "sequential"] = "grouped"
-    attention: Literal["fused", "sdpa", "unfused"] = "fused"
+    attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
+    """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2, ``flash1`` the first one's."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
@@ -45,12 +46,18 @@ class FrameworkSpec(Spec):
     overlap_param_gather: bool = True
     loss_parallel: bool = True
     cross_entropy_fusion: bool = False
+    fused_qkv: bool = False
+    """fsdp1: queries, keys and values are one product."""
+    loss_metrics: int = Field(default=0, ge=0)
+    """fsdp1: metrics that compute a cross entropy of their own from the logits after each micro-batch. [-]"""
     vocab_divisor: int = Field(default=128, ge=1)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does
     params_bytes_per_param: float
     """Of the parameters that compute reads, unless sharded. [B/param]"""
     grads_bytes_per_param: float
+    reduced_bytes_per_param: float = 4.0
+    """Of FSDP's gradients as they are summed over its ranks. [B/param]"""
     states_bytes_per_param: float
     """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
@@ -60,6 +67,12 @@ class FrameworkSpec(Spec):
     fused_rope: bool = True
     fused_softmax: bool = False
     """Unfused attention: scale, mask and softmax are one 16-bit kernel that keeps its output (Apex), not fp32 steps."""
+    scatters_pipeline_sends: bool = False
+    """Without sequence parallelism a tensor-parallel rank sends its part of a stage's output, which the receivers
+    gather over NVLink."""
+    accumulation_bytes_per_param: float = 10.0
+    """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
+    [B/param]"""
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
@@ -84,7 +97,7 @@ class FrameworkSpec(Spec):
 OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
     "fsdp1": {
         "data_parallel": ("fsdp", "hsdp"),
-        "attention": ("sdpa",),
+        "attention": ("sdpa", "flash", "flash1"),
         "optimizer": ("fused", "foreach", "for-loop"),
         "experts": ("grouped",),
         "dispatcher": ("alltoall",),

@@ -82,12 +82,12 @@ def _dense(row: Row, name: str) -> dict[str, Any]:
         "num_kv_heads": number(row, "kv_heads"),
         "head_dim": number(row, "head_dim") or hidden // heads,
     }
-    if gpt:
+    if gpt or mpt:
         attention |= {"qkv_bias": True, "out_bias": True}
     if "qwen3" in name:
         attention["qk_norm"] = True
     mlp: dict[str, Any] = {"activation": "gelu" if plain else "swiglu", "ffn_hidden": number(row, "ffn")}
-    if gpt:
+    if gpt or mpt:
         mlp["bias"] = True
     model: dict[str, Any] = {
         "name": row["model"],

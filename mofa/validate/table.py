@@ -32,6 +32,16 @@ FRAMEWORKS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     # "all overlaps OFF; CE fusion" (its overlap_notes)
     "simumax": {"overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": True},
+    # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)
+    "foundry": {
+        "attention": "flash1",
+        "optimizer": "for-loop",
+        "fused_qkv": True,
+        "cross_entropy_fusion": True,
+        "loss_metrics": 2,
+    },  # fmt: skip
+    # "SDPA implementation of Flash attention v2" (its README)
+    "fms": {"attention": "flash"},
     # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
     "korth": {"data_parallel": "ddp"},
 }
@@ -65,10 +75,19 @@ UNMODELLED_OVERLAPS = (
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
 )
-DEEPSPEED_BF16 = "BF16 optimizer"
+DEEPSPEED_BF16 = {
+    "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 6, "accumulation_bytes_per_param": 18,
+}  # fmt: skip
 """DeepSpeed's BF16_Optimizer keeps fp32 gradients of all parameters beside the bf16 ones, which it clears at the next
-backward pass: 6 bytes a parameter (deepspeed/runtime/bf16_optimizer.py). Its ZeRO stage 1 before
-kept 16-bit ones: 2."""
+backward pass: 6 bytes a parameter. After each micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read,
+4 written): deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
+DEEPSPEED_ZERO1 = {
+    "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 2, "accumulation_bytes_per_param": 6,
+    "states_bytes_per_param": 16,
+}  # fmt: skip
+"""DeepSpeed's ZeRO stage 1 lets autograd add 16-bit gradients (4 read, 2 written) and turns its partition of them into
+fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the allocator keeps
+from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
@@ -201,7 +220,7 @@ def run_of(row: Row) -> dict[str, Any]:
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":
-        framework["grads_bytes_per_param"] = 6 if DEEPSPEED_BF16 in row["notes"] else 2
+        framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
     return {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.frameworks import megatron, megatron_local, torchtitan
+from mofa.blocks.frameworks import fsdp1, megatron, megatron_local, torchtitan
 from mofa.blocks.op import Op
 from mofa.specs.framework import LOCAL_LAYERS, FrameworkSpec
 
 PRIMITIVES: dict[str, Primitives] = {
-    "fsdp1": torchtitan.PRIMITIVES,
+    "fsdp1": fsdp1.PRIMITIVES,
     "megatron": megatron.PRIMITIVES,
     "megatron-2022": megatron_local.PRIMITIVES,
     "megatron-local": megatron_local.PRIMITIVES,

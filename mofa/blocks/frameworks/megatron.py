@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
 from mofa.blocks.frameworks.megatron_linear import (
-    ACCUMULATE_BYTES_PER_PARAM,
     buffer_gather,
     column_linear,
     fp8_cast,
@@ -167,7 +166,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     s, experts = ctx.shard, float(moe.num_experts)
     logits = linear(
         b, ctx, h, "router.gate", m=s, n=experts, k=ctx.model.hidden, saves=(h,), format_="bf16",
-        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM,
+        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
     )  # fmt: skip
     scores = b.tensor("router.scores", s * experts * 4.0)
     chosen = b.tensor("router.chosen", s * (experts * 1.0 + moe.top_k * 8.0), grad=False)
@@ -315,7 +314,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     b.add(
         Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
            back=Back(2 * params + 2 * ctx.tokens * h * e, 3), weight_params=params, weight_bytes=2.0 * params,
-           accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)
     clone = b.tensor("embedding.clone", ctx.shard * h * e)

@@ -9,12 +9,12 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, sp_gather, tp_copy, tp_reduce
 
-# main_grad.add_(grad): read the bf16 gradient, read and write the fp32 one (distributed_data_parallel.py)
-ACCUMULATE_BYTES_PER_PARAM = 10.0
+# a product that adds to the fp32 main gradient reads and writes 4 bytes where one that stands alone writes 2
+FUSED_BYTES_PER_PARAM = 6.0
 
 
 class WeightGrad(TypedDict, total=False):
-    """Arguments of a linear whose weight gradient is made apart."""
+    """Arguments of a linear about its weight gradient."""
 
     grad_bytes_per_param: float
     accumulate_bytes_per_param: float
@@ -23,8 +23,8 @@ class WeightGrad(TypedDict, total=False):
 def weight_grad(ctx: Context) -> WeightGrad:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
     if ctx.framework.fuses_wgrad_accumulation:
-        return {}
-    return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ACCUMULATE_BYTES_PER_PARAM}
+        return {"accumulate_bytes_per_param": FUSED_BYTES_PER_PARAM}
+    return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ctx.framework.accumulation_bytes_per_param}
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
@@ -111,7 +111,7 @@ def norm_op(
     b.add(
         Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale),
            region=region, back=back, weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
-           accumulate_bytes_per_param=ACCUMULATE_BYTES_PER_PARAM)
+           accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
     )  # fmt: skip
     return out
 

@@ -104,7 +104,7 @@ def reduce(
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
     The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
-    one into a temporary and copies: 12 bytes a parameter.
+    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well.
     """
     here = params > 0
     if not anywhere(here):
@@ -113,9 +113,10 @@ def reduce(
         return
     alone = here & (ranks <= 1)
     by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
-    p.tensor(f"{name}.reduce_input", 4.0 * params)
+    width = ctx.framework.reduced_bytes_per_param
+    p.tensor(f"{name}.reduce_input", width * params)
     p.ops.append(
-        Op(f"{name}.reduce_copy_in", "dp", Stream((CAST + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
+        Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
            region=OUTSIDE)
     )  # fmt: skip
@@ -123,7 +124,7 @@ def reduce(
     p.tensor(f"{name}.reduced", kept, "grad")
     out = f"{name}.reduced"
     if anywhere(here & opposite(alone)):
-        payload = Collective("reduce_scatter", name, 4.0 * params)
+        payload = Collective("reduce_scatter", name, width * params)
         writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
         if anywhere(alone):
             p.tensor(writes[0], where(alone, 0.0, kept), "grad")

@@ -24,6 +24,8 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
                  (loss, total), (logits, total), launches=2,
                  back=Back(moved, 1, like="cross_entropy_bwd", elements=elements, width=width)))  # fmt: skip
         return _reduced(b, ctx, loss)
+    if ctx.framework.cross_entropy_fusion:
+        return _fused(b, ctx, logits, elements, loss)
     split = ctx.has_tp & ctx.framework.loss_parallel
     # the caller holds the logits until the loss is there, the last stage of a pipeline until its backward
     held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
@@ -42,6 +44,23 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
            scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back)
     )  # fmt: skip
     return _reduced(b, ctx, loss)
+
+
+def _fused(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss: str) -> str:
+    """FlashAttention's kernel on 16-bit logits: read once, the gradient written beside them, a sum a row kept.
+
+    Metrics of their own (composer's LanguageCrossEntropy and LanguagePerplexity) run PyTorch's eager one on the same
+    logits, in fp32, once the backward pass is through; nothing of them is left.
+    """
+    moved, width = ctx.element * elements, float(ctx.model.vocab)
+    total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
+    b.add(Op("loss.fused", "memory_bound", Stream(moved), (logits,), (loss, total), (logits, total),
+             back=Back(2.0 * moved, 1)))  # fmt: skip
+    again = float(ctx.framework.loss_metrics)
+    if again:
+        work = Stream(14.0 * again * elements, "cross_entropy_fwd", again * elements, width)
+        b.add(Op("loss.metrics", "memory_bound", work, (), (), launches=4 * again))
+    return loss
 
 
 def _reduced(b: TapeBuilder, ctx: Context, loss: str) -> str:
