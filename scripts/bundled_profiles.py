@@ -30,9 +30,13 @@ A100_GEMM = 1.10
 et al. (2022), Table 4, 19.0 to 27.2 ms forward and backward, are met within 1 % (tests/validate/test_megatron_2022.py);
 end-to-end runs were not looked at. [-]"""
 A100_SOURCE = (
-    f"the H200's form by the datasheets' ratios, {A100_GEMM} times as fast: the five layer timings of Korthikanti et al. "
-    "(2022), arXiv 2205.05198, Table 4"
+    f"the H200's form by the datasheets' ratios, {A100_GEMM} times as fast: the five layer timings of "
+    "Korthikanti et al. (2022), arXiv 2205.05198, Table 4"
 )
+A100_FLASH = 230.0 / 370.0
+"""Rate of FlashAttention 2 on an A100 (its paper, arXiv 2307.08691: up to 230 TFLOP/s forward) over the H200's curve
+at 16384 tokens: it was written for the A100 and does not use the H100's asynchronous products. [-]"""
+A100_FLASH_SOURCE = "the H200's form, 230 (Dao 2023, arXiv 2307.08691) over 370 TFLOP/s as fast"
 SIMUMAX = "measured by SimuMax on a B200 (configs/system/b200_bf16_ceperm.json), measurements/b200-simumax"
 
 
@@ -179,6 +183,11 @@ def main() -> None:
             curve = gpu["curves"]["gemm"]["bf16"]
             known = {**scaled_curve(curve, A100_GEMM, 1.0, 1.0), "provenance": "transferred", "source": A100_SOURCE}
             gpu["curves"]["gemm"]["bf16"] = known
+            for key, own in h200["curves"]["attention"].items():
+                if key.split()[0] == "flash":
+                    known = {k: v for k, v in own.items() if k not in FIT_FIELDS}
+                    known = {**known, "provenance": "transferred", "source": A100_FLASH_SOURCE}
+                    gpu["curves"]["attention"][key] = scaled_curve(known, A100_FLASH, bandwidth, sms)
         if name == "b200":
             gpu["curves"] = b200_curves(h200["curves"], gpu["curves"])
             b200 = gpu

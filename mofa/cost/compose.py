@@ -341,7 +341,7 @@ def _pipeline(
     if np.any(before):
         held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, before_s=before)
         exposed[_T["dp"]] += held - alone
-    hop = _hop_s(rows)
+    hop = hop_seconds(rows)
     turns = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
@@ -356,7 +356,7 @@ def _pipeline(
         hidden[_H["pp"]] += turns * hop
 
 
-def _hop_s(rows: Rows) -> ArrayN:
+def hop_seconds(rows: Rows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload = rows.costs.boundary[rows.k]
     whole = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)

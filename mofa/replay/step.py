@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
-from mofa.cost.compose import Rows, norm_seconds
+from mofa.cost.compose import Rows, hop_seconds, norm_seconds
 from mofa.cost.estimate import Estimator
 from mofa.cost.optimizer import optimizer_seconds
 from mofa.cost.scan import EXPOSED
@@ -355,8 +355,7 @@ def _hop_seconds(rows: Rows) -> float:
     """One hand-over of activations to the next stage. [s]"""
     if rows.layout.stages.pp == 1:
         return 0.0
-    payload = rows.costs.boundary[rows.k]
-    return float(collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)[0])
+    return float(hop_seconds(rows)[0])
 
 
 def _tied_seconds(rows: Rows) -> float:

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "fused_qkv": True,
         "cross_entropy_fusion": True,
         "loss_metrics": 2,
-    },  # fmt: skip
+    },
     # "SDPA implementation of Flash attention v2" (its README)
     "fms": {"attention": "flash"},
     # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
@@ -55,6 +55,9 @@ POWER_LIMITED = {
     "H100 94-96GB HBM2e low-TDP": "h100-hgx",
 }
 """GPUs whose clocks their profile does not describe: their rows say something of memory alone."""
+UNSTATED = {("github:pytorch/ao:", "H100"): "H100 (95 GiB device)"}
+"""What a repository's unnamed GPU is: the logs that pytorch/ao prints (titan-062 to titan-064, the same job) come from
+an H100 of 95 GiB, which torchtitan's tables list with a limit of 500 W."""
 OWN_NODES = {
     "bloom": {"A100 80GB": "hardware/a100-jean-zay.yaml"},
     "fms": {"A100 80GB": "hardware/a100-400gbps.yaml", "H100 80GB": "hardware/h100-800gbps.yaml"},
@@ -111,8 +114,14 @@ def _framework(row: Row) -> str | None:
     return None
 
 
+def gpu_of(row: Row) -> str:
+    """The GPU of a row: its column, unless its repository's logs say which variant that is."""
+    where, name = row["source_url_or_repo_path"], row["gpu"]
+    return next((own for (start, short), own in UNSTATED.items() if where.startswith(start) and name == short), name)
+
+
 def _hardware(row: Row) -> str | None:
-    if row["gpu"] in NODES or row["gpu"] in POWER_LIMITED:
+    if gpu_of(row) in NODES or gpu_of(row) in POWER_LIMITED:
         return None
     return f"GPU has no profile: {row['gpu'] or 'not given'}"
 
@@ -181,7 +190,7 @@ def _oom(row: Row) -> bool:
 
 
 def _measured(row: Row) -> str | None:
-    power = row["gpu"] in POWER_LIMITED
+    power = gpu_of(row) in POWER_LIMITED
     memory = bool(row["measured_peak_mem_gib"]) and source_of(row) in MEMORY
     time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
     if time or memory or _oom(row):
@@ -202,7 +211,7 @@ def why_unusable(row: Row) -> str | None:
 
 def run_of(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
-    source = source_of(row)
+    source, gpu = source_of(row), gpu_of(row)
     strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
     for column in ("vpp", "cp", "ep", "etp"):
         value = number(row, column)
@@ -227,7 +236,7 @@ def run_of(row: Row) -> dict[str, Any]:
         "id": row["id"],
         "model": model_of(row),
         "framework": framework,
-        "hardware": OWN_NODES.get(source, {}).get(row["gpu"]) or NODES.get(row["gpu"]) or POWER_LIMITED[row["gpu"]],
+        "hardware": OWN_NODES.get(source, {}).get(gpu) or NODES.get(gpu) or POWER_LIMITED[gpu],
         "gpus": number(row, "n_gpus"),
         "strategy": strategy,
         "batch": {"seq_len": number(row, "seq_len"), "micro": number(row, "mbs"), "global": number(row, "gbs")},
@@ -240,7 +249,7 @@ def measured_of(row: Row) -> dict[str, Any]:
     if _oom(row):
         return {"oom": True}
     out: dict[str, Any] = {}
-    if row["gpu"] not in POWER_LIMITED:
+    if gpu_of(row) not in POWER_LIMITED:
         if row["measured_step_time_s"]:
             out["step_s"] = float(row["measured_step_time_s"])
         elif row["measured_tokens_per_s_per_gpu"]:
@@ -264,8 +273,8 @@ def notes_of(row: Row) -> list[str]:
     notes = []
     if not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
-    if row["gpu"] in POWER_LIMITED:
-        notes.append(f"memory only: {row['gpu']}")
+    if gpu_of(row) in POWER_LIMITED:
+        notes.append(f"memory only: {gpu_of(row)}")
     if "ALiBi" in row["attention_type"]:
         notes.append("ALiBi as learned positions; the vocabulary is the lab book's where the row has none")
     if row["precision"] == "fp16":

@@ -13,7 +13,7 @@ from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local
-from mofa.blocks.op import Op, Tape
+from mofa.blocks.op import Gemm, Grouped, Op, Tape
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 
@@ -123,6 +123,6 @@ def flops(tape: Tape, suffixes: tuple[str, ...] = ()) -> float:
     """FLOPs of the matrix products, of ops with one of these endings. [FLOP]"""
     total = 0.0
     for op in tape.ops:
-        if op.family in ("gemm", "grouped_gemm") and (not suffixes or op.name.endswith(suffixes)):
-            total += float(np.asarray(op.work.flops).reshape(-1)[0])  # type: ignore[union-attr]
+        if isinstance(op.work, Gemm | Grouped) and (not suffixes or op.name.endswith(suffixes)):
+            total += float(np.asarray(op.work.flops).reshape(-1)[0])
     return total

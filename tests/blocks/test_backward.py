@@ -222,3 +222,15 @@ def test_peaks_of_the_fp32_softmax() -> None:
     before = 2 * 2 * 1024 * 512 * (1 + 1 + 3) + 8 * 2 * 1024 + 1024**2
     assert memory.forward_peak[0] == 12 * scores + before
     assert 16 * scores < memory.backward_peak[0] < 17 * scores
+
+
+def test_a_fused_accumulation_takes_its_bytes_and_no_launch() -> None:
+    """6 bytes a weight: the result is read and written in fp32 instead of written in bf16, in the product's family."""
+    fused = build(context(DENSE, framework("megatron"))).backward.ops
+    made = [op for op in fused if op.name.endswith(".accumulate") and op.family == "gemm"]
+    weights = {op.name.removesuffix(".wgrad"): op for op in fused if op.name.endswith(".wgrad")}
+    assert made and all(op.launches == 0 for op in made)
+    for op in made:
+        product = weights[op.name.removesuffix(".accumulate").removesuffix(".wgrad")]
+        assert isinstance(op.work, Stream) and isinstance(product.work, Gemm)
+        assert op.work.bytes == pytest.approx(6 * product.work.n * product.work.m)

@@ -136,15 +136,18 @@ def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
 
 
 def test_fsdp1(tmp_path: Path) -> None:
-    """MPT: LayerNorm, GELU, learned positions, tied embeddings, no biases; what keeps parameters gathered is not it."""
+    """MPT: LayerNorm, GELU, learned positions, tied embeddings, biases; what keeps parameters gathered is not it."""
     mpt = {
         "id": "foundry-001", "model": "MPT-7b", "kv_heads": "32", "ffn": "16384", "vocab": "50368", "tp": "1",
         "dp": "16", "zero_stage": "3", "recompute": "full", "framework": "llm-foundry/Composer FSDP",
     }  # fmt: skip
     run = usable(tmp_path, **mpt)["run"]
-    assert run["framework"] == {"name": "fsdp1", "compile": False}
+    assert run["framework"] == {
+        "name": "fsdp1", "compile": False, "attention": "flash1", "optimizer": "for-loop", "fused_qkv": True,
+        "cross_entropy_fusion": True, "loss_metrics": 2,
+    }  # fmt: skip
     assert run["model"]["tied_embeddings"]
-    assert "bias" not in run["model"]["mlp"]
+    assert run["model"]["mlp"]["bias"]
     assert "SHARD_GRAD_OP" in str(why_unusable(row(**{**mpt, "zero_stage": "2"})))
 
 
@@ -204,3 +207,16 @@ def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
     assert [r.id for r in references] == ["bridge-001", "bridge-003"]
     assert references[0].outcome.step_s == 8.0
     assert [(item.id, item.reason) for item in left_out] == [("bridge-002", "GPU has no profile: GB300")]
+
+
+def test_an_unnamed_gpu_is_the_one_of_its_repositorys_logs(tmp_path: Path) -> None:
+    """pytorch/ao prints logs of an H100 of 95 GiB, whose clock nobody gives: memory alone. torchtitan's own do not."""
+    llama = {
+        "id": "titan-050", "model": "Llama3-8B", "gpu": "H100", "n_gpus": "8", "tp": "1", "dp": "8", "zero_stage": "3",
+        "recompute": "full", "framework": "torchtitan", "measured_peak_mem_gib": "40", "measured_step_time_s": "1.3",
+    }  # fmt: skip
+    ao = usable(tmp_path, **llama, source_url_or_repo_path="github:pytorch/ao:docs/source/workflows/training.md")
+    assert "step_s" not in ao["measured"]
+    assert ao["measured"]["reserved_bytes"] == 40 * GIB
+    titan = usable(tmp_path, **llama, source_url_or_repo_path="github:pytorch/torchtitan:benchmarks/llama3.md")
+    assert titan["measured"]["step_s"] == 1.3

@@ -1,4 +1,4 @@
-"""PyTorch's first FSDP around plain modules: torchtitan's launches, with MPT's fused query-key-value product and biases.
+"""PyTorch's first FSDP around plain modules: torchtitan's launches, MPT's fused QKV and biases.
 
 Read in mosaicml/llm-foundry llmfoundry/models/layers/{attention,ffn}.py. A bias is added in the product's epilogue;
 its gradient is a sum over the rows of the output's gradient, a kernel of its own.
