@@ -206,7 +206,7 @@ class _Differentiator:
             )  # fmt: skip
             if op.work.kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
                 new = new._replace(work=None, launches=0, view=True, stream="compute", family="memory_bound")
-            self.ops.append(new)
+            self._launch(new)
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
@@ -220,10 +220,26 @@ class _Differentiator:
             self._settle(op, target, grad)
         self._accumulate_weight(op)
 
+    def _launch(self, op: Op) -> None:
+        """Add an op; a linear layer's reduction of its input gradient goes before its weight gradient, which hides it.
+
+        The unreduced gradient stays until the weight gradient is made (Megatron's tensor_parallel/layers.py,
+        ``LinearWithGradAccumulationAndAsyncCommunication``; Transformer Engine's module/linear.py).
+        """
+        made = [
+            i for i, other in enumerate(self.ops[-3:]) if other.name.endswith(".dgrad") and op.reads[0] in other.writes
+        ]
+        if op.stream != "tp" or not isinstance(op.work, Collective) or not made:
+            self.ops.append(op)
+            return
+        after = len(self.ops) - len(self.ops[-3:]) + made[0] + 1
+        wgrad = self.ops[after]
+        self.ops[after:] = [op, wgrad._replace(reads=(*wgrad.reads, op.reads[0])), *self.ops[after + 1 :]]
+
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
         back = op.back
         if back is not None and back.work is not None:
-            self.ops.append(
+            self._launch(
                 Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream)
             )  # fmt: skip

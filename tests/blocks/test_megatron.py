@@ -195,7 +195,7 @@ def test_the_allgather_dispatcher_exchanges_every_token() -> None:
 
 @pytest.mark.parametrize(("name", "bytes_"), [("megatron", 0), ("megatron-local", 2)])
 def test_weight_gradients_apart_or_added_by_the_product(name: str, bytes_: int) -> None:
-    """distributed_data_parallel.py:425: bf16 gradient, then main_grad.add_: 10 bytes moved; a fused result has 6 more."""
+    """distributed_data_parallel.py:425: bf16 gradient, then main_grad.add_: 10 bytes; a fused result 6."""
     found = layer(name)
     assert size(found.backward, "dW:mlp.fc1") == bytes_ * H * 2 * F
     moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
@@ -294,3 +294,13 @@ def test_modes() -> None:
     assert titan.kind == "full" and not titan.early_stop
     several = modes(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
     assert several.checkpoint == {"core_attn"} and several.discard == {"moe.moe_act"}
+
+
+@pytest.mark.parametrize("sp", [False, True])
+def test_the_reduction_of_an_input_gradient_is_launched_before_the_weight_gradient(sp: bool) -> None:
+    """LinearWithGradAccumulationAndAsyncCommunication: dgrad, the collective, wgrad; the full gradient stays."""
+    ops = layer("megatron", tp=4, sp=sp).backward.ops
+    names = [op.name for op in ops]
+    reduced = next(op for op in ops if op.name.startswith("mlp.fc1.") and op.stream == "tp" and "again" not in op.name)
+    assert names.index("mlp.fc1.dgrad") < names.index(reduced.name) < names.index("mlp.fc1.wgrad")
+    assert reduced.reads[0] in ops[names.index("mlp.fc1.wgrad")].reads

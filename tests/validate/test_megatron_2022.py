@@ -83,7 +83,7 @@ def test_the_layer_that_calibrates_the_a100(recompute: str, sp: bool, measured_m
 
 
 def test_stages_exchange_parts_of_what_every_rank_of_tp_holds() -> None:
-    """Narayanan et al. 2021, section 4.1: without sp a rank sends a part and gathers; that takes less than the whole."""
+    """Narayanan et al. 2021, section 4.1: without sp a rank sends a part and gathers; which is faster."""
     job = mofa.load_workload(GPT3, seq_len=2048, global_batch=64)
     machines = mofa.load_cluster("a100-hgx", 64)
     times = []
