@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mofa.cli import options as opt
+from mofa.cli.jobs import jobs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mofa.cli.jobs import Job
+    from mofa.replay.timed import TimeReplayed
     from mofa.search.result import Estimate, FlopsConvention
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.hardware import ClusterSpec
-    from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
 
@@ -45,89 +46,22 @@ def estimate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Cost one strategy and say where its time and memory go, whether it fits or not."""
-    import mofa
     from mofa.cli.output import Output
-    from mofa.cli.parse import parse_overrides
-    from mofa.errors import SpecError
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
-    overrides = parse_overrides(set_)
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    if cluster is None:
-        given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
-                 "--tokens": tokens, "--framework": framework}  # fmt: skip
-        _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
-        estimates = _estimate_runs(workload, overrides, convention)
-    else:
-        if gpus is None:
-            raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
-        if strategy is None and not overrides["strategy"]:
-            raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
-        job = mofa.load_workload(
-            workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
-        )
-        machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
-        facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
-        wanted = {**_read_strategy(strategy), **overrides["strategy"]}
-        estimates = [_estimate(None, job, machines, wanted, facts, convention)]
-    output.show_estimates(estimates)
+    jobs = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
+    estimates = [_estimate(job.id, job.workload, job.cluster, job.strategy, job.framework, convention) for job in jobs]
+    output.show_estimates(estimates, lambda: [_step(job) for job in jobs])
 
 
-def _refuse_beside_a_file(file: str, given: list[str]) -> None:
-    from mofa.errors import SpecError
+def _step(job: Job) -> TimeReplayed:
+    """The step of a job on its clocks, for the figures."""
+    from mofa.replay.step import time_of
+    from mofa.search.playing import estimator_of
 
-    if given:
-        raise SpecError(
-            f"{file}: read as a file of runs, because no cluster is named, but {given[0]} is given; "
-            "name a cluster after the workload, or leave the option out"
-        )
-
-
-def _read_strategy(text: str | None) -> dict[str, object]:
-    from mofa.specs.overrides import parse_strategy
-
-    return {} if text is None else parse_strategy(text)
-
-
-def _estimate_runs(
-    file: str, overrides: Mapping[str, Mapping[str, object]], convention: FlopsConvention
-) -> list[Estimate]:
-    from mofa.specs.load import load_runs
-
-    estimates = []
-    for run in load_runs(file):
-        workload, cluster, framework, strategy = _resolve(run, Path(file).parent, overrides)
-        estimates.append(_estimate(run.id, workload, cluster, strategy, framework, convention))
-    return estimates
-
-
-def _resolve(
-    run: RunSpec, folder: Path, overrides: Mapping[str, Mapping[str, object]]
-) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
-    """What a run names, with the changes of ``--set``."""
-    from mofa.specs.load import build, bundled, load_cluster, resolve_run
-    from mofa.specs.overrides import override
-    from mofa.specs.workload import WorkloadSpec
-
-    strategy = overrides["strategy"]
-    micro_batch = strategy.get("micro_batch", run.batch.micro)
-    changed = run.model_copy(
-        update={
-            "framework": override(run.framework, overrides["framework"], "--set"),
-            "strategy": {**run.strategy, **strategy},
-            "batch": run.batch.model_copy(update={"micro": micro_batch}),
-        }
-    )
-    workload, cluster, framework, complete = resolve_run(changed, folder)
-    if overrides["workload"]:
-        raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
-        workload = build(WorkloadSpec, raw, "--set workload")
-    if overrides["hardware"]:
-        beside = folder / run.hardware
-        place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware
-        cluster = load_cluster(place, run.gpus, overrides["hardware"])
-    return workload, cluster, framework, complete
+    return time_of(estimator_of(job.workload, job.cluster, job.framework, job.strategy))
 
 
 def _estimate(

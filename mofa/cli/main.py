@@ -24,6 +24,7 @@ from mofa.cli.measure import measure
 from mofa.cli.plan import plan
 from mofa.cli.schema import schema
 from mofa.cli.show import show
+from mofa.cli.trace import trace
 from mofa.cli.validate import validate
 from mofa.errors import MofaError, NothingFits
 
@@ -41,6 +42,7 @@ app.command()(estimate)
 app.add_typer(show, name="show")
 app.command()(schema)
 app.add_typer(calibrate, name="calibrate")
+app.command()(trace)
 app.command()(measure)
 app.command()(validate)
 app.command()(attribute)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mofa.replay.timed import TimeReplayed
     from mofa.search.result import Estimate, PlanReport
 
 
@@ -51,8 +52,8 @@ class Output:
 
         print_report(report, make_console(), quiet=self.quiet)
 
-    def show_estimates(self, estimates: Sequence[Estimate]) -> None:
-        """Write and print estimates: one as an object, several as a list."""
+    def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:
+        """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""
         from mofa.report.save import estimates_json, save_estimates, write_table
         from mofa.search.result import plans_to_frame
 
@@ -61,7 +62,7 @@ class Output:
         if self.csv is not None:
             write_table(self.csv, plans_to_frame(estimates))
         if self.out is not None:
-            self._say_saved(save_estimates(estimates, self.out), self.out)
+            self._say_saved(save_estimates(estimates, self.out, steps()), self.out)
         if self.json:
             sys.stdout.write(text)
             return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from mofa.replay.timed import TimeReplayed
     from mofa.search.result import Estimate, Plan, PlanReport
 
 MAX_STAGE_FIGURES = 10
@@ -127,8 +128,10 @@ def estimates_json(estimates: Sequence[Estimate]) -> str:
     return "[" + ",\n".join(estimate.model_dump_json(indent=2) for estimate in estimates) + "]\n"
 
 
-def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]:
-    """Write the figures and tables of estimates.
+def save_estimates(
+    estimates: Sequence[Estimate], directory: Path, steps: Sequence[TimeReplayed] = ()
+) -> list[Path]:  # fmt: skip
+    """Write the figures and tables of estimates; ``steps`` are their played steps, for the pipelines' charts.
 
     Returns
     -------
@@ -142,7 +145,26 @@ def save_estimates(estimates: Sequence[Estimate], directory: Path) -> list[Path]
     files |= _breakdowns(
         estimates, labels if len(labels) == len(estimates) else None, num_stage_figures=MAX_STAGE_FIGURES
     )
+    files |= _pipelines(estimates, steps)
     return write_files(directory, files)
+
+
+def _pipelines(estimates: Sequence[Estimate], steps: Sequence[TimeReplayed]) -> dict[str, bytes]:
+    """A chart of each pipeline, and a table of where each stage's time goes."""
+    import pandas as pd
+
+    from mofa.report.gantt import plot_pipeline
+
+    files: dict[str, bytes] = {}
+    keys = [e.id if e.id is not None else str(i) for i, e in enumerate(estimates, start=1)]
+    for i, (key, step) in enumerate(list(zip(keys, steps, strict=False))[:MAX_STAGE_FIGURES]):
+        axes = plot_pipeline(step, label=key if estimates[i].id is not None else None)
+        files |= figure_files("pipeline" if i == 0 else f"pipeline_{key}", axes)
+    tables = {key: e.time.stages_to_frame() for key, e in zip(keys, estimates, strict=True) if e.time.by_stage}
+    if tables:
+        stacked = pd.concat(tables, names=["plan", "row"]).reset_index("plan")
+        files["stage_times.csv"] = csv_bytes(stacked.fillna(0.0))
+    return files
 
 
 def save_calibration(found: Mapping[str, Any], points: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:

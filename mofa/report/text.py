@@ -142,6 +142,8 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
     print_time(console, estimate.time, "Where the step goes")
+    if len(estimate.time.by_stage) > 1:
+        print_stage_times(console, estimate.time)
     print_memory(console, estimate.memory, "What fills the memory of the fullest rank")
     if len(estimate.memory.by_stage) > 1:
         print_stages(console, estimate.memory)
@@ -199,6 +201,28 @@ def print_time(console: Console, time: Time, title: str) -> None:
     rows.append(["step", format_seconds(step_s), "100.0%", _seconds(math.fsum(time.hidden.values()))])
     columns = [("part", "left"), ("exposed", "right"), ("of step", "right"), ("hidden", "right")]
     print_table(console, title, columns, rows)
+
+
+def print_stage_times(console: Console, time: Time) -> None:
+    """Print what each pipeline stage's rank computes, waits for and steps; of many stages, some evenly spread."""
+    stages = time.by_stage
+    shown = stages
+    if len(stages) > MAX_STAGE_ROWS:
+        shown = tuple(stages[round(i * (len(stages) - 1) / (MAX_STAGE_ROWS - 1))] for i in range(MAX_STAGE_ROWS))
+    groups = {
+        "computes": ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute"),
+        "host": ("host_idle",), "tp, cp, ep": ("tp", "cp", "ep"), "dp": ("dp",), "pp": ("pp",), "bubble": ("bubble",),
+        "optimizer": ("optimizer",),
+    }  # fmt: skip
+    rows = []
+    for stage in shown:
+        exposed: dict[str, float] = {str(name): value for name, value in stage.exposed.items()}
+        parts = [_seconds(math.fsum(exposed[name] for name in names)) for names in groups.values()]
+        most = max(stage.idle, key=lambda cause: stage.idle[cause], default="")
+        rows.append([str(stage.stage), *parts, f"{most}: {format_seconds(stage.idle[most])}" if most else ""])
+    columns = [("stage", "right"), *((name, "right") for name in groups), ("waits most for", "left")]
+    cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
+    print_table(console, f"Time per pipeline stage{cut}", columns, rows)
 
 
 def print_memory(console: Console, memory: Memory, title: str) -> None:

@@ -16,6 +16,7 @@ from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
 from mofa.search.replayed import replayed_memory
 from mofa.search.result import Memory, Plan, StageMemory, Time
+from mofa.search.stage_time import stage_times
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -88,7 +89,7 @@ def _plan(
         hfu=(model_rate + again) / peak,
         days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
         memory=memory,
-        time=Time(exposed=exposed, hidden=hidden),
+        time=Time(exposed=exposed, hidden=hidden, by_stage=() if played is None else stage_times(played.time)),
         provenance=_provenance(workload, cluster, row, exposed, sizes),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,

@@ -137,6 +137,17 @@ class Memory(Spec):
         return pd.DataFrame(rows).fillna({f"{n}_bytes": 0.0 for s in self.by_stage for n in s.by_component})
 
 
+class StageTime(Spec):
+    """Where the step of one pipeline stage's rank goes."""
+
+    stage: int = Field(ge=0, description="Index of the pipeline stage.")
+    exposed: dict[TimeComponent, float] = Field(description="As the plan's; sums to step_s. [s]")
+    idle: dict[str, float] = Field(
+        description="Seconds in which the device computes nothing, by what it waits for: fill, forward input, backward "
+        "input, exchange and drain of the pipeline, communication of a group, host_idle. [s]"
+    )
+
+
 class Time(Spec):
     """Where the step of the slowest rank goes."""
 
@@ -146,6 +157,9 @@ class Time(Spec):
     hidden: dict[str, float] = Field(
         default_factory=dict, description="Seconds of communication and host work that overlap with computing. [s]"
     )
+    by_stage: tuple[StageTime, ...] = Field(
+        default=(), description="Each pipeline stage's rank, where the plan was played out; else empty."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -153,7 +167,24 @@ class Time(Spec):
             raise ValueError(f"time.exposed lacks {', '.join(missing)}")
         _check_not_negative("time.exposed", self.exposed)
         _check_not_negative("time.hidden", self.hidden)
+        step_s = math.fsum(self.exposed.values())
+        for stage in self.by_stage:
+            if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=_REL_TOL):
+                raise ValueError(
+                    f"time.by_stage: the parts of stage {stage.stage} must sum to the step ({step_s:.9g} s)"
+                )
         return self
+
+    def stages_to_frame(self) -> pd.DataFrame:
+        """One row per pipeline stage: columns ``<component>_s`` of the step, ``idle_<cause>_s`` of waiting."""
+        import pandas as pd
+
+        rows = [
+            {"stage": stage.stage, **{f"{name}_s": value for name, value in stage.exposed.items()},
+             **{f"idle_{cause.replace(' ', '_')}_s": value for cause, value in stage.idle.items()}}
+            for stage in self.by_stage
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per component: component, exposed_s, hidden_s, fraction of the step that is exposed."""

@@ -1,0 +1,110 @@
+"""Which job a command is about: a workload, a cluster and a strategy by options, or a run of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mofa.specs.framework import FrameworkSpec
+    from mofa.specs.hardware import ClusterSpec
+    from mofa.specs.run import RunSpec
+    from mofa.specs.strategy import StrategySpec
+    from mofa.specs.workload import WorkloadSpec
+
+
+def _refuse_beside_a_file(file: str, given: list[str]) -> None:
+    """Refuse options that a file of runs makes void."""
+    from mofa.errors import SpecError
+
+    if given:
+        raise SpecError(
+            f"{file}: read as a file of runs, because no cluster is named, but {given[0]} is given; "
+            "name a cluster after the workload, or leave the option out"
+        )
+
+
+def _read_strategy(text: str | None) -> dict[str, object]:
+    """The fields of a strategy written as text; none where absent."""
+    from mofa.specs.overrides import parse_strategy
+
+    return {} if text is None else parse_strategy(text)
+
+
+def _resolve(
+    run: RunSpec, folder: Path, overrides: Mapping[str, Mapping[str, object]]
+) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+    """What a run names, with the changes of ``--set``."""
+    from mofa.specs.load import build, bundled, load_cluster, resolve_run
+    from mofa.specs.overrides import override
+    from mofa.specs.workload import WorkloadSpec
+
+    strategy = overrides["strategy"]
+    micro_batch = strategy.get("micro_batch", run.batch.micro)
+    changed = run.model_copy(
+        update={
+            "framework": override(run.framework, overrides["framework"], "--set"),
+            "strategy": {**run.strategy, **strategy},
+            "batch": run.batch.model_copy(update={"micro": micro_batch}),
+        }
+    )
+    workload, cluster, framework, complete = resolve_run(changed, folder)
+    if overrides["workload"]:
+        raw = override(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
+        workload = build(WorkloadSpec, raw, "--set workload")
+    if overrides["hardware"]:
+        beside = folder / run.hardware
+        place = beside if run.hardware not in bundled("nodes") and beside.exists() else run.hardware
+        cluster = load_cluster(place, run.gpus, overrides["hardware"])
+    return workload, cluster, framework, complete
+
+
+class Job(NamedTuple):
+    """What one estimate, or one trace, is about."""
+
+    id: str | None
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    strategy: StrategySpec | Mapping[str, object]
+    framework: FrameworkSpec
+
+
+def jobs_of(
+    workload: str, cluster: str | None, gpus: int | None, strategy: str | None, seq_len: int | None,
+    global_batch: int | None, tokens: str | None, framework: str | None, set_: list[str] | None,
+) -> list[Job]:  # fmt: skip
+    """The runs of a file where no cluster is named, else the one job that the options say.
+
+    Raises
+    ------
+    SpecError
+        If an option is missing, or is void beside a file.
+    """
+    import mofa
+    from mofa.cli.parse import parse_overrides
+    from mofa.errors import SpecError
+
+    overrides = parse_overrides(set_)
+    if cluster is None:
+        given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
+                 "--tokens": tokens, "--framework": framework}  # fmt: skip
+        _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
+        from mofa.specs.load import load_runs
+
+        jobs = []
+        for run in load_runs(workload):
+            job, machines, facts, complete = _resolve(run, Path(workload).parent, overrides)
+            jobs.append(Job(run.id, job, machines, complete, facts))
+        return jobs
+    if gpus is None:
+        raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
+    if strategy is None and not overrides["strategy"]:
+        raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
+    job = mofa.load_workload(
+        workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
+    )
+    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
+    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    return [Job(None, job, machines, {**_read_strategy(strategy), **overrides["strategy"]}, facts)]

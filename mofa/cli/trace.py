@@ -1,0 +1,116 @@
+"""``mofa trace``: one strategy's step as a timeline that Perfetto opens."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mofa.cli import options as opt
+from mofa.cli.jobs import jobs_of
+
+if TYPE_CHECKING:
+    from mofa.cli.jobs import Job
+
+MAX_RANKS, MAX_MICRO_BATCHES = 8, 2
+STRETCHES = 2000
+
+
+def trace(
+    workload: Annotated[
+        str, typer.Argument(metavar="WORKLOAD|RUN.yaml", help="A workload as in plan, or a file of runs.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The trace, a JSON file; ui.perfetto.dev opens it.")],
+    cluster: Annotated[
+        str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Which run of a file of several.")] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", help=f"Pipeline ranks shown, such as 0,1,15; else up to {MAX_RANKS}, evenly spread."),
+    ] = None,
+    micro_batches: Annotated[
+        int, typer.Option("--micro-batches", min=0, help="Of so many micro-batches every op is shown.")
+    ] = MAX_MICRO_BATCHES,
+    jitter: Annotated[
+        float,
+        typer.Option("--jitter", min=0.0, max=1.0, help="Standard deviation of the logarithm of computations' times."),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the jitter.")] = 0,
+    seq_len: opt.SeqLen = None,
+    global_batch: opt.GlobalBatch = None,
+    tokens: opt.Tokens = None,
+    framework: opt.Framework = None,
+    set_: opt.Set = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Play one strategy's step and write it as a trace: ranks, streams, hand-overs and memory over time."""
+    import json
+
+    from mofa.replay.curve import memory_curve
+    from mofa.replay.replay import replay
+    from mofa.replay.step import time_of
+    from mofa.replay.trace import spread, trace_events
+    from mofa.report.save import check_writable, write_atomic
+    from mofa.search.playing import estimator_of
+
+    check_writable(out)
+    job = _one(
+        jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_), run, workload
+    )
+    estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
+    pp = int(estimator.table.pp[0])
+    shown = _ranks(ranks, pp) if ranks is not None else spread(pp, MAX_RANKS)
+    watched = frozenset((r, i) for r in shown for i in range(micro_batches))
+    played = time_of(estimator, watched=watched, jitter=jitter, seed=seed)
+    memory = replay(estimator).memory
+
+    def counter(rank: int) -> list[tuple[float, int, int]]:
+        curve = memory_curve(memory.ranks[rank].journal, played.spans[rank], STRETCHES)
+        allocated = curve.alive.sum(axis=1)
+        return [(float(t), int(a), int(r)) for t, a, r in zip(curve.time_s, allocated, curve.reserved, strict=True)]
+
+    events = trace_events(played, shown, counter)
+    num = max(span.micro_batch for rank in played.spans for span in rank) + 1
+    note = (
+        f"{len(shown)} of {pp} pipeline ranks; every computation of {num} micro-batches, "
+        f"every op of the first {min(micro_batches, num)}; step {played.step_s:.6g} s"
+    )
+    text = json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"shown": note}}, separators=(",", ":"),
+        allow_nan=False,
+    )  # fmt: skip
+    write_atomic(out, text.encode())
+    if not quiet:
+        print(f"wrote {out}: {len(events):,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
+
+
+def _one(jobs: list[Job], run: str | None, file: str) -> Job:
+    from mofa.errors import SpecError
+
+    names = ", ".join(str(job.id) for job in jobs)
+    if run is not None:
+        jobs = [job for job in jobs if job.id == run]
+        if not jobs:
+            raise SpecError(f"--run: {file} has no run {run}; its runs are {names}")
+    if len(jobs) > 1:
+        raise SpecError(f"{file}: has {len(jobs)} runs; name one with --run: {names}")
+    return jobs[0]
+
+
+def _ranks(text: str, pp: int) -> list[int]:
+    from mofa.errors import SpecError
+
+    try:
+        found = sorted({int(word) for word in text.replace(" ", "").split(",")})
+    except ValueError:
+        raise SpecError(f"--ranks: {text!r} is no list of numbers; write it as 0,1,15") from None
+    if found[0] < 0 or found[-1] >= pp:
+        raise SpecError(f"--ranks: {text} is outside 0 to {pp - 1}, the pipeline ranks of the strategy")
+    return found

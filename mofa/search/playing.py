@@ -1,0 +1,25 @@
+"""One strategy as an estimator, to be played out."""
+
+from __future__ import annotations
+
+from mofa.cost.estimate import Estimator
+from mofa.search.find import loads_of, with_numerics
+from mofa.search.single import one_row
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+
+def estimator_of(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
+) -> Estimator:  # fmt: skip
+    """The estimator of one strategy, as :func:`mofa.search.find.estimate` costs it.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run it on these GPUs.
+    """
+    workload, framework = with_numerics(workload, cluster, framework, ())
+    row = one_row(workload, cluster, framework, strategy)
+    return Estimator(workload, cluster, framework, row, loads_of(workload, row))
