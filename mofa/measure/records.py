@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from mofa.errors import SpecError
 from mofa.specs.base import Spec
+from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.run import RunSpec
 
@@ -175,10 +175,7 @@ def read_record(path: Path) -> Record:
     SpecError
         If the file is no record.
     """
-    try:
-        return Record.model_validate(load_yaml(path))
-    except ValidationError as error:
-        raise SpecError(f"{path}: no record of a measured run: {str(error).splitlines()[0]}") from error
+    return build(Record, load_yaml(path), f"{path}: no record of a measured run")
 
 
 def read_records(folder: Path) -> list[Record]:

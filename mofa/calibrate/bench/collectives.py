@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,22 +134,28 @@ def _time(call: Call, group: Any, where: torch.device, clock: Clock, *, budget_s
         return summarise([1e-3])
     for _ in range(3):
         call()
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    for _ in range(3):
+        call()
+    issue_s = (time.perf_counter() - before) / 3
     times: list[float] = []
-    estimate = _burst(call, 3, group, where)
+    estimate = _burst(call, 3, group, where, issue_s)
     shared = torch.tensor([estimate], device=where)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     per_sample = int(min(30, max(1, budget_s / 7 / shared.item())))
-    times = [_burst(call, per_sample, group, where) for _ in range(7)]
+    times = [_burst(call, per_sample, group, where, issue_s) for _ in range(7)]
     slowest = torch.tensor(times, device=where)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     return summarise(slowest.tolist(), *clock.read())
 
 
-def _burst(call: Call, num: int, group: Any, where: torch.device) -> float:
+def _burst(call: Call, num: int, group: Any, where: torch.device, issue_s: float) -> float:
+    """Time per call of several, behind a device that is kept busy until the slowest host has issued them all."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     dist.barrier(group=group)
     torch.cuda.synchronize()
-    torch.cuda._sleep(int((100e-6 + num * 60e-6) * 2e9))
+    torch.cuda._sleep(int((100e-6 + num * max(60e-6, 1.5 * issue_s)) * 2e9))
     dist.all_reduce(torch.zeros(1, device=where), group=group)
     start.record()
     for _ in range(num):
