@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import (
     Attention,
@@ -40,7 +41,9 @@ class Recompute:
     ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs, and
     a region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
     checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
-    (op-level selective checkpoint). ``early_stop`` ends the repetition once the last needed tensor is there.
+    (op-level selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
+    where all else is recomputed: what comes after it in the layer is then not repeated. ``early_stop`` ends the
+    repetition once the last needed tensor is there.
     """
 
     kind: Literal["none", "full", "regions"] = "none"
@@ -53,6 +56,8 @@ class Recompute:
         """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
         if op.region == OUTSIDE:
             return ""
+        if op.region.startswith(CHUNK):
+            return op.region
         if self.kind == "full":
             return "full"
         for region in (*self.checkpoint, *self.discard):
@@ -84,6 +89,7 @@ class _Differentiator:
         self.kept_ops = {op.name for op in forward.ops if op.name in recompute.keep_outputs}
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
+        self.behind = self._behind_chunks()
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
@@ -98,6 +104,18 @@ class _Differentiator:
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs)
+
+    def _behind_chunks(self) -> set[str]:
+        """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
+        made: set[str] = set()
+        behind: set[str] = set()
+        for op in self.forward.ops:
+            chunk = self.group_of[op.name].startswith(CHUNK)
+            if chunk or (self.group_of[op.name] == "full" and made.intersection(op.reads)):
+                made.update(op.writes)
+                if not chunk:
+                    behind.add(op.name)
+        return behind
 
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
@@ -116,12 +134,13 @@ class _Differentiator:
     def _saved(self, reader: Op, name: str) -> str:
         """The name under which a backward op finds a tensor that its forward op kept."""
         producer = self.producer.get(name)
-        if producer is None or producer in self.kept_ops:
+        if producer is None or producer in self.kept_ops or producer in self.behind:
             return name
         group = self.group_of[producer]
         if not group:
             return name
-        same = self.group_of[reader.name] == group
+        reading = self.group_of[reader.name]
+        same = reading == group or (group == "full" and reading.startswith(CHUNK))
         if same or group in self.recompute.discard:
             if group not in self.replayed:
                 self._replay(group)
@@ -137,7 +156,7 @@ class _Differentiator:
             for w in op.writes
         }
         for op in self.forward.ops:
-            if self.group_of[op.name] != group or op.name in self.kept_ops:
+            if self.group_of[op.name] != group or op.name in self.kept_ops or op.name in self.behind:
                 continue
             reads = tuple(again.get(r) or self._saved(op, r) for r in op.reads)
             for w in op.writes:

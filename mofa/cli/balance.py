@@ -83,6 +83,7 @@ def balance(
     """
     from mofa.cli.output import Output
     from mofa.cli.progress import progress_bar
+    from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
     from mofa.routing.balance.place import Adaptation
 
@@ -93,7 +94,7 @@ def balance(
     rule = Adaptation(interval=interval, threshold=threshold)
     given = {"--seq-len": seq_len, "--global-batch": global_batch, "--framework": framework, "--set": set_,
              "--strategy": strategy}  # fmt: skip
-    chosen = _routing(routing)
+    chosen = parse_routing(routing)
     options = {"solver": solver.value, "adaptation": rule, "capacity_factor": capacity_factor}
     with progress_bar("layers", enabled=not quiet and not json) as progress:
         if workload is None:
@@ -108,24 +109,6 @@ def balance(
                 seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_,
             )  # fmt: skip
     _show(report, output)
-
-
-def _routing(text: str | None) -> RoutingSpec | None:
-    from pydantic import ValidationError
-
-    from mofa.errors import SpecError
-    from mofa.specs.routing import RoutingSpec
-
-    if text is None:
-        return None
-    try:
-        return RoutingSpec.parse(text)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"])
-        raise SpecError(f"--routing {text[:40]}: {field} {problem['msg'].lower()}; write zipf:0.9") from None
-    except ValueError as error:
-        raise SpecError(f"--routing: {error}") from None
 
 
 def _refuse(given: Mapping[str, object], needs: str) -> None:

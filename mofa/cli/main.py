@@ -19,6 +19,7 @@ import typer
 from mofa.cli.attribute import attribute
 from mofa.cli.balance import balance
 from mofa.cli.calibrate import calibrate
+from mofa.cli.chunks import chunks
 from mofa.cli.estimate import estimate
 from mofa.cli.measure import measure
 from mofa.cli.plan import plan
@@ -47,6 +48,7 @@ app.command()(measure)
 app.command()(validate)
 app.command()(attribute)
 app.command()(balance)
+app.command()(chunks)
 
 
 def _print_version(wanted: bool) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.backward import NO_RECOMPUTE
 from mofa.blocks.build import BlockKind, BlockTapes
+from mofa.blocks.chunks import chunked
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import per_combination, stacked, where
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
@@ -29,7 +30,6 @@ from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ArrayK = NDArray[np.float64]
-FULL = RecomputeSpec(kind="full")
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,9 @@ def block_costs(
 def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
     used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
-    if used == {FULL} and np.all(table.recompute_layers == -1):  # no layer is left to another mode
-        return (FULL,)
-    wanted = {base_mode(spec) for spec in used} | ({FULL} if any(needs_full(s) for s in used) else set())
+    wanted = {full_mode(spec) for spec in used if needs_full(spec)}
+    if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
+        wanted |= {base_mode(spec) for spec in used}
     return tuple(sorted(wanted, key=str))
 
 
@@ -213,9 +213,11 @@ def _all_tapes(
     for kind in kinds:
         forward = build.block_forward(ctx, p, kind)
         ops += forward.ops
+        chunks_of = {c: chunked(forward, c) for c in {spec.token_chunks for spec in modes}}
         for spec in modes:
             recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
-            tapes[_label(kind, spec)] = build.block(ctx, p, kind, recompute, forward)
+            whole = chunks_of[spec.token_chunks] if kind.moe else forward
+            tapes[_label(kind, spec)] = build.block(ctx, p, kind, recompute, whole)
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry(ctx, p)
     return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops
@@ -250,7 +252,12 @@ def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
 
 def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
     """The mode of the layers that are not recomputed whole."""
-    return RecomputeSpec() if spec.kind in ("full", "every", "none") else spec
+    return RecomputeSpec(token_chunks=spec.token_chunks) if spec.kind in ("full", "every", "none") else spec
+
+
+def full_mode(spec: RecomputeSpec) -> RecomputeSpec:
+    """The mode of the layers that are recomputed whole."""
+    return RecomputeSpec(kind="full", token_chunks=spec.token_chunks)
 
 
 def needs_full(spec: RecomputeSpec) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import FULL, BlockCost, Costs, Mode, base_mode, unique_rows
+from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, full_mode, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.data_parallel import outside_blocks
@@ -140,7 +140,7 @@ class Rows:
     schedule: str
     k: NDArray[np.intp]
     base: NDArray[np.intp]
-    full: int
+    full: NDArray[np.intp]
     layers: LayerArrays
     mtp: LayerArrays | None
     layout: Layout
@@ -198,6 +198,7 @@ def make_rows(
     """Gather everything that the candidates of one pp x vpp need."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
+    whole = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m)
     if len(costs.index) == 1:
         groups = dict(costs.groups)
@@ -214,7 +215,7 @@ def make_rows(
     )
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        modes.index(FULL) if FULL in modes else 0, layers, mtp, lay, m, groups, shards, static,
+        whole[table.recompute], layers, mtp, lay, m, groups, shards, static,
     )  # fmt: skip
 
 

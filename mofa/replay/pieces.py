@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.blockcost import FULL, base_mode
+from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.compose import Rows
 from mofa.replay.orders import Order
 from mofa.replay.score import Draft, Names, Score, Step, draft, score
@@ -42,12 +42,12 @@ def chunks_of(rows: Rows, order: Order, rank: int) -> tuple[Chunk, ...]:
             seen += 1
             full = spec.kind == "full" and (layers < 0 or j < layers)
             full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-            label = f"{stages.kinds[kind].name} recompute={FULL if full else base}"
+            label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
             pieces.append(PieceName(f"block {starts[stage] + j}", label))
         if stage == pp * vpp - 1:
             for n in range(model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
-                again = FULL if spec.kind == "full" and layers < 0 else base
+                again = full_mode(spec) if spec.kind == "full" and layers < 0 else base
                 last = layer_kind(model, model.num_layers - 1)
                 pieces.append(PieceName(f"prediction {n}", "mtp"))
                 pieces.append(PieceName(f"layer of prediction {n}", f"{last.name} recompute={again}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.blockcost import FULL, base_mode
+from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.compose import Rows, make_rows
 from mofa.cost.estimate import Estimator
 from mofa.cost.peak import communicator_bytes
@@ -77,12 +77,12 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
             seen += 1
             full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
             full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
-            label = f"{stages.kinds[kind].name} recompute={FULL if full else base}"
+            label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
             pieces.append(Piece(f"block {starts[stage] + j}", lives[label]))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
-                again = FULL if spec.kind == "full" and table.recompute_layers[0] < 0 else base
+                again = full_mode(spec) if spec.kind == "full" and table.recompute_layers[0] < 0 else base
                 last = layer_kind(rows.workload.model, rows.workload.model.num_layers - 1)
                 pieces.append(Piece(f"prediction {n}", lives["mtp"]))
                 pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))

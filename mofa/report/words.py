@@ -65,6 +65,8 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
     words.append(f"recompute={strategy.recompute}")
     if strategy.schedule not in ("1f1b", "interleaved") or (strategy.schedule == "interleaved") != (strategy.vpp > 1):
         words.append(f"schedule={strategy.schedule}")
+    if strategy.token_chunks > 1:
+        words.append(f"token_chunks={strategy.token_chunks}")
     if strategy.balancing != "none":
         words.append(f"balancing={strategy.balancing}")
     return " ".join(words)

@@ -79,7 +79,7 @@ class Search:
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.gemm].value
         flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
         rate = tokens / c.step_s / self.cluster.num_gpus
-        names = np.array([str(m) for m in t.recompute_modes], dtype=object)[t.recompute]
+        names = np.array([m.text for m in t.recompute_modes], dtype=object)[t.recompute]
         solved = t.recompute_layers >= 0
         names[solved] = [f"full:{n}" for n in t.recompute_layers[solved]]
         return pd.DataFrame(
@@ -89,6 +89,7 @@ class Search:
                 "zero": t.zero,
                 "recompute": names,
                 "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "token_chunks": t.token_chunks,
                 "balancing": np.array(BALANCING, dtype=object)[t.balancing],
                 "step_s": c.step_s,
                 "tokens_per_s_per_gpu": rate,

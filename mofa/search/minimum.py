@@ -13,7 +13,6 @@ from mofa.search.feasible import Job, check
 from mofa.search.plan import margin_bytes
 from mofa.search.space import Space, default_space, product
 from mofa.specs.params import num_mtp_params, num_params
-from mofa.specs.strategy import RecomputeSpec
 
 MOST_GPUS = 131_072
 
@@ -51,14 +50,14 @@ def fits_on(job: Job, space: Space, num_gpus: int) -> bool:
     cluster = job.cluster.model_copy(update={"num_gpus": num_gpus})
     here = replace(job, cluster=cluster)
     wide = default_space(job.workload, cluster, job.framework)
-    full = RecomputeSpec(kind="full")
 
     def narrowed(asked: tuple[int, ...], default: tuple[int, ...], offered: tuple[int, ...]) -> tuple[int, ...]:
         """What the user fixed stays; what was the default of that number of GPUs is that of this one."""
         return offered if asked == default else asked
 
     before = default_space(job.workload, job.cluster, job.framework)
-    modes = tuple(m for m in space.recompute if m == (full, -1)) or space.recompute[-1:]
+    # of full recomputation the one in the most token chunks, which comes last
+    modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
     small = replace(
         space,
         tp=narrowed(space.tp, before.tp, wide.tp), cp=narrowed(space.cp, before.cp, wide.cp),

@@ -37,10 +37,10 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         raise StrategyError(
             f"strategy: framework ({spec.framework}) differs from {framework.name}; give the framework once"
         )
-    mode = RecomputeSpec.parse(spec.recompute)
+    mode = RecomputeSpec.parse(spec.recompute).model_copy(update={"token_chunks": spec.token_chunks})
     layers = -1
     if mode.kind == "full" and mode.layers is not None:
-        layers, mode = mode.layers, RecomputeSpec(kind="full")
+        layers, mode = mode.layers, mode.model_copy(update={"layers": None})
         if framework.name in PYTORCH_MODULES:
             raise StrategyError(
                 f"strategy: recompute ({spec.recompute}): full:n is Megatron's; use full, every layer's"

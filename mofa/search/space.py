@@ -25,7 +25,9 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe")
+WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks")
+TOKEN_CHUNKS = (1, 2, 4, 8)
+"""MemFine's bins, which --with token_chunks searches."""
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
 
 
@@ -138,7 +140,11 @@ def constrain(
             values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in kinds[word])
         else:
             values[word] = (1,)
+    chunks = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
     for name, value in fix.items():
+        if name == "token_chunks":
+            chunks = (int(str(value)),)
+            continue
         values.update(_fixed(name, value))
     for name, bound in maximum.items():
         if name == "dp":
@@ -147,7 +153,17 @@ def constrain(
         if not kept:
             raise SpecError(f"--max: {name} has no value up to {bound}; raise the bound")
         values[name] = kept
+    values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
     return Space(**values)  # type: ignore[arg-type]
+
+
+def _in_chunks(
+    modes: tuple[tuple[RecomputeSpec, int], ...], chunks: tuple[int, ...]
+) -> tuple[tuple[RecomputeSpec, int], ...]:
+    """Every mode in every number of token chunks; the number of recomputed layers is solved without chunks alone."""
+    return tuple(
+        (spec.model_copy(update={"token_chunks": c}), n) for c in chunks for spec, n in modes if c == 1 or n != SOLVED
+    )
 
 
 def _fixed(name: str, value: object) -> dict[str, object]:

@@ -18,6 +18,7 @@ from mofa.specs.base import Positive, Spec
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 BALANCING = ("none", "micro_moe")
+MAX_TOKEN_CHUNKS = 64
 MERGED_GROUPS = 2
 """Expert-parallel groups that balancing micro_moe merges: each expert then has so many replicas."""
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb")
@@ -33,6 +34,8 @@ class RecomputeSpec(Spec):
     modules: tuple[str, ...] = ()
     layers: int | None = None
     """full:n recomputes n layers of every stage's chunk; every:n each n-th layer."""
+    token_chunks: Positive = 1
+    """Token chunks of the layers with experts, each recomputed besides (MemFine); no part of the text. [-]"""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -59,10 +62,15 @@ class RecomputeSpec(Spec):
             raise ValueError(f"recompute ({text!r}): n must be at least 1")
         return cls(kind=kind, layers=int(number) if number else None)
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What :meth:`parse` reads: all but the token chunks."""
         if self.kind == "selective":
             return "selective" if self.modules == ("core_attn",) else "selective:" + "+".join(self.modules)
         return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
+
+    def __str__(self) -> str:
+        return self.text if self.token_chunks == 1 else f"{self.text} token_chunks={self.token_chunks}"
 
 
 class StrategySpec(Spec):
@@ -83,6 +91,8 @@ class StrategySpec(Spec):
     schedule: Literal["1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb"] = "1f1b"
     balancing: Literal["none", "micro_moe"] = "none"
     """``micro_moe``: two expert-parallel groups merge, and every micro-batch's tokens are scheduled over replicas."""
+    token_chunks: Annotated[int, Field(ge=1, le=MAX_TOKEN_CHUNKS, strict=True)] = 1
+    """Chunks in which tokens go through the experts, each recomputed in the backward pass (MemFine)."""
     framework: str = "megatron"
 
     @model_validator(mode="after")
@@ -125,6 +135,11 @@ class StrategyTable:
     def __len__(self) -> int:
         return len(self.tp)
 
+    @property
+    def token_chunks(self) -> IntN:
+        """Token chunks of the layers with experts. (n,)"""
+        return np.array([mode.token_chunks for mode in self.recompute_modes])[self.recompute]
+
     def take(self, rows: NDArray[np.intp] | BoolN) -> StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
@@ -134,13 +149,13 @@ class StrategyTable:
         """One row as a strategy."""
         mode = self.recompute_modes[int(self.recompute[i])]
         if mode.kind == "full" and int(self.recompute_layers[i]) >= 0:
-            mode = RecomputeSpec(kind="full", layers=int(self.recompute_layers[i]))
+            mode = mode.model_copy(update={"layers": int(self.recompute_layers[i])})
         return StrategySpec(
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
             cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),
-            dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=str(mode),
+            dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
             schedule=SCHEDULES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
-            framework=framework,
+            token_chunks=mode.token_chunks, framework=framework,
         )  # fmt: skip
 
 

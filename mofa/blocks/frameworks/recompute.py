@@ -49,6 +49,13 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
 
 def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:
     """Why a framework cannot recompute so, or None."""
+    if spec.token_chunks > 1 and (
+        model.moe is None or framework.name != "megatron" or framework.dispatcher == "deepep"
+    ):
+        return (
+            f"token_chunks ({spec.token_chunks}) needs experts and framework megatron without deepep, "
+            f"not {model.name} on {framework.name} with {framework.dispatcher}; leave token_chunks out"
+        )
     titan = framework.name in PYTORCH_MODULES
     if spec.kind in ("ops", "every") and framework.name != "torchtitan":
         return f"recompute: {spec.kind} is torchtitan's; {framework.name} has none, selective[:modules] and full[:n]"

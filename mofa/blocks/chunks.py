@@ -1,0 +1,117 @@
+"""Dispatch, experts and combine in token chunks, one after the other and each recomputed in the backward pass: a
+transform of a layer's forward tape (MemFine's FCDA, arXiv 2511.21431, section 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mofa.blocks.elementwise import FloatK
+from mofa.blocks.op import Attention, Back, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor, Work
+
+CHUNK = "token_chunk"
+"""Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
+FIRST, LAST = "moe.permute", "moe.unpermute"
+"""What a chunk begins and ends with; all between them belongs to it."""
+
+
+def chunked(forward: Tape, chunks: int) -> Tape:
+    """The forward tape with the way of the tokens through the experts in so many chunks.
+
+    Parameters
+    ----------
+    forward
+        A layer's forward tape; one without experts stays as it is.
+    chunks
+        Chunks of equal tokens. [-]
+
+    Notes
+    -----
+    The input is split (views), every chunk runs the same ops on a ``1 / chunks`` of the rows and bytes, and the outputs
+    are concatenated, which copies them. A chunk's ops are a region of their own, which the derived backward recomputes
+    right before it needs it: dispatch and combine again, one chunk's tensors at a time. Of the experts' memory one
+    chunk is left, so that a layer needs ``A + B / chunks``; of time there are ``chunks`` smaller products and
+    exchanges, the forward again and its two exchanges. The gradients of the chunks' inputs are concatenated likewise.
+    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do.
+
+    Examples
+    --------
+    >>> chunked(Tape((), {}, (), ()), 4).ops
+    ()
+    """
+    names = [op.name for op in forward.ops]
+    if chunks < 2 or FIRST not in names:
+        return forward
+    start, end = names.index(FIRST), names.index(LAST)
+    body = forward.ops[start : end + 1]
+    made = {name for op in body for name in op.writes}
+    outside = tuple(dict.fromkeys(r for op in body for r in (*op.reads, *op.saves) if r not in made))
+    (result,) = body[-1].writes
+    assert not any(r in made for op in forward.ops[end + 1 :] for r in (*op.reads, *op.saves) if r != result)
+    tensors = dict(forward.tensors)
+    ops: list[Op] = list(forward.ops[:start])
+    for name in outside:
+        ops.append(_split(tensors, name, chunks))
+    for i in range(chunks):
+        for name in made:
+            tensors[_part(name, i)] = _portion(tensors[name], _part(name, i), chunks)
+        ops += [_of_chunk(op, i, chunks, made | set(outside)) for op in body]
+    parts = tuple(_part(result, i) for i in range(chunks))
+    moved = 2.0 * tensors[result].bytes
+    ops.append(Op("moe.concat", "memory_bound", Stream(moved, "copy"), parts, (result,), region=body[0].region))
+    ops += forward.ops[end + 1 :]
+    return replace(forward, ops=tuple(ops), tensors=tensors)
+
+
+def _part(name: str, i: int) -> str:
+    return f"{name}#{i}"
+
+
+def _portion(tensor: Tensor, name: str, chunks: int) -> Tensor:
+    grad = None if tensor.grad_bytes is None else tensor.grad_bytes / chunks
+    return tensor._replace(name=name, bytes=tensor.bytes / chunks, grad_bytes=grad)
+
+
+def _split(tensors: dict[str, Tensor], name: str, chunks: int) -> Op:
+    """Views of a tensor, whose gradients are concatenated."""
+    whole = tensors[name]
+    parts = tuple(_part(name, i) for i in range(chunks))
+    for part in parts:
+        tensors[part] = _portion(whole, part, chunks)
+    back = Back(2.0 * whole.bytes, 1, like="copy")
+    return Op(f"moe.split {name}", "memory_bound", None, (name,), parts, view=True, launches=0, back=back, region="moe")
+
+
+def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:
+    """An op of the body on one chunk."""
+
+    def names(group: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_part(n, i) if n in split else n for n in group)
+
+    return op._replace(
+        name=_part(op.name, i), work=_smaller(op.work, chunks), reads=names(op.reads), writes=names(op.writes),
+        saves=names(op.saves), scratch=op.scratch / chunks, region=f"{CHUNK}{i}", back=_smaller_back(op.back, chunks),
+    )  # fmt: skip
+
+
+def _smaller_back(back: Back | None, chunks: int) -> Back | None:
+    if back is None:
+        return None
+    return back._replace(
+        bytes=back.bytes / chunks, scratch=back.scratch / chunks, work=_smaller(back.work, chunks),
+        elements=back.elements / chunks,
+    )  # fmt: skip
+
+
+def _smaller(work: Work | None, chunks: int) -> Work | None:
+    """The same work on a part of the rows."""
+    part: FloatK = 1.0 / chunks
+    if isinstance(work, Grouped):
+        return replace(work, rows=work.rows * part)
+    if isinstance(work, Stream):
+        return work._replace(bytes=work.bytes * part, elements=work.elements * part)
+    if isinstance(work, Collective):
+        return work._replace(payload=work.payload * part)
+    if isinstance(work, Gemm):
+        return replace(work, m=work.m * part)
+    assert work is None or (isinstance(work, HostSync) and not isinstance(work, Attention))
+    return work

@@ -1,0 +1,48 @@
+"""``--routing`` and ``--trace``: how tokens fall on experts, from options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mofa.specs.routing import RoutingSpec
+    from mofa.specs.workload import WorkloadSpec
+
+
+def parse_routing(text: str | None) -> RoutingSpec | None:
+    """The routing that an option names; None where it is absent.
+
+    Examples
+    --------
+    >>> str(parse_routing("zipf:0.9"))
+    'zipf:0.9'
+    """
+    from pydantic import ValidationError
+
+    from mofa.errors import SpecError
+    from mofa.specs.routing import RoutingSpec
+
+    if text is None:
+        return None
+    try:
+        return RoutingSpec.parse(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        raise SpecError(f"--routing {text[:40]}: {field} {problem['msg'].lower()}; write zipf:0.9") from None
+    except ValueError as error:
+        raise SpecError(f"--routing: {error}") from None
+
+
+def read_routing(workload: WorkloadSpec, routing: str | None, trace: Path | None) -> WorkloadSpec:
+    """The workload with the routing of an option, or of a trace; its own where neither is given."""
+    from mofa.errors import SpecError
+    from mofa.search.balanced_step import trace_workload
+
+    if routing is not None and trace is not None:
+        raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
+    chosen = parse_routing(routing)
+    if chosen is not None:
+        return workload.model_copy(update={"routing": chosen})
+    return workload if trace is None else trace_workload(workload, trace)

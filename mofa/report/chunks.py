@@ -1,0 +1,88 @@
+"""Token chunks per layer over iterations, as MemFine's figure 5 draws them, and what each policy costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mofa.report.save import csv_bytes, figure_files, write_files
+from mofa.report.style import new_axes
+from mofa.report.text import print_table
+from mofa.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from rich.console import Console
+
+    from mofa.search.chunks import ChunkReport
+
+MAX_ROWS = 24
+
+
+def plot_chunks(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
+    """Plot the number of chunks of every layer and iteration.
+
+    Parameters
+    ----------
+    report
+        What was chosen.
+    ax
+        Axes to draw on; new ones where absent.
+    """
+    ax = new_axes(ax, 9.0, 4.5)
+    chunks = np.array(report.chunks, dtype=float).T
+    shown = np.where(chunks > 0, np.log2(np.maximum(chunks, 1.0)), np.nan)
+    top = max(np.log2(report.bins[-1]), 1.0)
+    image = ax.imshow(shown, aspect="auto", cmap="Blues", vmin=0.0, vmax=top, interpolation="nearest")
+    ax.set_facecolor("#cb181d")  # where no number of chunks fits
+    step = max(len(report.layers) // 16, 1)
+    ax.set_yticks(np.arange(0, len(report.layers), step), [str(layer) for layer in report.layers[::step]])
+    ax.set_xlabel("iteration")
+    ax.set_ylabel("layer")
+    ax.set_title(f"{report.workload}: token chunks, {report.routing} (red: none fits)", loc="left")
+    bar = ax.figure.colorbar(image, ax=ax, ticks=np.log2(report.bins))
+    bar.set_ticklabels([str(c) for c in report.bins])
+    return ax
+
+
+def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) -> None:
+    """Print what each policy costs, the rows that fit, and the chunks of every layer over the iterations."""
+    rows = [
+        [
+            p.name, "yes" if p.fits else f"no, {p.over} over", format_bytes(p.peak_bytes), format_seconds(p.step_s),
+            f"{p.tokens_per_s_per_gpu:,.1f}", f"{p.mean_chunks:.2f}",
+        ]
+        for p in report.policies
+    ]  # fmt: skip
+    columns = [("chunks", "left"), ("fits", "left"), ("fullest rank", "right"), ("step", "right"),
+               ("tokens/s/GPU", "right"), ("mean", "right")]  # fmt: skip
+    title = f"{report.workload}: {report.strategy}, {report.routing}, limit {format_bytes(report.limit_bytes)}"
+    print_table(console, title, columns, rows)
+    if quiet:
+        return
+    stages = len(next(iter(report.max_rows.values())))
+    heads = [("rows that fit, by chunks", "left"), *((f"stage {s}", "right") for s in range(stages))]
+    print_table(console, "", heads, [[c, *(f"{x:,.0f}" for x in most)] for c, most in report.max_rows.items()])
+    chunks = np.array(report.chunks).T
+    lines = [
+        [str(layer), " ".join(str(c) if c else "-" for c in row)]
+        for layer, row in zip(report.layers[:MAX_ROWS], chunks, strict=False)
+    ]
+    print_table(console, "", [("layer", "right"), ("chunks in each iteration (-: none fits)", "left")], lines)
+
+
+def save_chunks(report: ChunkReport, directory: Path) -> list[Path]:
+    """Write ``chunks.json``, the chunks as a table and as a figure.
+
+    Returns
+    -------
+    list[Path]
+        The files.
+    """
+    files = {"chunks.json": (report.model_dump_json(indent=2) + "\n").encode()}
+    files["chunks.csv"] = csv_bytes(report.to_frame())
+    files |= figure_files("chunks", plot_chunks(report))
+    return write_files(directory, files)

@@ -1,0 +1,214 @@
+"""Token chunks of a strategy on a routing load: how many each layer needs in each iteration, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mofa.cost.estimate import Estimator
+from mofa.cost.loads import RoutingLoads
+from mofa.cost.stages import split_layers
+from mofa.errors import SpecError
+from mofa.routing.chunks import BINS, checked_bins, seen_before
+from mofa.routing.load import expert_shares, max_rank_ratio
+from mofa.routing.statistics import rank_ratios
+from mofa.search.find import with_numerics
+from mofa.search.plan import margin_bytes
+from mofa.search.single import one_row
+from mofa.specs.base import Spec
+from mofa.specs.complete import complete_strategy
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.overrides import parse_strategy
+from mofa.specs.strategy import SCHEDULES, StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FloatA = NDArray[np.float64]
+IntA = NDArray[np.int64]
+GRID = 4
+"""Loads at which memory and time are costed; between them they are taken as straight lines."""
+
+
+class Policy(Spec):
+    """One way to set the number of chunks."""
+
+    name: str = Field(description="fixed c, mact (sees the iteration), or past (sees those before).")
+    fits: bool = Field(description="Whether every layer fits in every iteration.")
+    over: int = Field(ge=0, description="Layers and iterations that do not fit. [-]")
+    peak_bytes: float = Field(gt=0, description="Device memory of the fullest rank, over all iterations. [B]")
+    step_s: float = Field(gt=0, description="Step, averaged over the iterations. [s]")
+    tokens_per_s_per_gpu: float = Field(gt=0, description="Throughput. [tokens/s]")
+    mean_chunks: float = Field(gt=0, description="Chunks, averaged over layers and iterations. [-]")
+
+
+class ChunkReport(Spec):
+    """What ``mofa chunks --json`` prints."""
+
+    schema_version: Literal["1.0"] = Field(default="1.0", description="Version of this contract.")
+    workload: str = Field(description="Name of the job.")
+    strategy: str = Field(description="The strategy.")
+    routing: str = Field(description="How tokens fall on experts.")
+    bins: tuple[int, ...] = Field(description="Numbers of chunks that may be chosen. [-]")
+    limit_bytes: float = Field(gt=0, description="Usable memory less the margin. [B]")
+    max_rows: dict[str, tuple[float, ...]] = Field(
+        description="Rows of a rank that fit, per number of chunks and stage; at most the most that occur. [rows]"
+    )
+    layers: tuple[int, ...] = Field(description="Layers with experts, from 0. [-]")
+    chunks: tuple[tuple[int, ...], ...] = Field(
+        description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
+    )
+    policies: tuple[Policy, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per iteration and layer: iteration, layer, chunks."""
+        import pandas as pd
+
+        rows = [
+            {"iteration": i, "layer": layer, "chunks": c}
+            for i, row in enumerate(self.chunks) for layer, c in zip(self.layers, row, strict=True)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """Costs of one number of chunks at the grid's loads: stage bytes (GRID, pp), step seconds (GRID,)."""
+
+    grid: FloatA
+    stage_bytes: FloatA
+    step_s: FloatA
+
+    def bytes_of(self, ratios: FloatA, stage: IntA) -> FloatA:
+        """Device memory with these loads on layers of these stages. (I, L), (L,) -> (I, L) [B]"""
+        columns = [np.interp(ratios[:, i], self.grid, self.stage_bytes[:, s]) for i, s in enumerate(stage)]
+        return np.stack(columns, axis=1)
+
+    def seconds_of(self, ratios: FloatA) -> FloatA:
+        """Step if all layers had this load. [s]"""
+        return np.asarray(np.interp(ratios, self.grid, self.step_s))
+
+
+def plan_chunks(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: str, *, framework: FrameworkSpec,
+    bins: Sequence[int] = BINS, iterations: int | None = None, window: int = 5, headroom: float = 1.25,
+) -> ChunkReport:  # fmt: skip
+    """Choose token chunks per layer and iteration of a routing load, and compare with fixed numbers.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job with its routing, the machines, the framework.
+    strategy
+        As ``mofa estimate --strategy`` takes it, without ``token_chunks``.
+    bins
+        Numbers of chunks that may be chosen.
+    iterations
+        How many; all of a trace, or enough for the routing's samples.
+    window, headroom
+        Of the controller that sees past iterations alone: it expects the largest load of so many, times so much.
+
+    Notes
+    -----
+    For every bin the strategy is costed with its token chunks at a few loads from balanced to the largest that occurs;
+    memory of every stage and time are straight lines between. A layer gets the smallest bin with which its stage fits
+    (MACT), all layers of a stage taken to be as loaded as it; where no bin fits, the largest is costed. An iteration's
+    step is the mean over layers of the step in which all have that load and number of chunks, which is exact where
+    stages are alike. A load of every micro-batch of an iteration is the iteration's.
+
+    References
+    ----------
+    MemFine, arXiv 2511.21431, section 4.2, and figure 5 for the chunks per layer and iteration.
+    """
+    bins = checked_bins(bins)
+    moe = workload.model.moe
+    if moe is None:
+        raise SpecError(f"{workload.name}: has no experts; name a model that has")
+    given = parse_strategy(strategy)
+    if "token_chunks" in given:
+        raise SpecError("--strategy: token_chunks is what is chosen here; leave it out")
+    spec = complete_strategy(given, cluster.num_gpus, framework, moe=True)
+    ratios = rank_ratios(expert_shares(workload.routing, workload.model, iterations), spec.ep).max(axis=-1)
+    workload, framework = with_numerics(workload, cluster, framework, ())
+    top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_ratio(moe, spec.ep) + 1e-6)
+    grid = np.linspace(1.0, top, GRID)
+    curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}
+    stage = _stages_of(workload, framework, spec)
+    limit = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+    chosen = _smallest(curves, ratios, stage, limit)
+    expected = np.minimum(seen_before(ratios, window, headroom), top)
+    tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus
+
+    def policy(name: str, chunks: IntA) -> Policy:
+        memory = np.zeros_like(ratios)
+        seconds = np.zeros_like(ratios)
+        for c, curve in curves.items():
+            here = chunks == c
+            memory = np.where(here, curve.bytes_of(ratios, stage), memory)
+            seconds = np.where(here, curve.seconds_of(ratios), seconds)
+        over = int((memory > limit).sum())
+        step_s = float(seconds.mean())
+        return Policy(
+            name=name, fits=over == 0, over=over, peak_bytes=float(memory.max()), step_s=step_s,
+            tokens_per_s_per_gpu=tokens / step_s, mean_chunks=float(chunks.mean()),
+        )  # fmt: skip
+
+    policies = [policy(f"fixed {c}", np.full(ratios.shape, c)) for c in bins]
+    policies.append(policy("mact", np.where(chosen > 0, chosen, bins[-1])))
+    late = _smallest(curves, expected, stage, limit)
+    policies.append(policy("past", np.where(late > 0, late, bins[-1])))
+    mean_rows = spec.micro_batch * workload.batch.seq_len * moe.top_k / spec.cp
+    mean_rows /= spec.tp if spec.sp else 1
+    return ChunkReport(
+        workload=workload.name, strategy=strategy, routing=str(workload.routing), bins=bins, limit_bytes=limit,
+        max_rows={str(c): tuple(_most(curve, limit) * mean_rows) for c, curve in curves.items()},
+        layers=tuple(i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)),
+        chunks=tuple(tuple(int(c) for c in row) for row in chosen), policies=tuple(policies),
+    )  # fmt: skip
+
+
+def _costed(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, spec: StrategySpec, chunks: int,
+    grid: FloatA,
+) -> _Curves:  # fmt: skip
+    row = one_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
+    memory, seconds = [], []
+    for ratio in grid:
+        load = {spec.ep: float(ratio)}
+        costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).rows(detail=True)
+        assert costed.detail is not None
+        memory.append(costed.detail.device_bytes[0])
+        seconds.append(float(costed.step_s[0]))
+    return _Curves(grid, np.array(memory), np.array(seconds))
+
+
+def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategySpec) -> IntA:
+    """The pipeline stage of every layer with experts. (L,)"""
+    stages = split_layers(workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[SCHEDULES.index(spec.schedule)])
+    ranks = [r for c in range(spec.vpp) for r in range(spec.pp) for _ in stages.layers[r][c]]
+    return np.array([rank for i, rank in enumerate(ranks) if workload.model.is_moe_layer(i)])
+
+
+def _smallest(curves: dict[int, _Curves], ratios: FloatA, stage: IntA, limit: float) -> IntA:
+    """The smallest number of chunks with which each layer's stage fits; 0 where none does. (I, L)"""
+    chosen = np.zeros(ratios.shape, dtype=np.int64)
+    for c in sorted(curves, reverse=True):
+        chosen = np.where(curves[c].bytes_of(ratios, stage) <= limit, c, chosen)
+    return chosen
+
+
+def _most(curve: _Curves, limit: float) -> FloatA:
+    """The largest load over the mean with which each stage fits, up to the grid's last; 0 where none does. (pp,)"""
+    fine = np.linspace(curve.grid[0], curve.grid[-1], 2001)
+    most = []
+    for column in curve.stage_bytes.T:
+        fits = np.interp(fine, curve.grid, column) <= limit
+        most.append(float(fine[fits][-1]) if fits[0] else 0.0)
+    return np.array(most)

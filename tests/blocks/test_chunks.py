@@ -1,0 +1,94 @@
+"""Token chunks: the same work in pieces, the forward again, one piece of memory at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.build import BlockKind, BlockTapes, block_forward
+from mofa.blocks.chunks import chunked
+from mofa.blocks.op import Collective, Grouped, Tape
+from mofa.cost.liveness import block_memory
+from tests.blocks.small import EXPERTS, context, framework, llama, primitives
+
+FULL = Recompute(kind="full")
+CTX = context(llama(moe=EXPERTS), framework("megatron"), seq_len=1024, ep=4)
+SKEWED = replace(CTX, rows_memory=20 * CTX.rows_memory)
+FORWARD = block_forward(CTX, primitives(CTX), BlockKind(True))
+
+
+def expert_flops(tape: Tape, *, again: bool | None = None) -> float:
+    return sum(
+        float(np.sum(op.work.flops)) for op in tape.ops
+        if isinstance(op.work, Grouped) and again in (None, op.name.endswith("~"))
+    )  # fmt: skip
+
+
+def exchanged(tape: Tape) -> list[float]:
+    return [float(np.sum(op.work.payload)) for op in tape.ops
+            if isinstance(op.work, Collective) and op.work.kind == "all_to_all"]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 8])
+@pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
+def test_the_same_products_and_bytes_in_pieces_and_the_forward_again(chunks: int, recompute: Recompute) -> None:
+    plain, pieces = FORWARD, chunked(FORWARD, chunks)
+    assert expert_flops(pieces) == pytest.approx(expert_flops(plain))
+    assert sum(exchanged(pieces)) == pytest.approx(sum(exchanged(plain)))
+    assert len(exchanged(pieces)) == 2 * chunks
+    back = backward(pieces, recompute)
+    # the experts' backward as without, and their forward once more, whatever else is recomputed
+    assert expert_flops(back, again=False) == pytest.approx(2 * expert_flops(plain))
+    assert expert_flops(back, again=True) == pytest.approx(expert_flops(plain))
+    # two exchanges more a chunk: dispatch and combine again beside their duals
+    assert len(exchanged(back)) == 4 * chunks
+    assert sum(exchanged(back)) == pytest.approx(2 * sum(exchanged(plain)))
+
+
+def test_a_weight_gets_a_gradient_from_each_chunk() -> None:
+    back = backward(chunked(FORWARD, 4))
+    assert sum(op.name.startswith("experts.fc1#") and op.name.endswith(".wgrad") for op in back.ops) == 4
+
+
+def test_chunks_run_one_after_the_other_and_each_right_before_its_gradients() -> None:
+    names = [op.name for op in backward(chunked(FORWARD, 3), FULL).ops]
+    order = [names.index(f"experts.fc2#{i}{end}") for i in (2, 1, 0) for end in ("~", ".dgrad")]
+    assert order == sorted(order)
+
+
+def test_full_recomputation_does_not_repeat_what_follows_the_chunks() -> None:
+    back = backward(chunked(FORWARD, 2), FULL)
+    again = {op.name for op in back.ops if op.name.endswith("~")}
+    assert "moe.concat~" not in again and "out.add~" not in again
+    assert any(name.startswith("attn.core") for name in again)
+    # nothing of the experts is kept from the forward pass
+    made = {w for op in chunked(FORWARD, 2).ops for w in op.writes if "#" in w and not w.startswith("x")}
+    assert not made & {r for op in back.ops for r in op.reads}
+
+
+@pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
+def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recompute) -> None:
+    """MemFine's A + B / c (moe.md A.9) out of lifetimes, where the experts' rows dominate."""
+    forward = block_forward(SKEWED, primitives(SKEWED), BlockKind(True))
+    peak = {}
+    for c in (1, 2, 4, 8):
+        tape = chunked(forward, c)
+        peak[c] = float(block_memory(BlockTapes("moe", tape, backward(tape, recompute)), 1).backward_peak[0])
+    assert peak[2] - peak[4] == pytest.approx(2 * (peak[4] - peak[8]), rel=0.02)
+    part = (peak[2] - peak[4]) * 4  # B
+    assert peak[1] == pytest.approx(peak[8] + 7 / 8 * part, rel=0.15)
+    kept = {c: block_memory(BlockTapes("moe", t := chunked(forward, c), backward(t, recompute)), 1).saved[0]
+            for c in (1, 4)}  # fmt: skip
+    if recompute is FULL:
+        assert kept[1] == kept[4]
+    else:
+        assert kept[4] < 0.5 * kept[1]  # the experts' tensors are no longer kept
+
+
+def test_without_chunks_or_experts_nothing_changes() -> None:
+    assert chunked(FORWARD, 1) is FORWARD
+    dense = block_forward(CTX, primitives(CTX), BlockKind(False))
+    assert chunked(dense, 4) is dense
