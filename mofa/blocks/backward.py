@@ -231,7 +231,7 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, replace(op.work, backward=True), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
-                   stream=op.stream)
+                   stream=op.stream, functions=op.functions, guarded=op.guarded)
             )  # fmt: skip
         else:
             self._stream(op, name, dys, saved, given)
@@ -260,7 +260,8 @@ class _Differentiator:
         if back is not None and back.work is not None:
             self._launch(
                 Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
-                   launches=back.launches, present=back.present, view=back.view, stream=back.stream)
+                   launches=back.launches, present=back.present, view=back.view, stream=back.stream,
+                   functions=op.functions, guarded=op.guarded)
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
@@ -268,7 +269,8 @@ class _Differentiator:
         else:
             self.ops.append(
                 Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
-                   launches=back.launches, present=op.present, stream=op.stream)
+                   launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
+                   guarded=op.guarded)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -303,7 +305,17 @@ class _Differentiator:
             else:
                 dgrad = replace(work, n=work.k, k=work.n)
             self.ops.append(
-                Op(f"{op.name}.dgrad", op.family, dgrad, (dy,), (given,), launches=op.launches, present=op.present)
+                Op(
+                    f"{op.name}.dgrad",
+                    op.family,
+                    dgrad,
+                    (dy,),
+                    (given,),
+                    launches=op.launches,
+                    present=op.present,
+                    functions=op.functions,
+                    guarded=op.guarded,
+                )
             )
         if isinstance(work, Gemm):
             wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, work.format, work.count)

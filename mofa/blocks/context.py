@@ -46,6 +46,8 @@ class Context:
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     schedule_s: ArrayK = 0.0
     """Host time of scheduling one layer and micro-batch. [s]"""
+    accumulates: FloatK = 1.0
+    """Share of a step's micro-batches whose gradients are added to those of earlier ones. [-]"""
     accumulating: bool = True
     """More than one micro-batch per step."""
     pipelined: bool = False

@@ -193,6 +193,10 @@ class Op(NamedTuple):
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()
     """Names of collectives that run again before the weight gradient, because only their input was kept."""
+    functions: FloatK = 0.0
+    """Functions of Python that autograd calls around the op, on the way forward and on the way back."""
+    guarded: FloatK = 0.0
+    """Calls of functions that are compiled by themselves and checked at every call, each way."""
     compiled: bool = False
     """Runs inside a compiled region: its launches cost the host little."""
     dtensor: BoolK = False

@@ -15,7 +15,7 @@ from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, stream_s
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 
 FloatN = NDArray[np.float64]
 TILES = (
@@ -63,10 +63,14 @@ class Curves:
     collective: dict[str, Fitted] = field(default_factory=dict)
     sustained: dict[str, float] = field(default_factory=dict)
     """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
+    clocks: dict[str, float] = field(default_factory=dict)
+    """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
+    overlap_slowdown: float = 0.0
+    """Seconds that computing loses per second that a collective beside it takes alone; 0 if not measured. [-]"""
 
     def as_dict(self) -> dict[str, Any]:
         """As nested dictionaries."""
@@ -87,10 +91,10 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str) -> Curves:
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=_each(memory, memory_key, _fit_stream),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
-        sustained=_sustained(by.get("sustained", [])),
+        sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         copy_bytes_per_s=copies,
-        overlap=_overlaps(by.get("overlap", [])),
+        overlap=_overlaps(by.get("overlap", [])), overlap_slowdown=_slowdown(by.get("overlap", [])),
     )  # fmt: skip
 
 
@@ -347,6 +351,26 @@ def _sustained(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
 
 
+def _clocks(rows: Sequence[Row]) -> dict[str, float]:
+    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
+
+    ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
+    :func:`mofa.specs.curves.mixed_clock` mixes them.
+    """
+    read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
+    found: dict[str, list[float]] = {}
+    for (op, dtype, shape, variant), full in read.items():
+        alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
+        if variant != "burst" or not full or not alone:
+            continue
+        found.setdefault(f"{op} {dtype}", []).append(alone / full)
+        if between:
+            left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
+            if left > 0:
+                found.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
+    return {name: float(np.median(values)) for name, values in sorted(found.items())}
+
+
 def _copies(rows: Sequence[Row]) -> dict[str, float]:
     """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
     found: dict[str, float] = {}
@@ -365,3 +389,19 @@ def _overlaps(rows: Sequence[Row]) -> dict[str, float]:
         if "overlapped" in variant and alone:
             ratios.setdefault(f"{op} {variant.replace('_overlapped', '')}", []).append(time_s / alone)
     return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
+
+
+def _slowdown(rows: Sequence[Row]) -> float:
+    """Median of what computing loses while a collective runs, over the collective's time alone.
+
+    Of kernels that the collective outlasts: beside a longer one it runs a part of the time that was not recorded.
+    """
+    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
+    found = []
+    for (op, shape, variant), beside in times.items():
+        kind = variant.removesuffix("_overlapped")
+        alone = times.get((op, shape, f"{kind}_alone"))
+        other = [times.get((op, shape, f"collective_{state}_{kind}")) for state in ("overlapped", "alone")]
+        if kind != variant and alone and other[0] and other[1] and other[0] >= beside:
+            found.append((1.0 - alone / beside) * other[0] / other[1])
+    return float(np.median(found)) if found else 0.0

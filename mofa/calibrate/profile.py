@@ -22,6 +22,8 @@ BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H8
          "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
          "B200": ("b200", "b200-hgx")}  # fmt: skip
 """Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
+TRACED = "profiled steps"
+"""In the source of a curve that was read off kernels of real steps, which no micro-benchmark replaces."""
 BETWEEN = "between_memory"
 """The sustained state that training is in: products and attention with memory-bound kernels between them."""
 ONE_KERNEL = ("mul", "residual_add", "silu", "cast_up", "cast_down", "permute", "embedding", "gelu_fwd")
@@ -82,9 +84,11 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             memory_bound=whole.memory_bound | curves.memory_bound,
             collective=whole.collective | curves.collective,
             sustained=whole.sustained | curves.sustained,
+            clocks=whole.clocks | curves.clocks,
             host_s=whole.host_s | curves.host_s,
             copy_bytes_per_s=whole.copy_bytes_per_s | curves.copy_bytes_per_s,
             overlap=whole.overlap | curves.overlap,
+            overlap_slowdown=curves.overlap_slowdown or whole.overlap_slowdown,
         )
     return whole
 
@@ -130,13 +134,19 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
         made["stream"] |= {key: curve_fact(fitted, source) for key, fitted in curves.memory_bound.items()}
+        read = {key: curve for key, curve in base["stream"].items() if TRACED in curve["source"]}
+        made["stream"] |= {key: curve for key, curve in read.items() if key not in made["stream"]}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
             words = f"{source}: copy of 1 GiB on the device"
             made["stream"]["eager copy"] = tidy({"provenance": "measured", "source": words, "form": form})
+    if "memory_bound" in curves.clocks:
+        made["stream_clock"] = _fact(curves.clocks["memory_bound"], f"{source}: from the clocks of products and "
+                                     "attention alone and between memory-bound kernels")  # fmt: skip
     made["host"] = _host(made["host"], curves, source)
-    if slowdown := _overlap(curves):
-        made["overlap_slowdown"] = _fact(slowdown, f"{source}: time that products and streams lose beside NCCL, over "
+    if curves.overlap_slowdown:
+        made["overlap_slowdown"] = _fact(curves.overlap_slowdown,
+                                         f"{source}: time that products and streams lose beside NCCL, over "
                                          "what the collective takes alone")  # fmt: skip
     return made
 
@@ -164,8 +174,9 @@ def _powered(curves: Curves, *names: str) -> dict[str, float]:
     for name in names:
         if f"{name} {BETWEEN}" in curves.sustained:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
-            return {"sustained": between, "alone": min(curves.sustained.get(f"{name} alone", between), between)}
-    return {"sustained": 1.0, "alone": 1.0}
+            alone = min(curves.sustained.get(f"{name} alone", between), between)
+            return {"sustained": between, "alone": alone, "clock": curves.clocks.get(name, 1.0)}
+    return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 
 def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
@@ -210,13 +221,6 @@ def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
     if "sync" in s:
         put("sync_s", s["sync"], "torch.cuda.synchronize after a kernel")
     return made
-
-
-def _overlap(curves: Curves) -> float:
-    """What computing loses beside a collective times how much longer the collective takes there; 0 if not measured."""
-    compute = [1 - 1 / v for k, v in curves.overlap.items() if not k.split()[1].startswith("collective")]
-    longer = [v for k, v in curves.overlap.items() if k.split()[1].startswith("collective")]
-    return float(np.median(compute) * np.median(longer)) if compute and longer else 0.0
 
 
 def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:

@@ -127,6 +127,9 @@ def block_context(
     gemm_format: Format = workload.precision.gemm
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
+    # torchtitan's first micro-batch makes the gradients; Megatron adds to zeroed buffers from the first on
+    once = 1.0 / np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
+    accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
     return Context(
@@ -136,7 +139,7 @@ def block_context(
         efsdp=_plain(groups["efsdp"].size.astype(float)),
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
-        accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
+        accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
     ), groups  # fmt: skip

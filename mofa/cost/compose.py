@@ -12,14 +12,14 @@ from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, full_mode, un
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.data_parallel import outside_blocks
-from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
+from mofa.cost.optimizer import Shards, StaticBytes, optimizer_host_seconds, optimizer_seconds, static_bytes
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.scan import EXPOSED
 from mofa.cost.stages import Stages, in_flight
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
+from mofa.specs.params import embedding_params, head_params, layer_params, layer_tensors, mtp_params
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -37,6 +37,7 @@ class LayerArrays:
     hidden: ArrayN
     forward_s: ArrayN
     backward_s: ArrayN
+    issue_s: ArrayN
     flops: ArrayN
     saved: ArrayN
     saved_kinds: ArrayN
@@ -61,6 +62,7 @@ class LayerArrays:
             hidden=grid(lambda c: c.forward.hidden + c.backward.hidden),
             forward_s=grid(lambda c: c.forward.total),
             backward_s=grid(lambda c: c.backward.total),
+            issue_s=grid(lambda c: c.forward.issue + c.backward.issue),
             flops=grid(lambda c: c.forward_flops + c.backward_flops),
             saved=grid(lambda c: c.memory.saved),
             saved_kinds=grid(lambda c: c.memory.saved_kinds),
@@ -304,12 +306,40 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside.before_forward)
-    step = optimizer_seconds(
-        rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, table.zero[:, None]
-    ).max(axis=1)
-    exposed[_T["optimizer"]] += step + norm_seconds(rows)
+    _optimizer(rows, exposed, stage_s)
     assert pp == stage_s.shape[1]
     return StepTime(exposed, hidden, stage_s, slowest)
+
+
+def _optimizer(rows: Rows, exposed: ArrayN, stage_s: ArrayN) -> None:
+    """The optimizer step of the stage where it takes longest, and the host that it and the next step wait for."""
+    c, host = rows.costs, rows.cluster.gpu.curves.host
+    given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.table.zero[:, None])
+    device = optimizer_seconds(*given)
+    issue = rows.over_stages(rows.layers.issue_s) + rows.ends(
+        c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
+        rows.of_mtp("issue_s"),
+    )  # fmt: skip
+    waits = optimizer_host_seconds(*given, _tensors(rows), np.maximum(stage_s - issue, 0.0))
+    longest = np.argmax(device + waits, axis=1)
+    here = np.arange(len(longest))
+    exposed[_T["optimizer"]] += device[here, longest] + norm_seconds(rows)
+    exposed[_T["host_idle"]] += waits[here, longest]
+    if rows.framework.name in PYTORCH_MODULES:
+        # train_step moves counts and tokens to the device, which waits for it; counts are summed over dp (train.py)
+        exposed[_T["host_idle"]] += host.step_start_s.value * np.where(rows.table.dp > 1, 3.0, 1.0)
+
+
+def _tensors(rows: Rows) -> ArrayN:
+    """Parameter tensors of every stage on one rank. (n, pp)"""
+    model, packed = rows.workload.model, rows.framework.name not in PYTORCH_MODULES
+    total = np.zeros(rows.layout.counts[:, 0].shape)
+    for i, kind in enumerate(rows.layout.stages.kinds):
+        dense, expert = layer_tensors(model, kind.moe, packed=packed)
+        local = model.moe.num_experts / rows.table.ep if model.moe else np.zeros(len(rows.table))
+        total += rows.layout.counts[:, i] * (dense + expert * local)[:, None]
+    norm = 2 if model.norm == "layernorm" else 1
+    return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
 
 
 def norm_seconds(rows: Rows) -> ArrayN:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, per_combination, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
-from mofa.specs.curves import PoweredCurve
+from mofa.specs.curves import PoweredCurve, mixed_clock
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 
@@ -145,27 +145,34 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
 
 
 def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
-    """Seconds of a tape at the clock that the power limit leaves, which depends on the share of products and attention.
+    """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
     Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
     """
-    work: FloatK = 0.0
     whole: FloatK = 0.0
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         if isinstance(op.work, Gemm | Grouped | Attention):
             kinds[_work_kind(op)].append(i)
-            work = work + seconds[i]
         if op.stream == "compute":
             whole = whole + seconds[i]
-    share = np.minimum(work / np.maximum(whole, 1e-12), 1.0)
+    powered = {kind: _powered_curve(kind, machine) for kind in kinds}
+    shares: dict[Any, FloatK] = {
+        kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
+    }
+    work = sum(shares.values(), 0.0)
+    memory = machine.cluster.gpu.curves.stream_clock
+    if memory is not None:
+        clocks = [powered[kind].clock for kind in kinds]
+        clock = mixed_clock([*shares.values(), maximum(1.0 - work, 0.0)], [*clocks, memory.value])
     for kind, rows in kinds.items():
-        curve = _powered_curve(kind, machine)
-        if curve.sustained != curve.alone:
-            factor = curve.sustained / curve.kept(share)
-            slower = factor.item() if factor.ndim == 0 else factor
-            for i in rows:
-                seconds[i] = seconds[i] * slower
+        curve = powered[kind]
+        # where clocks were not read, the share of products and attention says how far it falls
+        kept = curve.kept(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
+        factor = np.asarray(curve.sustained / kept)
+        slower = factor.item() if factor.ndim == 0 else factor
+        for i in rows:
+            seconds[i] = seconds[i] * slower
     return seconds
 
 
@@ -211,12 +218,14 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
 def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """Host time to issue each op. (K,) each [s]
 
-    Eager: a small op's issue for each launch, a product's for its first; in the backward pass what autograd's engine
-    adds for each op. Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed
-    tensors pay their dispatch instead.
+    Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
+    adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
+    Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
+    dispatch instead; FSDP's are issued by hooks.
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
+    backward = any(op.name.endswith(AUTOGRAD) for op in ops)
     out: list[FloatK] = [0.0] * len(ops)
     inside = False
     for i, op in enumerate(ops):
@@ -225,16 +234,23 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if op.compiled:
             call_s = 0.0 if inside else host.compiled_call_s.value
             each = op.launches * host.compiled_op_s.value + call_s
+        elif op.name.startswith(SHARDING):
+            each = host.shard_hook_s.value
         else:
             first = product - small if isinstance(op.work, (Gemm, Grouped, Attention)) else 0.0
             if op.name.endswith(AUTOGRAD):
                 first = first + engine
-            each = op.launches * where(op.dtensor, host.dtensor_op_s.value, small) + first
+            # what is computed again is a forward pass again
+            python = 0.0 if backward and not op.name.endswith("~") else host.model_op_s.value
+            each = op.launches * (where(op.dtensor, host.dtensor_op_s.value, small) + python) + first
+            each = each + op.functions * host.function_s.value + op.guarded * host.guarded_call_s.value
         inside = op.compiled
         out[i] = where(op.present, where(op.launches > 0, each, 0.0), 0.0)
     return out
 
 
+SHARDING = ("fsdp.", "efsdp.")
+"""Beginnings of the names of what FSDP's hooks issue."""
 AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright")
 """Ends of the names of ops that begin a node of the backward pass: a weight gradient shares its input gradient's."""
 

@@ -53,7 +53,9 @@ def toy_gpu() -> GpuSpec:
                 "host": {
                     "cpu": "toy", "eager_op_s": _fact("5 us"), "linear_op_s": _fact("5 us"),
                     "backward_op_s": _fact("0 s"), "compiled_op_s": _fact("1 us"), "compiled_call_s": _fact("0 s"),
-                    "dtensor_op_s": _fact("30 us"), "sync_s": _fact("20 us"),
+                    "dtensor_op_s": _fact("30 us"), "sync_s": _fact("20 us"), "model_op_s": _fact("0 s"),
+                    "function_s": _fact("0 s"), "guarded_call_s": _fact("0 s"), "item_s": _fact("0 s"),
+                    "tensor_pass_s": _fact("0 s"), "step_start_s": _fact("0 s"), "shard_hook_s": _fact("0 s"),
                 },
                 "overlap_slowdown": _fact(0.1),
             },

@@ -119,20 +119,73 @@ def optimizer_seconds(
     8. Megatron besides zeroes (4) and scales (8) the whole gradient buffer and copies main to bf16 parameters (6,
     shared out).
     """
+    parts = _device_parts(workload, cluster, framework, shards, precision, zero)
+    return np.asarray(sum(parts.values()) + 100 * cluster.gpu.curves.host.eager_op_s.value)
+
+
+def _device_parts(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
+    zero: NDArray[np.int64],
+) -> dict[str, ArrayN]:  # fmt: skip
+    """Seconds on the device of each part of the optimizer step. (n, pp) [s]"""
     gpu = cluster.gpu
     moments = 8.0 if workload.precision.moments == "bf16" else 16.0
     apart = framework.optimizer in ("foreach", "for-loop")  # weight decay, two lerps, sqrt, division, addcdiv
     adam = (12.0 + moments + (28.0 if apart else 0.0)) / stream_rate(gpu, "adam_foreach" if apart else "adam_fused")
-    step = adam
+    per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
-        step += 4.0 / stream_rate(gpu, "grad_norm") + 8.0 / stream_rate(gpu, "grad_clip")
-    host = 100 * gpu.curves.host.eager_op_s.value
-    if framework.name not in PYTORCH_MODULES:
-        step += 6.0 / stream_rate(gpu, "cast_down")
-        once = np.where(zero >= 1, shards.sharded(step), shards.whole(step))
-        once = once + shards.whole(4.0 / stream_rate(gpu, "zero"))
-        scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
-        return np.asarray(once + np.where(shards.dense_ranks > 1, scaled, 0.0) + host)
-    if precision in ("autocast", "uniform"):
-        return np.asarray(shards.whole(step) + host)
-    return np.asarray(shards.sharded(step) + host)
+        per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
+        per_param["clip"] = 8.0 / stream_rate(gpu, "grad_clip")
+    if framework.name in PYTORCH_MODULES:
+        whole = precision in ("autocast", "uniform")
+        return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
+    per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
+    parts = {name: np.where(zero >= 1, shards.sharded(s), shards.whole(s)) for name, s in per_param.items()}
+    scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
+    scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
+    return {**parts, "zero": shards.whole(4.0 / stream_rate(gpu, "zero")), "scale": scaled}
+
+
+def optimizer_host_seconds(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
+    zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN,
+) -> ArrayN:  # fmt: skip
+    """What the device waits for the host in the optimizer step. (n, pp) [s]
+
+    Parameters
+    ----------
+    tensors
+        Parameter tensors of a stage. (n, pp) [-]
+    lead_s
+        What the host is ahead of the device at the end of the backward pass. (n, pp) [s]
+
+    Notes
+    -----
+    Loops of Python over the tensors (distrib_optimizer.py, clip_grads.py, torch/optim/adamw.py), of
+    ``tensor_pass_s`` each. Megatron: copy the gradients, gather them twice for norm and clipping, one norm each: beside
+    the backward pass, as far as the host is ahead. Without Apex or Transformer Engine it then reads every norm by
+    itself (utils.py, local_multi_tensor_l2_norm: ``torch.tensor`` of a list of device scalars) and scales every
+    gradient by two ops; with them one kernel does, and the total is read. Then four loops of Adam before its first
+    kernel, and one that copies the parameters beside its kernels. torchtitan reads nothing: two loops beside the rest.
+
+    Examples
+    --------
+    A host that takes no time is not waited for:
+
+    >>> from mofa.cost.examples import toy_gpu
+    >>> toy_gpu().curves.host.tensor_pass_s.value
+    0.0
+    """
+    host = cluster.gpu.curves.host
+    loop, op = host.tensor_pass_s.value, host.eager_op_s.value
+    parts = _device_parts(workload, cluster, framework, shards, precision, zero)
+    nothing = np.zeros_like(parts["adam"])
+    if framework.name in PYTORCH_MODULES:
+        return np.asarray(np.maximum(2.0 * loop * tensors - lead_s - parts["adam"], 0.0))
+    apart = framework.optimizer in ("foreach", "for-loop")
+    wait = np.maximum((3.0 * loop + (loop + op if apart else 0.0)) * tensors - lead_s, 0.0)
+    if workload.optimizer.clip_grad_norm and apart:
+        wait = wait + host.item_s.value * tensors
+        wait = wait + np.maximum((loop + 2.0 * op) * tensors - parts.get("clip", nothing), 0.0)
+    wait = wait + 4.0 * loop * tensors
+    return np.asarray(wait + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0))

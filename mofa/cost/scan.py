@@ -107,13 +107,18 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
     sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
     aside, copies = sent.copy(), sent.copy()
     for op, took in zip(tape.ops, seconds, strict=True):
-        if op.family in sent:
+        if op.family in sent and not _neighbours(op):
             sent[op.family] = sent[op.family] + took
             if op.stream != "compute":
                 aside[op.family] = aside[op.family] + took
                 if isinstance(op.work, Stream):
                     copies[op.family] = copies[op.family] + took
     return {n: (sent[n], share + (1.0 - share) * copies[n] / maximum(aside[n], 1e-12)) for n in HIDDEN}
+
+
+def _neighbours(op: Op) -> bool:
+    """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
+    return isinstance(op.work, Collective) and not anywhere(op.launches)
 
 
 def _carries(tape: Tape) -> bool:

@@ -6,6 +6,7 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import Count, NotNegativeFact, Provenance, SecondsFact, Spec
+from mofa.specs.base import Count, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
 
 GemmFormat = Literal["bf16", "fp8", "fp32"]
 Backend = Literal["cudnn", "flash", "flash1"]
@@ -128,6 +129,20 @@ class PoweredCurve(Curve):
     """Rate in long runs between memory-bound kernels over the rate at full clock. [-]"""
     alone: Share = 1.0
     """Rate in long runs of nothing else over the rate at full clock. [-]"""
+    clock: Share = 1.0
+    """Clock in long runs of nothing else over the full clock; 1 where it was not read. [-]"""
+
+    def at_clock(self, clock: FloatArray) -> FloatArray:
+        """Rate at a part of the full clock over the rate at full clock: its power that the two measured states give.
+
+        Examples
+        --------
+        >>> curve = PoweredCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
+        >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
+        array([0.85 , 0.942, 1.   ])
+        """
+        power = np.log(self.alone) / np.log(self.clock) if self.clock < 1.0 else 0.0
+        return np.asarray(clock, dtype=float) ** power
 
     def kept(self, share: FloatArray) -> FloatArray:
         """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
@@ -141,6 +156,34 @@ class PoweredCurve(Curve):
         """
         slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
         return np.minimum(self.alone + slope * (1.0 - share), 1.0)
+
+
+def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray:
+    """Clock that the power limit leaves a mix of kernels, over the full clock.
+
+    Parameters
+    ----------
+    shares
+        Of the time, one for each kind of kernel; the rest is idle and draws nothing. (K,) each [-]
+    clocks
+        That each kind keeps alone, over the full clock. [-]
+
+    Notes
+    -----
+    A kind that alone keeps the clock ``c`` at the limit draws ``(f / c)^2`` of it at the clock f; what is drawn on
+    average over the mix is the limit: ``f = (sum of share / c^2)^-1/2``, at most 1. Power that grows with the square
+    of the clock is assumed (dynamic power grows with its cube, static power not at all); one clock holds for all
+    kernels of the mix, because the limit is kept over milliseconds.
+
+    Examples
+    --------
+    Half products, half kernels that never reach the limit:
+
+    >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
+    array([0.849])
+    """
+    drawn = sum((np.asarray(share / clock**2) for share, clock in zip(shares, clocks, strict=True)), np.zeros(()))
+    return np.asarray(np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0))
 
 
 class GemmCurve(PoweredCurve):
@@ -191,6 +234,20 @@ class HostCurve(Spec):
     """Issue of one op on DTensors. [s]"""
     sync_s: SecondsFact
     """A host synchronisation: from the device's end to the host's next issue. [s]"""
+    model_op_s: SecondsFact
+    """What a model's Python adds to the issue of each eager op of the forward pass: modules, autograd's record. [s]"""
+    function_s: SecondsFact
+    """A function of Python that autograd calls (autograd.Function), one way. [s]"""
+    guarded_call_s: SecondsFact
+    """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
+    item_s: SecondsFact
+    """Reading one number of an idle device. [s]"""
+    tensor_pass_s: SecondsFact
+    """What an optimizer's Python does for one tensor in one loop over the tensors. [s]"""
+    step_start_s: SecondsFact
+    """From the end of a step to the first kernel of the next where the host waits in between. [s]"""
+    shard_hook_s: SecondsFact
+    """A gather, a reduction or a copy of FSDP, issued by its hooks. [s]"""
 
 
 AttentionKey = tuple[str, str, float, float]
@@ -209,6 +266,8 @@ class GpuCurves(Spec):
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")], StreamCurve]
     host: HostCurve
+    stream_clock: ShareFact | None = None
+    """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
 

@@ -84,6 +84,39 @@ def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
     return LayerParams(split, replicated, m.num_experts * one_expert, shared)
 
 
+def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, int]:
+    """Parameter tensors of one layer, and of one routed expert. [tensors]
+
+    ``packed`` is Megatron's: q, k and v are one matrix, gate and up are one, an expert has its own. Else every matrix
+    is a tensor, and those of all experts are one (torchtitan).
+
+    Examples
+    --------
+    Llama: two norms, qkv, projection, two of the MLP; in torchtitan seven matrices and two norms.
+
+    >>> from mofa.specs.load import load_workload
+    >>> llama = load_workload("llama3-8b").model
+    >>> layer_tensors(llama, False, packed=True), layer_tensors(llama, False, packed=False)
+    ((6, 0), (9, 0))
+    """
+    a, gated = model.attention, model.mlp.activation == "swiglu"
+    norm = 2 if model.norm == "layernorm" else 1
+    up = 2 if gated and not packed else 1
+    count = 2 * norm
+    if a.kind == "mla":
+        count += 4 + norm + (1 + norm if a.q_lora_rank is not None else 0)
+    else:
+        split = 1 if packed else 3
+        count += (split + 1) + a.qkv_bias * split + a.out_bias + a.sinks + 2 * a.qk_norm
+    if not moe:
+        return count + up + 1 + (up + 1 if model.mlp.bias else 0), 0
+    assert model.moe is not None
+    m = model.moe
+    count += 1 + m.router_bias + m.correction_bias + (up + 1 + m.shared_gate if m.shared_hidden else 0)
+    expert = (up + 1) * (2 if m.expert_bias else 1)
+    return (count, expert) if packed else (count + expert, 0)
+
+
 def mtp_params(model: ModelSpec) -> LayerParams:
     """Parameters of one multi-token-prediction layer without the embedding and head that it shares. [params]
 

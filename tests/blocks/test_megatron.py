@@ -304,3 +304,27 @@ def test_the_reduction_of_an_input_gradient_is_launched_before_the_weight_gradie
     reduced = next(op for op in ops if op.name.startswith("mlp.fc1.") and op.stream == "tp" and "again" not in op.name)
     assert names.index("mlp.fc1.dgrad") < names.index(reduced.name) < names.index("mlp.fc1.wgrad")
     assert reduced.reads[0] in ops[names.index("mlp.fc1.wgrad")].reads
+
+
+@pytest.mark.parametrize(("tp", "sp", "row", "column"), [(1, False, 1, 1), (2, True, 2, 1), (2, False, 2, 2)])
+def test_functions_of_python_around_linears(tp: int, sp: bool, row: int, column: int) -> None:
+    """tensor_parallel/layers.py: the product itself; a copy before a column where nothing else communicates there, a
+    sum behind a row; back the same functions again. The gated activation is one function around a compiled one, and
+    every residual sum is compiled by itself."""
+    tapes = layer("megatron-local", tp=tp, sp=sp)
+    for name, functions in (("qkv", column), ("mlp.fc1", column), ("proj", row), ("mlp.fc2", row)):
+        assert first(one(tapes.forward, name).functions) == functions
+        assert first(one(tapes.backward, f"{name}.dgrad").functions) == functions
+    for tape, name in ((tapes.forward, "mlp.activation"), (tapes.backward, "mlp.activation.backward")):
+        assert (first(one(tape, name).functions), first(one(tape, name).guarded)) == (1, 1)
+    assert [first(one(tapes.forward, f"{name}.add").guarded) for name in ("mid", "out")] == [1, 1]
+    assert all(not np.any(op.functions) for op in layer("megatron").forward.ops)
+
+
+def test_every_expert_has_its_functions() -> None:
+    """Two linears and an activation each (experts.py, SequentialMLP)."""
+    tapes = layer("megatron-local", llama(moe=EXPERTS))
+    local = EXPERTS["num_experts"]
+    names = ("experts.fc1", "experts.activation", "experts.fc2")
+    assert [first(one(tapes.forward, name).functions) for name in names] == [local] * 3
+    assert first(one(tapes.forward, "experts.activation").guarded) == local

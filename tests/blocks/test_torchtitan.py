@@ -396,3 +396,73 @@ def test_work_is_the_same_in_every_mode() -> None:
         return sum(float(np.asarray(op.work.flops).sum()) for op in ops if isinstance(op.work, Gemm))
 
     assert flops(context()) == flops(context(mode="autocast")) == flops(context(compile_=True)) == 6 * TOKENS * LINEARS
+
+
+def number(value: Any) -> float:
+    return float(np.asarray(value, dtype=float).reshape(-1)[0])
+
+
+def test_gradients_are_added_from_the_second_micro_batch_on() -> None:
+    """One micro-batch adds nothing; of four, three do, each with the launches of all."""
+    ops = layer(context(mode="autocast", accumulating=True, accumulates=0.0)).backward.ops
+    added = [op for op in ops if op.name.endswith(".accumulate")]
+    assert len(added) == 7 and all(moved(op) == 0 and not np.any(op.launches) for op in added)
+    whole = layer(context(mode="autocast", accumulating=True)).backward.ops
+    most = layer(context(mode="autocast", accumulating=True, accumulates=0.75)).backward.ops
+    for name in (op.name for op in added):
+        (all_of_it,), (part,) = ops_named(whole, name), ops_named(most, name)
+        assert moved(part) == pytest.approx(0.75 * moved(all_of_it))
+        assert part.launches == all_of_it.launches
+
+
+def test_what_waits_around_the_embedding() -> None:
+    """The first block's gather behind the lookup, its reduction and the embedding's own behind the backward pass:
+    awaited here, launched and counted in the block's tape."""
+    ctx = context()
+    tapes = embedding(ctx, PRIMITIVES)
+    (gather,), (reduction,) = (
+        ops_named(tape.ops, name)
+        for tape, name in ((tapes.forward, "fsdp.first_gather"), (tapes.backward, "fsdp.first_reduction"))
+    )
+    own = LINEARS + 2 * D
+    assert isinstance(gather.work, Collective) and isinstance(reduction.work, Collective)
+    assert (number(gather.work.payload), number(reduction.work.payload)) == (2.0 * own, 4.0 * own)
+    assert not np.any(gather.launches) and not np.any(reduction.launches)
+    assert tapes.forward.ops[-1].name == "fsdp.first_block" and tapes.backward.ops[-1].name == "fsdp.finish"
+    alone = embedding(replace(ctx, fsdp=np.array([1.0])), PRIMITIVES)
+    (gather,) = ops_named(alone.forward.ops, "fsdp.first_gather")
+    assert isinstance(gather.work, Collective) and number(gather.work.payload) == 0.0
+
+
+def test_order_of_the_hooks_around_experts() -> None:
+    """distribute_module's hooks are the module's own, FSDP's come before them and behind: the experts' weights are
+    copied before the tokens go, and reduced when the input's gradients have gone back (expert_parallel.py)."""
+    tapes = layer(context(llama(moe=EXPERTS), ep=2, expert_ranks=2))
+    forward = [op.name for op in tapes.forward.ops]
+    assert forward.index("efsdp.weights.copy_out") < forward.index("moe.counts") < forward.index("moe.dispatch")
+    assert sum(isinstance(op.work, HostSync) for op in tapes.forward.ops) == 1
+    backward = [op.name for op in tapes.backward.ops]
+    assert backward.index("efsdp.weights@.copy_out") < backward.index("moe.combine.backward")
+    assert backward.index("moe.dispatch.backward") < backward.index("efsdp.reduce_copy_in")
+
+
+def test_experts_are_gathered_twice_where_the_layer_is_computed_again() -> None:
+    """The block's pre-backward hook has gathered its own weights; the experts' hooks run with the repetition and let
+    them go behind it (_fsdp_state.py, _pre_forward)."""
+    full = Recompute("full")
+    once = [op.name for op in layer(context(llama(moe=EXPERTS), ep=2, expert_ranks=2)).backward.ops]
+    again = [op.name for op in layer(context(llama(moe=EXPERTS), ep=2, expert_ranks=2), full).backward.ops]
+    copies = [sum(name.startswith("efsdp.weights@") and name.endswith("copy_out") for name in names)
+              for names in (once, again)]  # fmt: skip
+    gathers = [sum(name.startswith("efsdp") and name.endswith("all_gather") for name in names)
+               for names in (once, again)]  # fmt: skip
+    assert (copies, gathers) == ([1, 2], [1, 2])
+
+
+def test_padded_rows_are_added_one_after_the_other() -> None:
+    """Backward of the permutation: every padded place took the same row of zeros (moe/utils.py, _permute)."""
+    ctx = context(llama(moe=EXPERTS))
+    (op,) = ops_named(layer(ctx).backward.ops, "moe.extend.backward")
+    assert isinstance(op.work, Stream)
+    padding = ctx.framework.grouped_alignment * number(ctx.local_experts)
+    assert number(op.work.elements) / op.work.width == padding

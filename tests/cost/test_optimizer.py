@@ -9,10 +9,10 @@ import pytest
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.cost.optimizer import Shards, StaticBytes, optimizer_seconds, static_bytes
+from mofa.cost.optimizer import Shards, StaticBytes, optimizer_host_seconds, optimizer_seconds, static_bytes
 from mofa.specs.params import layer_params, num_params
 from mofa.specs.workload import WorkloadSpec
-from tests.cost.toy import cluster, framework, llama, moe_llama, table, workload
+from tests.cost.toy import cluster, framework, llama, moe_llama, table, with_facts, workload
 
 STATIC = ("parameters", "gradients", "optimizer_states")
 JOB = workload(llama(vocab=32768))
@@ -164,3 +164,40 @@ def test_fsdp_of_a_model() -> None:
     one = cluster(1)
     alone = estimate_table(job, one, spec, table(job, one, spec, ["recompute=none"]))
     assert parts(alone, "parameters", "optimizer_states").sum() == pytest.approx(num_params(job.model) * 12)
+
+
+def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0, **options: Any) -> float:
+    """Microseconds that the device waits for an optimizer of so many tensors: 6 us a loop, 5 us an op, 9 us a read."""
+    one = cluster(1)
+    host = with_facts(one.gpu.curves.host, tensor_pass_s=6e-6, eager_op_s=5e-6, item_s=9e-6)
+    curves = one.gpu.curves.model_copy(update={"host": host})
+    one = one.model_copy(update={"gpu": one.gpu.model_copy(update={"curves": curves})})
+    shards = Shards(*(np.array([[v]]) for v in (dense, 0.0, 1.0, 1.0)))
+    seconds = optimizer_host_seconds(
+        JOB, one, framework(name, **options), shards, "mixed", np.array([[1]]), np.array([[tensors]]),
+        np.array([[lead_s]]),
+    )  # fmt: skip
+    return float(seconds[0, 0]) * 1e6
+
+
+def test_megatrons_optimizer_loops_over_the_tensors() -> None:
+    """Local spec: 3 loops, a loop with the norms, a read of each, a loop with two ops, 4 loops of Adam, a loop with a
+    copy: 10 loops, 4 ops, 1 read. With one kernel for norm and clipping 8 loops and the copy are left."""
+    assert waited("megatron-local", tensors=100) == pytest.approx(100 * (10 * 6 + 4 * 5 + 9))
+    assert waited("megatron", tensors=100, optimizer="te") == pytest.approx(100 * (8 * 6 + 5))
+
+
+def test_a_host_ahead_hides_what_comes_before_the_first_read() -> None:
+    """3 loops, one with the norms: 29 us a tensor. The reads and Adam's loops no lead hides."""
+    ahead = waited("megatron-local", tensors=100, lead_s=1.0)
+    assert waited("megatron-local", tensors=100) - ahead == pytest.approx(100 * (4 * 6 + 5))
+
+
+def test_large_kernels_hide_clipping_and_the_copies() -> None:
+    """A billion parameters: 2 ms to scale, more for Adam; left are 29 + 9 + 24 us a tensor."""
+    assert waited("megatron-local", tensors=10, dense=1e9) == pytest.approx(10 * (29 + 9 + 24))
+
+
+def test_torchtitans_optimizer_reads_nothing() -> None:
+    assert waited("torchtitan", tensors=100) == pytest.approx(100 * 2 * 6)
+    assert waited("torchtitan", tensors=100, dense=1e9) == 0.0

@@ -8,6 +8,7 @@ unfused; experts run one after the other.
 
 from __future__ import annotations
 
+
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import megatron as te
@@ -28,13 +29,30 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
         regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **base.weight_grad(ctx),
+        functions=where(ctx.reduces, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
     )  # fmt: skip
 
 
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """Row-parallel linear and the reduction of its partial results."""
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx))
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx),
+                     functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
     return tp_reduce(b, ctx, partial, name, n)
+
+
+def by_python(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
+    """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
+    for i, op in enumerate(b.ops[since:], since):
+        if op.name == name:
+            b.ops[i] = op._replace(functions=functions, guarded=guarded)
+
+
+def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
+    since = len(b.ops)
+    out = base.residual(b, ctx, x, y, name)
+    by_python(b, since, f"{name}.add", 0.0, 1.0)
+    return out
 
 
 def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
@@ -279,7 +297,11 @@ def activation(
 ) -> str:
     """SwiGLU or GELU: fused, or SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
     if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
-        return te.activation(b, ctx, h, name, elements, moved, region, launches)
+        since = len(b.ops)
+        out = te.activation(b, ctx, h, name, elements, moved, region, launches)
+        # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
+        by_python(b, since, f"{name}.activation", launches, launches)
+        return out
     held, passed = elements * ctx.element, moved * ctx.element
     gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
     b.add(
@@ -441,7 +463,10 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
            back=Back(2 * rows * row, 1, like="copy"))
     )  # fmt: skip
+    since = len(b.ops)
     y = te.experts(b, ctx, x, rows, kept, activation)
+    for product in ("experts.fc1", "experts.fc2"):
+        by_python(b, since, product, ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
@@ -475,5 +500,5 @@ def persistent_buffers(ctx: Context) -> ArrayK:
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=te.head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=base.residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+    residual=residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
 )  # fmt: skip

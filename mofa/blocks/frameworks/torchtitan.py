@@ -294,6 +294,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
                               back_launches=0)  # fmt: skip
     if whole:
         fsdp.release(b)
+        fsdp.await_first_block(b, ctx)
     return leave(b, ctx, looked, "embedding", hidden)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, anywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     all_reduce_norm_gradients,
@@ -21,7 +21,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     is_product,
     marker,
 )
-from mofa.blocks.op import Collective, Op, Stream, Tape, TapeBuilder, Tensor
+from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, Tape, TapeBuilder, Tensor
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
@@ -58,6 +58,19 @@ class _Pieces:
     def mark(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER) -> None:
         self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE))
 
+    def wait(self, name: str, reads: tuple[str, ...]) -> None:
+        """The compute stream waits until these are there."""
+        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE))
+
+    def neighbour(self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, at: str) -> str:
+        """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
+        payload = where(ranks > 1.0, bytes_ * params, 0.0)
+        self.tensor(name, 0.0)
+        self.ops.append(
+            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=at, region=OUTSIDE)
+        )
+        return name
+
     def add_to(self, b: TapeBuilder) -> None:
         b.tensors.update(self.tensors)
         for op in self.ops:
@@ -72,7 +85,7 @@ def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here
     if not anywhere(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(where(runs, (CAST + 4.0) * params / ranks, 0.0), "cast_down"), (),
+        Op(f"{out}.copy_in", "dp", Stream(where(runs, CAST * params / ranks, 0.0), "foreach_cast"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
     )  # fmt: skip
     p.ops.append(
@@ -135,15 +148,20 @@ def reduce(
     if anywhere(alone):
         reads = (f"{name}.scattered" if anywhere(here & opposite(alone)) else f"{name}.reduce_input",)
         p.ops.append(
-            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0)), reads, (out,),
+            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
     if ctx.accumulating:
         p.ops.append(
-            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks, "mul"), (out,), (), launches=num_weights,
-               present=here, stream=REDUCE, region=OUTSIDE)
+            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks * ctx.accumulates, "mul"), (out,), (),
+               launches=_adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
+
+
+def _adds(ctx: Context, num: float = 1.0) -> FloatK:
+    """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
+    return where(ctx.accumulates > 0.0, num, 0.0)
 
 
 # -- forward
@@ -205,6 +223,16 @@ def release(b: TapeBuilder) -> tuple[str, ...]:
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
 
+def await_first_block(b: TapeBuilder, ctx: Context) -> None:
+    """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
+    if not shards(ctx):
+        return
+    p = _Pieces()
+    p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", _neighbour(ctx, "embedding")[0],
+                                            ctx.fsdp, 2.0, GATHER),))  # fmt: skip
+    p.add_to(b)
+
+
 # -- backward
 
 
@@ -248,8 +276,9 @@ def _weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
 
 
 def _after_experts(ops: list[Op]) -> int:
-    """Index behind the last op of the routed experts, where their parameters' backward hook runs."""
-    return max((i for i, op in enumerate(ops) if op.name.startswith("experts.")), default=-1) + 1
+    """Index behind the exchange of the experts' input gradients, where their parameters' backward hook runs."""
+    names = ("experts.", "moe.dispatch.backward")
+    return max((i for i, op in enumerate(ops) if op.name.startswith(names)), default=-1) + 1
 
 
 def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool) -> list[Op]:
@@ -279,8 +308,9 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
-                out.append(Op(f"{base}.accumulate", "memory_bound", Stream(12.0 * params, "mul"), (last,), (),
-                              present=op.present))  # fmt: skip
+                moved = Stream(12.0 * params * ctx.accumulates, "mul")
+                out.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
+                              launches=_adds(ctx), present=op.present))  # fmt: skip
     return out
 
 
@@ -291,14 +321,15 @@ def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
             if ctx.accumulating:
-                out.append(Op(f"{grad}.accumulate", "memory_bound", Stream(3.0 * p.tensors[grad].bytes),
-                              (grad,), (), present=op.present))  # fmt: skip
+                moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
+                out.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=_adds(ctx),
+                              present=op.present))  # fmt: skip
     return out
 
 
 def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
-    per_param = CAST + (4.0 if ctx.accumulating else 0.0)
+    per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
     mine = _weights_of(ops, experts=False)
     theirs = _weights_of(ops, experts=True)
@@ -350,6 +381,8 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         held.append(gather(begin, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
     begin.tensor("fsdp.previous.experts", where(apart, 4.0 * previous, 0.0))
     begin.tensor("fsdp.previous", where(apart, 0.0, 4.0 * previous))
+    if block == "embedding":  # the first block's gradients are still on their way
+        begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, 4.0, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
     mine = _weights_of(ops, experts=False)
@@ -357,12 +390,16 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     if anywhere(apart):
         post = _Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0)
-        post.mark("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"), (), "compute")
+        post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
         theirs = _kept_where_together(post, theirs, apart)
         at = _after_experts(body)
         body[at:at] = post.ops
-        first = next(i for i, op in enumerate(body) if op.name.startswith("experts."))
+        names = ("experts.", "moe.combine.backward")
+        first = next(i for i, op in enumerate(body) if op.name.startswith(names))
+        if body[first].name.endswith("~"):
+            at = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.name.endswith("~"))
+            body[at:at] = _experts_again(p, ctx, experts)
         pre = _Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
@@ -377,12 +414,31 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     wait = "efsdp.reduced" if anywhere(apart) else "fsdp.reduced"
     freed = ("efsdp.reduce_input",) if anywhere(apart) else ()
     end.tensor("fsdp.reduced", 0.0)
-    end.mark("fsdp.reshard", (weights, "fsdp.previous", wait, *freed), (), "compute")
+    end.tensor("fsdp.done", 0.0)
+    end.wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
     reduce(end, ctx, "fsdp", own, ctx.fsdp, (*mine, *theirs), len(mine) + 2)
     if held:
         end.mark("fsdp.hold@", tuple(held))
     end.mark("fsdp.hold_reduce", ("fsdp.reduce_input",), (), REDUCE)
+    if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
+        end.mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+        end.wait("fsdp.finish", ("fsdp.done",))
     p.ops = body + end.ops
+
+
+def _experts_again(p: _Pieces, ctx: Context, experts: FloatK) -> list[Op]:
+    """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
+
+    The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
+    holds the first ones throughout.
+    """
+    again = _Pieces(tensors=p.tensors)
+    arrived = gather(again, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
+    for name in (arrived, f"{arrived}.in"):
+        again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
+    copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)
+    again.tensors["efsdp.weights@@"] = again.tensors["efsdp.weights@@"]._replace(bytes=0.0)
+    return [op._replace(scratch=0.0) for op in again.ops]
 
 
 def _neighbour(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:

@@ -41,30 +41,40 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
-    b.add(Op("moe.gather", "memory_bound", Stream(2 * sent * row + 16 * sent, "permute"), (full, order),
-             (routed, index), (index,), launches=2, back=Back((sent + 2 * t) * row, 6, like="unpermute")))  # fmt: skip
+    # backward sorts the indices and adds each token's rows, so many elements a second whatever their width
+    b.add(Op("moe.gather", "memory_bound", Stream((sent + t) * row + 16 * sent, "permute"), (full, order),
+             (routed, index), (index,), launches=2,
+             back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     held = b.tensor("moe.routed_held", sent * row, grad=False)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
+    weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, routed, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     padding = ctx.framework.grouped_alignment * ctx.local_experts
     padded_time, padded = rows + padding, kept + padding
     x = b.tensor("moe.permuted", padded * row)
     fill = b.tensor("moe.permutation", 4.0 * padded, grad=False)
-    b.add(Op("moe.permute", "memory_bound", Stream(2 * (rows + padded_time) * row, "permute"), (received,), (x, fill),
-             (fill,), scratch=kept * row, launches=12, back=Back(2 * (rows + padded_time) * row, 7)))  # fmt: skip
-    y = experts(b, ctx, x, rows, padded_time, padded, element)
+    # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
+    extended = b.tensor("moe.extended", 0.0)
+    b.add(Op("moe.extend", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (extended,), view=True,
+             launches=2, back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
+                                   family="memory_bound", view=True)))  # fmt: skip
+    b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended,), (x, fill),
+             (fill,), scratch=kept * row, launches=20,
+             back=Back(2 * padded_time * hidden, 7, like="index_backward")))  # fmt: skip
+    y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     back_in_place = b.tensor("moe.unpermuted", kept * row)
-    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, "permute"), (y, fill), (back_in_place,),
-             (fill,), launches=2, back=Back(2 * padded_time * row, 2, like="permute")))  # fmt: skip
+    b.add(Op("moe.unpermute", "memory_bound", Stream(4 * padded_time * hidden, "index_put"), (y, fill),
+             (back_in_place,), (fill,), launches=2, back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
         shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile)
     ordered = b.tensor("moe.ordered", everyone * row)
-    b.add(Op("moe.unsort", "memory_bound", Stream((everyone + 2 * sent) * row), (y, order), (ordered,), (order,),
-             launches=2, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
+    b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero")))
+    b.add(Op("moe.unsort", "memory_bound", Stream(4 * sent * hidden, "index_put"), (y, order), (ordered,), (order,),
+             launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
     out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
@@ -130,7 +140,8 @@ def _exchange(
 
 
 def experts(
-    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int,
+    weights: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Grouped products always in bf16: fp32 inputs are cast for each, fp32 weights too; the output is cast back.
 
@@ -142,7 +153,6 @@ def experts(
     f = spec.expert_hidden / ctx.etp
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    weights = expert_weights(b, ctx)
     casts = element == 4
     if sequential:
         b.add(Op("moe.sync.experts", "host", HostSync()))
@@ -182,13 +192,14 @@ def _weighted_sum(
     token = ctx.tokens * hidden
     if autocast(ctx):
         operand = cast(b, ordered, "moe.operand", elements)
-        moved, back = 2.0 * elements + 8.0 * token, 4.0 * elements + 8.0 * token
+        moved, back, like = 2.0 * elements + 8.0 * token, 4.0 * elements + 8.0 * token, ("", "")
     elif element == 4 or deepep:
         operand = ordered
-        moved, back = element * elements + 4.0 * token, 2.0 * element * elements + 4.0 * token
+        moved, back, like = element * elements + 4.0 * token, 2.0 * element * elements + 4.0 * token, ("", "")
     else:
         operand = cast(b, ordered, "moe.operand", elements, 4)
-        moved, back = 4.0 * elements + 10.0 * token, 8.0 * elements + 10.0 * token
-    b.add(Op("moe.sum", "memory_bound", Stream(moved), (operand, scores, held), (out,), (operand, scores),
-             scratch=4.0 * token, launches=2, back=Back(back, 3)))  # fmt: skip
+        # backward: outer products, written by a kernel for matrices, and products with the gradient at a better rate
+        moved, back, like = 4.0 * elements + 10.0 * token, 4.7 * elements, ("score_product", "score_product_bwd")
+    b.add(Op("moe.sum", "memory_bound", Stream(moved, like[0]), (operand, scores, held), (out,),
+             (operand, scores), scratch=4.0 * token, launches=2, back=Back(back, 3, like=like[1])))  # fmt: skip
     return out

@@ -1,0 +1,57 @@
+"""The host's time to issue ops, by hand: on the way forward, back, and once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.blocks.op import Gemm, Op, Stream
+from mofa.cost.durations import Machine, issue_seconds
+from tests.cost.toy import cluster, framework, with_facts
+
+FACTS = {
+    "eager_op_s": 5.0, "linear_op_s": 9.0, "backward_op_s": 3.0, "model_op_s": 10.0, "function_s": 30.0,
+    "guarded_call_s": 70.0, "shard_hook_s": 200.0, "dtensor_op_s": 14.0,
+}  # fmt: skip
+
+
+def issued(*ops: Op) -> list[float]:
+    """Microseconds of each op."""
+    one = cluster(1)
+    host = with_facts(one.gpu.curves.host, **{name: value * 1e-6 for name, value in FACTS.items()})
+    gpu = one.gpu.model_copy(update={"curves": one.gpu.curves.model_copy(update={"host": host})})
+    machine = Machine(one.model_copy(update={"gpu": gpu}), {}, framework("torchtitan"), 1)
+    return [float(v) * 1e6 for v in issue_seconds(ops, machine)[:, 0]]
+
+
+def op(name: str, work: Any = None, **more: Any) -> Op:
+    return Op(name, "memory_bound", work or Stream(1.0), **more)
+
+
+def test_forward_ops_pay_for_the_models_python() -> None:
+    """An op of three launches 3 (5 + 10); a product 9 + 10; on distributed tensors 14 + 10."""
+    assert issued(op("rope", launches=3), op("wq", Gemm(1, 1, 1)), op("add", dtensor=True)) == pytest.approx(
+        [45.0, 19.0, 24.0]
+    )
+
+
+def test_backward_ops_pay_for_the_engine_and_repeated_ones_for_python_again() -> None:
+    """A node of two kernels 2 x 5 + 3, a product's input gradient 9 + 3, its weight's 9; once more forward 5 + 10."""
+    found = issued(
+        op("norm~"), op("norm.backward", launches=2), op("wq.dgrad", Gemm(1, 1, 1)), op("wq.wgrad", Gemm(1, 1, 1))
+    )
+    assert found == pytest.approx([15.0, 13.0, 12.0, 9.0])
+
+
+def test_functions_of_python_and_hooks() -> None:
+    """Two functions around a product 19 + 60, one around a compiled one 15 + 30 + 70; a hook whatever it issues."""
+    product = op("fc1", Gemm(1, 1, 1), functions=2.0)
+    activation = op("act", functions=1.0, guarded=1.0)
+    assert issued(product, activation, op("fsdp.weights.copy_out", launches=2)) == pytest.approx([79.0, 115.0, 200.0])
+
+
+def test_absent_ops_are_not_issued() -> None:
+    absent = op("fc1", functions=2.0)._replace(present=np.array([False]))
+    assert issued(absent) == [0.0]
