@@ -8,7 +8,6 @@ unfused; experts run one after the other.
 
 from __future__ import annotations
 
-
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import megatron as te
