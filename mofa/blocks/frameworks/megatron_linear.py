@@ -83,6 +83,21 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     return out
 
 
+def by_python(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
+    """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
+    for i, op in enumerate(b.ops[since:], since):
+        if op.name == name:
+            b.ops[i] = op._replace(functions=functions, guarded=guarded)
+
+
+def compiled_residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
+    """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
+    since = len(b.ops)
+    out = residual(b, ctx, x, y, name)
+    by_python(b, since, f"{name}.add", 0.0, 1.0)
+    return out
+
+
 def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
     """The region of a block's norm: a module of its own before latent attention and experts, else in the linear.
 

@@ -39,21 +39,6 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     return tp_reduce(b, ctx, partial, name, n)
 
 
-def by_python(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
-    """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
-    for i, op in enumerate(b.ops[since:], since):
-        if op.name == name:
-            b.ops[i] = op._replace(functions=functions, guarded=guarded)
-
-
-def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
-    """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
-    since = len(b.ops)
-    out = base.residual(b, ctx, x, y, name)
-    by_python(b, since, f"{name}.add", 0.0, 1.0)
-    return out
-
-
 def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
     """A bias that is added by a kernel of its own; backward sums the rows and passes the gradient on."""
     nbytes = b.tensors[x].bytes
@@ -299,7 +284,7 @@ def activation(
         since = len(b.ops)
         out = te.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
-        by_python(b, since, f"{name}.activation", launches, launches)
+        base.by_python(b, since, f"{name}.activation", launches, launches)
         return out
     held, passed = elements * ctx.element, moved * ctx.element
     gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
@@ -465,7 +450,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     since = len(b.ops)
     y = te.experts(b, ctx, x, rows, kept, activation)
     for product in ("experts.fc1", "experts.fc2"):
-        by_python(b, since, product, ctx.local_experts)
+        base.by_python(b, since, product, ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
@@ -499,5 +484,5 @@ def persistent_buffers(ctx: Context) -> ArrayK:
 
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=te.head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
-    residual=residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
+    residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
 )  # fmt: skip
