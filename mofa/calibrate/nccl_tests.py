@@ -193,10 +193,14 @@ def read_nccl(file: Path) -> NcclRun:
 
 
 def _op_of(file: Path, text: str) -> str:
-    for source in (*re.findall(r"(\w+?)_perf", text), file.stem.lower()):
+    programs = re.findall(r"(\w+?)_perf", text)
+    for source in (*programs, file.stem.lower()):
         for name, op in NAMES.items():
             if name in source:
                 return op
+    if programs:
+        known = ", ".join(f"{name}_perf" for name in NAMES if name != "all_to_all")
+        raise SpecError(f"{file}: {programs[0]}_perf is of no collective that a plan has; give one of {known}")
     raise SpecError(f"{file}: which collective? rename the file to, for example, all_reduce_perf.txt")
 
 

@@ -275,6 +275,8 @@ def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
         (nccl_json("all_reduce", [(2**30, 5500.0)], ngpus=8)[:-40], "not the JSON of nccl-tests"),
         (TEXT.replace("31400.0", "--"), "no time in column 6"),
         (TEXT.replace("all_reduce_perf", "perf"), "which collective"),
+        (TEXT.replace("all_reduce_perf", "broadcast_perf"), "broadcast_perf is of no collective"),
+        (nccl_json("gather", [(2**30, 5500.0)], ngpus=8), "gather_perf is of no collective"),
         ("hello all_reduce_perf\n", "no rows"),
         ("{", "not the JSON"),
         (TEXT.replace(RANKS, ""), "0 rank"),
