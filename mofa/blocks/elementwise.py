@@ -119,3 +119,17 @@ def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
     array([1., 1.])
     """
     return np.full(num_k, x) if isinstance(x, float | int) else np.asarray(np.broadcast_to(x, (num_k,)))
+
+
+def first_largest(array: NDArray[np.float64], axis: int = 0) -> NDArray[np.intp]:
+    """Where the largest entry is along an axis; of those that only rounding tells apart, the first.
+
+    Sums of the same numbers differ in their last bits with the number of candidates that are summed at once.
+
+    Examples
+    --------
+    >>> first_largest(np.array([1.0, 3.0, 3.0 + 1e-15]))
+    np.int64(1)
+    """
+    largest = array.max(axis=axis, keepdims=True)
+    return np.asarray(np.argmax(array >= largest - 1e-12 * np.abs(largest), axis=axis))[()]

@@ -102,6 +102,17 @@ def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDA
     return first, inverse
 
 
+def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:
+    """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
+    shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
+    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
+    if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
+        merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
+        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, table.etp, cluster.node, shard)
+        groups = {**groups, "ep": wide["ep"]}
+    return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
+
+
 def block_context(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: Mode,
@@ -109,14 +120,7 @@ def block_context(
     """The context of the blocks and their process groups, one entry per row of the table."""
     model = workload.model
     f = {name: _plain(getattr(table, name).astype(float)) for name in ("tp", "cp", "ep", "etp", "micro_batch")}
-    replicate = np.minimum(framework.dp_replicate, table.dp)
-    shard = table.dp // np.maximum(replicate, 1)
-    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
-    if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
-        merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
-        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, table.etp, cluster.node, shard)
-        groups = {**groups, "ep": wide["ep"]}
-    groups = {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
+    groups = candidate_groups(cluster, framework, table)
     tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
     sp = _plain(table.sp & (table.tp > 1))
     local = where(sp, tokens / f["tp"], tokens)

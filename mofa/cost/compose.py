@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, full_mode, unique_rows
+from mofa.blocks.elementwise import first_largest
+from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.data_parallel import outside_blocks
@@ -16,7 +17,7 @@ from mofa.cost.optimizer import Shards, StaticBytes, optimizer_host_seconds, opt
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.scan import EXPOSED
 from mofa.cost.stages import Stages, in_flight
-from mofa.cost.topology import Group, process_groups
+from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, head_params, layer_params, layer_tensors, mtp_params
@@ -209,8 +210,7 @@ def make_rows(
             name: Group(g.size[k], g.ranks_per_domain[k], g.ranks_per_node[k]) for name, g in costs.groups.items()
         }
     else:  # blocks don't depend on dp there: each candidate's own groups
-        groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node)
-        groups = {**groups, "fsdp": groups["dp_cp"], "efsdp": groups["edp"]}
+        groups = candidate_groups(cluster, framework, table)
     shards = stage_shards(workload, framework, table, lay, groups)
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None], table.dp[:, None]
@@ -279,7 +279,7 @@ def step_time(rows: Rows) -> StepTime:
         c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
     )
     stage_s = fwd + bwd
-    slowest = np.argmax(stage_s, axis=1)
+    slowest = first_largest(stage_s, axis=1)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
     hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     m = rows.num_micro_batches.astype(float)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, first_largest, stacked, where
 from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
@@ -164,7 +164,7 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
         """The most alive at one op of a tape, its kinds, and the op."""
         if stop == begin:
             return np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.full(num_k, last)
-        which = begin + np.argmax(alive[begin:stop], axis=0)
+        which = begin + first_largest(alive[begin:stop])
         by_kind = is_kind @ (there[which].T * sizes)
         here = which, np.arange(num_k)
         by_kind[KINDS.index("scratch")] += scratch[here]

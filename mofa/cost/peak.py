@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import first_largest
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.compose import Rows
@@ -272,7 +273,7 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     instants = _Instants(rows)
     instants.build()
     totals = np.stack(instants.totals)
-    which = totals.argmax(axis=0)
+    which = first_largest(totals)
     allocated = totals.max(axis=0)
     grads = np.take_along_axis(np.stack(instants.grads), which[None], axis=0)[0]
     slack = _slack(rows, grads)
@@ -280,7 +281,7 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     experts = rows.workload.model.moe is not None
     comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, experts, rows.framework.dispatcher)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
-    fullest = device.argmax(axis=1)
+    fullest = first_largest(device, axis=1)
     at = np.arange(len(rows.table))
     instant = which[at, fullest]
     parts = instants.parts(at, instant, fullest)
@@ -305,7 +306,9 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
     pools, pools_full = rows.gather(rows.layers.pools)
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    slack = slack + np.maximum(np.maximum(pools.max(axis=1), pools_full.max(axis=1))[:, None], ends)
+    for there, pool in ((lay.plain > 0, pools), (lay.full > 0, pools_full)):  # of the layers that a stage has
+        ends = np.maximum(ends, np.where(there, pool[:, :, None], 0.0).max(axis=1))
+    slack = slack + ends
     if rows.framework.shards_params and rows.mode.precision == "mixed" and not rows.mode.pipelined:
         slack = slack + (1.0 - grads) * rows.static.grads
     if rows.framework.allocator != "expandable":

@@ -1,0 +1,78 @@
+"""A row of a table costs what the strategy costs by itself, over samples of the default space of every framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import mofa
+from mofa.cost.estimate import Estimator
+from mofa.search.feasible import Job, check
+from mofa.search.find import loads_of, with_numerics
+from mofa.search.space import SOLVED, default_space, product
+from mofa.specs.strategy import BALANCING, StrategyTable
+
+SAMPLE = 8
+
+
+def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, StrategyTable]:
+    """Legal rows of the default space, with scheduled experts where the framework has them."""
+    job, machines = mofa.load_workload(workload), mofa.load_cluster(node, gpus)
+    job, framework = with_numerics(job, machines, mofa.load_framework(name), ())
+    space = default_space(job, machines, framework)
+    if name == "megatron" and job.model.moe is not None:
+        space = replace(space, balancing=BALANCING)
+    table = product(space, job, machines, framework)
+    legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
+    return Job(job, machines, framework), table.take(np.flatnonzero(legal))
+
+
+def sampled(table: StrategyTable, seed: int) -> list[int]:
+    """Rows at random; some pipelined, some scheduled, some with experts over all ranks, and of each recomputation some
+    with experts apart."""
+    rng = np.random.default_rng(seed)
+    apart = (table.ep > 1) & (table.pp == 1)
+    everywhere = apart & (table.ep * table.etp == table.tp * table.cp * table.dp)
+    some = [np.arange(len(table)), *(np.flatnonzero(x) for x in (table.pp > 1, table.balancing > 0, everywhere))]
+    some += [np.flatnonzero(apart & (table.recompute == mode)) for mode in range(len(table.recompute_modes))]
+    return sorted({int(i) for rows in some for i in rng.permutation(rows)[:SAMPLE]})
+
+
+@pytest.mark.parametrize(
+    ("workload", "node", "gpus", "name"),
+    [
+        ("llama3-8b", "h100-hgx", 8, "megatron"),
+        ("gpt-oss-120b", "h100-hgx", 16, "megatron"),
+        ("qwen3-30b-a3b", "h100-hgx", 16, "megatron"),
+        ("mixtral-8x7b", "h100-hgx", 16, "megatron-local"),
+        ("gpt3-175b", "a100-hgx", 64, "megatron-2022"),
+        ("deepseek-v2-lite", "h100-hgx", 16, "torchtitan"),
+        ("qwen3-30b-a3b", "h100-hgx", 8, "torchtitan"),
+        ("llama3-8b", "h200-hgx", 1, "torchtitan"),
+        ("llama3-8b", "h100-hgx", 8, "fsdp1"),
+    ],
+)
+def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, name: str) -> None:
+    """Seconds and bytes of every component and stage, although the other rows of the table have other recomputation
+    modes, other groups and other absent ops in the same tapes."""
+    job, table = candidates(workload, node, gpus, name)
+    loads = loads_of(job.workload, table)
+    whole = Estimator(job.workload, job.cluster, job.framework, table, loads)
+    rows = sampled(table, seed=gpus)
+    assert len(rows) >= min(SAMPLE, len(table))
+    for i in rows:
+        one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).rows(detail=True)
+        row = whole.rows(np.array([i]), detail=True)
+        assert row.detail is not None
+        assert one.detail is not None
+        said = str(table.row(i, name))
+        close = {"rtol": 1e-9, "err_msg": said}
+        np.testing.assert_allclose(row.exposed_s, one.exposed_s, atol=1e-9 * float(one.step_s[0]), **close)  # type: ignore[call-overload]
+        np.testing.assert_allclose(row.hidden_s, one.hidden_s, atol=1e-9 * float(one.step_s[0]), **close)  # type: ignore[call-overload]
+        byte = 1e-9 * float(one.device_bytes[0])
+        np.testing.assert_allclose(row.memory_bytes, one.memory_bytes, atol=byte, **close)  # type: ignore[call-overload]
+        np.testing.assert_allclose(row.detail.components_bytes, one.detail.components_bytes, atol=byte, **close)  # type: ignore[call-overload]
+        np.testing.assert_allclose(row.detail.time_s, one.detail.time_s, **close)  # type: ignore[call-overload]
+        np.testing.assert_allclose(row.hardware_flops, one.hardware_flops, **close)  # type: ignore[call-overload]
