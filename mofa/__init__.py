@@ -15,20 +15,26 @@ if TYPE_CHECKING:
     from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
     from mofa.search.find import Search, estimate, find_plans
     from mofa.search.result import Plan, PlanReport
-    from mofa.specs.load import load_cluster, load_framework, load_runs, load_workload, resolve_run
+    from mofa.search.spares import estimate_long_run, find_long_runs
+    from mofa.specs.load import load_cluster, load_faults, load_framework, load_runs, load_workload, resolve_run
     from mofa.specs.strategy import StrategySpec
 
 __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
-    "estimate", "find_plans", "load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run",
+    "estimate", "estimate_long_run", "find_long_runs", "find_plans", "load_cluster", "load_faults", "load_framework",
+    "load_runs", "load_workload", "resolve_run",
 ]  # fmt: skip
 
 _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
     **dict.fromkeys(("Search", "estimate", "find_plans"), "mofa.search.find"),
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.search.result"),
-    **dict.fromkeys(("load_cluster", "load_framework", "load_runs", "load_workload", "resolve_run"), "mofa.specs.load"),
+    **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.spares"),
+    **dict.fromkeys(
+        ("load_cluster", "load_faults", "load_framework", "load_runs", "load_workload", "resolve_run"),
+        "mofa.specs.load",
+    ),
     "StrategySpec": "mofa.specs.strategy",
 }
 

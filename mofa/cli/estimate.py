@@ -6,19 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mofa.cli import long_run
 from mofa.cli import options as opt
 from mofa.cli.jobs import jobs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mofa.cli.jobs import Job
     from mofa.replay.timed import TimeReplayed
     from mofa.search.result import Estimate, FlopsConvention
-    from mofa.specs.framework import FrameworkSpec
-    from mofa.specs.hardware import ClusterSpec
-    from mofa.specs.strategy import StrategySpec
-    from mofa.specs.workload import WorkloadSpec
+    from mofa.specs.faults import FaultSpec
 
 
 def estimate(
@@ -37,6 +33,12 @@ def estimate(
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
+    faults: long_run.Faults = None,
+    storage: long_run.Storage = None,
+    price: long_run.Price = None,
+    spares: long_run.Spares = None,
+    checkpoint_mode: long_run.CheckpointMode = None,
+    checkpoint_interval: long_run.CheckpointInterval = None,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     json: opt.Json = False,
@@ -51,35 +53,38 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
+    asked = long_run.LongRunOptions(faults, storage, price, spares, checkpoint_mode, checkpoint_interval)
+    profile = asked.profile()
     jobs = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
-    estimates = [_estimate(job.id, job.workload, job.cluster, job.strategy, job.framework, convention) for job in jobs]
-    output.show_estimates(estimates, lambda: [_step(job) for job in jobs])
+    estimates = [_estimate(job, convention, profile) for job in jobs]
+    output.show_estimates(estimates, lambda: [_step(job, profile) for job in jobs])
 
 
-def _step(job: Job) -> TimeReplayed:
+def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
     from mofa.replay.step import time_of
     from mofa.search.playing import estimator_of
+    from mofa.search.spares import without_spares
 
-    return time_of(estimator_of(job.workload, job.cluster, job.framework, job.strategy))
+    cluster = job.cluster if faults is None else without_spares(job.cluster, faults.spares or 0, faults.name)
+    return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
-def _estimate(
-    run_id: str | None,
-    workload: WorkloadSpec,
-    cluster: ClusterSpec,
-    strategy: StrategySpec | Mapping[str, object],
-    framework: FrameworkSpec,
-    convention: FlopsConvention,
-) -> Estimate:
+def _estimate(job: Job, convention: FlopsConvention, faults: FaultSpec | None) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
     from mofa.search.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
 
-    plan = mofa.estimate(workload, cluster, strategy, framework=framework, flops_convention=convention)
+    workload, cluster, framework = job.workload, job.cluster, job.framework
+    if faults is None:
+        plan = mofa.estimate(workload, cluster, job.strategy, framework=framework, flops_convention=convention)
+    else:
+        plan = mofa.estimate_long_run(
+            workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention
+        )
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields},
-        id=run_id,
+        id=job.id,
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),
         framework=FrameworkSummary.of(framework),

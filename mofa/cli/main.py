@@ -21,6 +21,7 @@ from mofa.cli.balance import balance
 from mofa.cli.calibrate import calibrate
 from mofa.cli.chunks import chunks
 from mofa.cli.estimate import estimate
+from mofa.cli.goodput import goodput
 from mofa.cli.measure import measure
 from mofa.cli.plan import plan
 from mofa.cli.schema import schema
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(estimate)
+app.command()(goodput)
 app.add_typer(show, name="show")
 app.command()(schema)
 app.add_typer(calibrate, name="calibrate")

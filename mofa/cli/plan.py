@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mofa.cli import long_run
 from mofa.cli import options as opt
 
 
@@ -31,6 +32,13 @@ def plan(
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="WORD", help="Leave out a degree or a method, as vpp.")
     ] = None,
+    faults: long_run.Faults = None,
+    storage: long_run.Storage = None,
+    price: long_run.Price = None,
+    spares: long_run.Spares = None,
+    checkpoint_mode: long_run.CheckpointMode = None,
+    checkpoint_interval: long_run.CheckpointInterval = None,
+    objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     json: opt.Json = False,
@@ -47,11 +55,15 @@ def plan(
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
-    from mofa.errors import NothingFits
+    from mofa.errors import NothingFits, SpecError
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     overrides = parse_overrides(set_)
+    asked = long_run.LongRunOptions(faults, storage, price, spares, checkpoint_mode, checkpoint_interval)
+    profile = asked.profile()
+    if profile is None and objective is not long_run.ObjectiveChoice.tokens:
+        raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)
     job = mofa.load_workload(
         workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
@@ -59,19 +71,21 @@ def plan(
     machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
     facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
-        search = mofa.find_plans(
-            job,
-            machines,
-            framework=facts,
-            top=top,
-            fix=fixed,
-            maximum=bounds,
-            with_=split_words(with_),
-            without=split_words(without),
-            flops_convention=flops_convention.value,
-            progress=progress,
-            replay_progress=lambda done, of: progress(done, of, "playing the best plans out"),
-        )
+        options: dict[str, Any] = {
+            "framework": facts,
+            "top": top,
+            "fix": fixed,
+            "maximum": bounds,
+            "with_": split_words(with_),
+            "without": split_words(without),
+            "flops_convention": flops_convention.value,
+            "progress": progress,
+            "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
+        }
+        if profile is None:
+            search = mofa.find_plans(job, machines, **options)
+        else:
+            search = mofa.find_long_runs(job, machines, profile, objective=objective.value, **options)
     report = search.report
     output.show_report(report, search.table)
     if not report.plans:

@@ -51,6 +51,31 @@ def show_hardware(name: Annotated[str | None, typer.Argument(help="A node type o
         _show_hardware(name, json)
 
 
+@show.command("faults")
+def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile.")] = None,
+                json: opt.Json = False) -> None:  # fmt: skip
+    """List the bundled fault profiles, or show every number of one with its provenance and source."""
+    from mofa.specs.load import bundled, load_faults
+
+    if name is not None:
+        facts = load_faults(name).model_dump(mode="json", exclude_none=True)
+        if json:
+            _print_json(facts)
+            return
+        _print_table(name, [("field", "left"), ("value", "left")], [[path, str(v)] for path, v in _leaves(facts)])
+        return
+    profiles = [load_faults(name) for name in bundled("fault_profiles")]
+    if json:
+        _print_json([{"name": spec.name, "source": spec.source} for spec in profiles])
+        return
+    rows = []
+    for spec in profiles:
+        rate = spec.reliability.failures_per_node_day if spec.reliability else None
+        rows.append([spec.name, "" if rate is None else f"{1000 * rate.value:.2f}", spec.source])
+    columns = [("name", "left"), ("failures per 1000 node-days", "right"), ("source", "left")]
+    _print_table("Bundled fault profiles", columns, rows)
+
+
 @show.command("workload")
 def show_workload(
     name: opt.Workload,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 from scipy import optimize, special, stats
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
 
@@ -47,16 +48,15 @@ def rate_from_components(components: Sequence[tuple[float, float]]) -> float:
     return rate * SECONDS_PER_DAY
 
 
-@dataclass(frozen=True)
-class RateEstimate:
-    """A failure rate out of a record, with its confidence interval. [1/(node day)]"""
+class RateEstimate(Spec):
+    """A failure rate out of a record, with its confidence interval."""
 
-    failures: int
-    node_days: float
-    rate_per_node_day: float
-    low_per_node_day: float
-    high_per_node_day: float
-    confidence: float
+    failures: int = Field(ge=0, description="Failures counted. [-]")
+    node_days: float = Field(gt=0, description="Time that nodes were watched and up. [node-days]")
+    rate_per_node_day: float = Field(ge=0, description="Failures over node-days. [1/(node day)]")
+    low_per_node_day: float = Field(ge=0, description="Lower end of the interval. [1/(node day)]")
+    high_per_node_day: float = Field(ge=0, description="Upper end of the interval. [1/(node day)]")
+    confidence: float = Field(gt=0, lt=1, description="Of the interval. [-]")
 
 
 def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> RateEstimate:
@@ -82,7 +82,10 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     tail = (1 - confidence) / 2
     low = stats.chi2.ppf(tail, 2 * failures) / 2 if failures else 0.0
     high = stats.chi2.ppf(1 - tail, 2 * failures + 2) / 2
-    return RateEstimate(failures, days, failures / days, float(low) / days, float(high) / days, confidence)
+    return RateEstimate(
+        failures=failures, node_days=days, rate_per_node_day=failures / days, low_per_node_day=float(low) / days,
+        high_per_node_day=float(high) / days, confidence=confidence,
+    )  # fmt: skip
 
 
 def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:

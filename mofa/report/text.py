@@ -105,7 +105,10 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_plans(console, report.plans, title, moe=_has_experts(report.workload))
         if quiet:
             return
+        from mofa.report.long_run import print_long_runs
+
         best = report.plans[0]
+        print_long_runs(console, report.plans, asked="fault profile" in report.defaults)
         print_time(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
     else:
@@ -141,6 +144,12 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
+    from mofa.search.longrun import NO_FAULTS
+
+    if set(estimate.unknown.values()) != {NO_FAULTS}:
+        from mofa.report.long_run import print_long_runs
+
+        print_long_runs(console, [estimate], asked=True)
     print_time(console, estimate.time, "Where the step goes")
     if len(estimate.time.by_stage) > 1:
         print_stage_times(console, estimate.time)
@@ -152,7 +161,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
 
 def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
     """Print one line per plan: strategy, speed, memory and, where tokens are given, days."""
-    with_days = any(plan.days is not None for plan in plans)
+    with_days = any(plan.days_without_failures is not None for plan in plans)
     columns = [
         ("#", "right"),
         ("strategy", "left"),
@@ -178,9 +187,10 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
             f"{usable_bytes / GIB:.2f}",
         ]
         if with_days:
-            row.append("" if plan.days is None else f"{plan.days:,.1f}")
+            days = plan.days_without_failures
+            row.append("" if days is None else f"{days:,.1f}")
         rows.append(row)
-    print_table(console, title, [*columns, ("days", "right")] if with_days else columns, rows)
+    print_table(console, title, [*columns, ("days without failures", "right")] if with_days else columns, rows)
 
 
 def print_time(console: Console, time: Time, title: str) -> None:

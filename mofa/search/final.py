@@ -23,8 +23,9 @@ class Final:
 
 
 def replay_best(
-    rows: Sequence[int], played: Callable[[int], Plan], progress: Callable[[int, int], None] | None = None
-) -> Final:
+    rows: Sequence[int], played: Callable[[int], Plan], progress: Callable[[int, int], None] | None = None,
+    order: Callable[[Plan], float] | None = None,
+) -> Final:  # fmt: skip
     """Play rows in order until :data:`REPLAYED` of them fit, and rank those by what their replay says.
 
     Parameters
@@ -35,6 +36,8 @@ def replay_best(
         Gives the replayed plan of a row.
     progress
         Told how many are played and how many there are to play.
+    order
+        What is made smallest; the time of a step where absent.
 
     Examples
     --------
@@ -52,5 +55,6 @@ def replay_best(
         out.seen += 1
         if progress is not None:
             progress(out.seen, min(len(rows), REPLAYED + len(out.too_big)))
-    out.plans.sort(key=lambda plan: (round(plan.step_s, 12), plan.memory.device_bytes))
+    value = order or (lambda plan: plan.step_s)
+    out.plans.sort(key=lambda plan: (round(value(plan), 12), plan.memory.device_bytes))
     return out

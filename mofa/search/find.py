@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.breakdown import Breakdown
+from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
@@ -32,30 +32,38 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mofa.search.goodput import LongRuns
+
 Progress = Callable[[int, int], None]
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
 @dataclass(frozen=True)
 class Costed:
-    """The rows of a table that were costed: their position in it and what they cost. (n,)"""
+    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)"""
 
     rows: NDArray[np.intp]
     table: StrategyTable
     step_s: NDArray[np.float64]
     device_bytes: NDArray[np.float64]
     allocated_bytes: NDArray[np.float64]
+    exposed_s: NDArray[np.float64]
+    checkpoint_bytes: NDArray[np.float64]
 
     @classmethod
     def of(cls, rows: NDArray[np.intp], costed: Breakdown) -> Costed:
         """The columns of a breakdown that ranking needs."""
-        return cls(rows, costed.table, costed.step_s, costed.device_bytes, costed.allocated_bytes)
+        return cls(
+            rows, costed.table, costed.step_s, costed.device_bytes, costed.allocated_bytes, costed.exposed_s,
+            costed.checkpoint_bytes,
+        )  # fmt: skip
 
     @classmethod
     def none(cls, table: StrategyTable) -> Costed:
         """Nothing of this table was costed."""
         empty = np.zeros(0, dtype=np.intp)
-        return cls(empty, table.take(empty), np.zeros(0), np.zeros(0), np.zeros(0))
+        none = np.zeros(0)
+        return cls(empty, table.take(empty), none, none, none, np.zeros((len(TIME_COMPONENTS), 0)), none)
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ def find_plans(
     progress: Progress | None = None,
     replay: bool = False,
     replay_progress: Progress | None = None,
+    judge: LongRuns | None = None,
 ) -> Search:
     """The best strategies of a workload on a cluster.
 
@@ -136,6 +145,8 @@ def find_plans(
         Whether the best :data:`~mofa.search.final.REPLAYED` that fit are played out and ranked again by that.
     replay_progress
         Told plans played and plans to play.
+    judge
+        Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
 
     Raises
     ------
@@ -161,7 +172,14 @@ def find_plans(
         space = _with_dp(space, cluster, fix["dp"])
     search = _search(job, space, progress)
     table, costed, reason, short = search
-    best = _rank(costed, reason, max(top, PATIENCE) if replay else top)
+    key, host = costed.step_s, len(CHECKS) + 2
+    if judge is not None:
+        judge = replace(judge, workload=workload, framework=framework)
+        key = judge.key(costed)
+        lack = judge.host_bytes_short(costed)
+        full = (lack > 0) & (reason[costed.rows] < 0)
+        reason[costed.rows[full]], short[costed.rows[full]] = host, lack[full]
+    best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
     loads = loads_of(workload, table)
 
     def made(i: int, replay: bool) -> Plan:
@@ -169,7 +187,9 @@ def find_plans(
         return make_plan(workload, cluster, framework, row, loads, flops_convention, replay=replay)
 
     if replay:
-        final = replay_best(best.tolist(), lambda i: made(i, True), replay_progress)
+        final = replay_best(
+            best.tolist(), lambda i: made(i, True), replay_progress, judge.order if judge is not None else None
+        )
         for i, over in final.too_big.items():
             reason[costed.rows[i]], short[costed.rows[i]] = len(CHECKS) + 1, over
         rest = best[final.seen : final.seen + max(top - len(final.plans), 0)]
@@ -183,8 +203,8 @@ def find_plans(
             why = int(reason.max())  # what stopped those that came furthest
             row = table.take(np.flatnonzero(reason == why)[:1])
             raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {CHECKS[why].message(job, row)}")
-    names = [*(c.reason for c in CHECKS), "needless", "memory"]
-    units = [*(c.unit for c in CHECKS), "layers", "B"]
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
     rejected, nearest = {}, {}
     for i, name in enumerate(names):
         rows = np.flatnonzero(reason == i)
@@ -343,18 +363,22 @@ def _joined(parts: list[Costed], table: StrategyTable) -> Costed:
     rows = np.concatenate([p.rows for p in parts])
 
     def join(name: str) -> NDArray[np.float64]:
-        return np.concatenate([getattr(p, name) for p in parts])
+        return np.concatenate([getattr(p, name) for p in parts], axis=-1)
 
-    return Costed(rows, table.take(rows), join("step_s"), join("device_bytes"), join("allocated_bytes"))
+    return Costed(
+        rows, table.take(rows), join("step_s"), join("device_bytes"), join("allocated_bytes"), join("exposed_s"),
+        join("checkpoint_bytes"),
+    )  # fmt: skip
 
 
-def _rank(costed: Costed, reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
-    """Positions in ``costed`` of the fastest rows that fit; among equal times the smaller memory, then the first."""
+def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
+    """Positions in ``costed`` of the rows that fit with the smallest key, the step's time or what ``judge`` makes
+    smallest; among equals the smaller memory, then the first."""
     fits = np.flatnonzero(reason[costed.rows] < 0)
     if len(fits) > 20 * top:
-        step = costed.step_s[fits]
-        fits = fits[step <= np.partition(step, 10 * top)[10 * top] * (1 + 1e-12)]
-    order = np.lexsort((costed.device_bytes[fits], np.round(costed.step_s[fits], 12)))
+        value = key[fits]
+        fits = fits[value <= np.partition(value, 10 * top)[10 * top] * (1 + 1e-12)]
+    order = np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))
     return fits[order[:top]]
 
 

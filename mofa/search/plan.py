@@ -87,7 +87,10 @@ def _plan(
         tflops_per_gpu=model_rate / 1e12,
         mfu=model_rate / peak,
         hfu=(model_rate + again) / peak,
-        days=None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY,
+        days_without_failures=(
+            None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY
+        ),
+        checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
         time=Time(exposed=exposed, hidden=hidden, by_stage=() if played is None else stage_times(played.time)),
         provenance=_provenance(workload, cluster, row, exposed, sizes),

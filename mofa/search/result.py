@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from pydantic import Field, model_validator
 from pydantic.json_schema import models_json_schema
 
+from mofa.search.longrun import LongRunFigures
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -23,7 +24,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "1.0"
+SCHEMA_VERSION: Final = "2.0"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -197,18 +198,15 @@ class Time(Spec):
         return pd.DataFrame(rows, columns=["component", "exposed_s", "hidden_s", "fraction"])
 
 
-class Plan(Spec):
+class Plan(LongRunFigures):
     """One strategy, costed."""
 
-    strategy: StrategySpec = Field(description="The strategy; dp = gpus / (tp * cp * pp), replicas included.")
+    strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
     tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
     tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")
     mfu: float = Field(ge=0, description="Model FLOP/s over the dense peak of the GEMM format used. [-]")
     hfu: float = Field(ge=0, description="As mfu, with the FLOPs of recomputation counted. [-]")
-    days: float | None = Field(
-        default=None, gt=0, description="Time to train on the workload's tokens; null without. [d]"
-    )
     memory: Memory = Field(description="Memory of the fullest rank.")
     time: Time = Field(description="Where the step of the slowest rank goes.")
     provenance: dict[Provenance, float] = Field(
@@ -242,8 +240,9 @@ class Plan(Spec):
             **self.strategy.model_dump(),
             **{
                 name: getattr(self, name)
-                for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "days")
+                for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
             },
+            **self.long_run_row(),
             **{
                 name: getattr(memory, name)
                 for name in (
@@ -366,17 +365,18 @@ class FrameworkSummary(Spec):
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
     """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
-    s = plan.strategy
-    if s.tp * s.cp * s.pp * s.dp != cluster.num_gpus:
-        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({cluster.num_gpus})")
-    tokens = plan.tokens_per_s_per_gpu * plan.step_s * cluster.num_gpus
+    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus
+    if s.tp * s.cp * s.pp * s.dp != gpus:
+        less = f", without {plan.spare_gpus} that stand by" if plan.spare_gpus else ""
+        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
+    tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
     _check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
 
 
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["1.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -395,7 +395,7 @@ class Estimate(Plan):
 class PlanReport(Spec):
     """What a search found: what ``mofa plan --json`` prints."""
 
-    schema_version: Literal["1.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
@@ -457,22 +457,27 @@ class PlanReport(Spec):
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of everything that ``mofa plan --json`` and ``mofa estimate --json`` print.
+    """JSON Schema (2020-12) of everything that ``mofa plan``, ``estimate`` and ``goodput`` print with ``--json``.
 
     Examples
     --------
     >>> sorted(json_schema()["$defs"])[:3]
-    ['ClusterSummary', 'Estimate', 'FrameworkSummary']
+    ['Calculation', 'ClusterSummary', 'Days']
     """
-    _, schema = models_json_schema([(PlanReport, "serialization"), (Estimate, "serialization")])
+    from mofa.faults.calculator import Calculation
+    from mofa.faults.rates import RateEstimate
+    from mofa.search.scale import GoodputReport
+
+    printed = (PlanReport, Estimate, GoodputReport, Calculation, RateEstimate)
+    _, schema = models_json_schema([(model, "serialization") for model in printed])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "mofa",
-        "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list.",
+        "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
+        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of a log alone a RateEstimate.",
         "schema_version": SCHEMA_VERSION,
         "anyOf": [
-            {"$ref": "#/$defs/PlanReport"},
-            {"$ref": "#/$defs/Estimate"},
+            *({"$ref": f"#/$defs/{model.__name__}"} for model in printed),
             {"type": "array", "items": {"$ref": "#/$defs/Estimate"}},
         ],
         "$defs": schema["$defs"],

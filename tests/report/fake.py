@@ -98,7 +98,7 @@ def make_plan(step_s: float = 8.0, device_gib: float = 60.0, **strategy: Any) ->
         tflops_per_gpu=1000 / step_s,
         mfu=1 / step_s,
         hfu=1.2 / step_s,
-        days=1e12 / (SEQ_LEN * GLOBAL_BATCH) * step_s / 86400,
+        days_without_failures=1e12 / (SEQ_LEN * GLOBAL_BATCH) * step_s / 86400,
         memory=make_memory(device_gib),
         time=Time(exposed=dict.fromkeys(TIME_COMPONENTS, step_s / 13), hidden={"dp": 0.5, "ep": 0.25}),
         provenance={"assumed": 0.75, "datasheet": 0.25},

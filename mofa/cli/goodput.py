@@ -1,0 +1,225 @@
+"""``mofa goodput``: what failures leave of a job's time, as a calculator or against scale."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mofa.cli import long_run
+from mofa.cli import options as opt
+
+if TYPE_CHECKING:
+    from mofa.cli.goodput_output import GoodputOutput
+    from mofa.faults.rates import RateEstimate
+    from mofa.search.scale import GoodputReport
+    from mofa.specs.faults import FaultSpec
+
+MOST_GPUS = 1_048_576
+
+
+def goodput(
+    workload: Annotated[str | None, typer.Argument(help="As in plan; absent: the plain calculator.")] = None,
+    cluster: Annotated[str | None, typer.Argument(help="A bundled node type or a node YAML.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N|N..M", help="GPUs, doubling from N to M; 1K is 1024.")
+    ] = None,
+    mtbf: Annotated[str | None, typer.Option("--mtbf", help="Mean time between failures of the job, as 6h.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="TIME", help="How long a checkpoint blocks, as 5min.")
+    ] = None,
+    persist: Annotated[
+        str, typer.Option("--persist", metavar="TIME", help="From then until it can be restored, as 30s.")
+    ] = "0s",
+    restart: Annotated[
+        str | None, typer.Option("--restart", metavar="TIME", help="From a failure to computing again, as 10min.")
+    ] = None,
+    checkpoint_interval: long_run.CheckpointInterval = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="CSV", help="Failures (node, time, kind[, until]) for the rate.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes that the log is of.")] = None,
+    log_days: Annotated[
+        float | None, typer.Option("--log-days", help="How long they were watched; else first to last failure.")
+    ] = None,
+    days: Annotated[float, typer.Option("--days", help="Productive days of the simulated runs.")] = 54.0,
+    runs: Annotated[int, typer.Option("--runs", min=2, max=1_000_000, help="Simulated runs.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the simulation.")] = 0,
+    faults: long_run.Faults = None,
+    storage: long_run.Storage = None,
+    spares: long_run.Spares = None,
+    checkpoint_mode: long_run.CheckpointMode = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="The plan at the fewest GPUs; else the best.")
+    ] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="The global batch grows with the GPUs.")] = False,
+    replan: Annotated[bool, typer.Option("--replan", help="A plan of its own at every scale.")] = False,
+    seq_len: opt.SeqLen = None,
+    global_batch: opt.GlobalBatch = None,
+    framework: opt.Framework = None,
+    set_: opt.Set = None,
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
+    csv: opt.Csv = None,
+    out: opt.Out = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Say what failures leave of a job's time: intervals and ETTR of three times, or of a workload against scale."""
+    from mofa.cli.goodput_output import GoodputOutput
+    from mofa.errors import SpecError
+
+    show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    show.check()
+    own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--log": log}
+    scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
+               "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len, "--framework": framework,
+               "--global-batch": global_batch, "--set": set_ or None, "--csv": csv, "--out": out}  # fmt: skip
+    if workload is None:
+        if given := [name for name, value in scaling.items() if value is not None]:
+            raise SpecError(f"{given[0]}: belongs to a workload and a cluster, which are missing; name them first")
+        rate = None if log is None else _rate(log, nodes, log_days)
+        profile = None if faults is None else long_run.LongRunOptions(faults).profile()
+        _calculator(
+            show, mtbf, checkpoint, persist, restart, checkpoint_interval, rate, profile, gpus, days, runs, seed
+        )
+        return
+    if given := [name for name, value in own.items() if value is not None]:
+        raise SpecError(f"{given[0]}: belongs to the calculator without a workload; leave one of the two out")
+    if cluster is None or gpus is None:
+        raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
+    profile = long_run.LongRunOptions(faults, storage, None, spares, checkpoint_mode, checkpoint_interval).profile()
+    if profile is None or profile.reliability is None:
+        raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
+    numbers = scales(gpus)
+    options = {"seq_len": seq_len, "global_batch": global_batch}
+    show.show_scale(
+        _by_scale(workload, cluster, numbers, profile, options, framework, set_, strategy, weak, replan, quiet)
+    )
+
+
+def _by_scale(
+    workload: str, cluster: str, numbers: list[int], profile: FaultSpec, batch: dict[str, int | None],
+    framework: str | None, set_: list[str] | None, strategy: str | None, weak: bool, replan: bool, quiet: bool,
+) -> GoodputReport:  # fmt: skip
+    import mofa
+    from mofa.cli.parse import parse_overrides
+    from mofa.cli.progress import progress_bar
+    from mofa.search.scale import goodput_by_scale
+    from mofa.search.spares import without_spares
+
+    overrides = parse_overrides(set_)
+    job = mofa.load_workload(workload, **batch, overrides=overrides["workload"] or None)
+    machines = mofa.load_cluster(cluster, numbers[0], overrides=overrides["hardware"] or None)
+    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    without_spares(machines, profile.spares or 0, "--spares")
+    wanted: object | None = None
+    if strategy is not None or overrides["strategy"]:
+        from mofa.specs.overrides import parse_strategy
+
+        wanted = {**(parse_strategy(strategy) if strategy else {}), **overrides["strategy"]}
+    with progress_bar(f"{job.name} at {len(numbers)} scales", enabled=not quiet) as progress:
+        return goodput_by_scale(
+            job, machines, profile, numbers, facts, strategy=wanted, weak=weak, replan=replan, progress=progress
+        )
+
+
+def _calculator(
+    show: GoodputOutput, mtbf: str | None, checkpoint: str | None, persist: str, restart: str | None,
+    interval: str | None, rate: RateEstimate | None, profile: FaultSpec | None, gpus: str | None, days: float,
+    runs: int, seed: int,
+) -> None:  # fmt: skip
+    from mofa.errors import SpecError
+    from mofa.faults.calculator import calculate
+
+    sources = [name for name, value in (("--mtbf", mtbf), ("--log", rate), ("--faults", profile)) if value is not None]
+    if len(sources) != 1:
+        got = f"{' and '.join(sources)} are given" if sources else "none is"
+        raise SpecError(f"goodput: give one of --mtbf, --log and --faults for how often a job fails; {got}")
+    missing = [name for name, value in (("--checkpoint", checkpoint), ("--restart", restart)) if value is None]
+    if rate is not None and len(missing) == 2 and gpus is None:
+        show.show_rate(rate)
+        return
+    if missing:
+        raise SpecError(f"{missing[0]}: is missing; give a time, such as {missing[0]} 5min")
+    assert checkpoint is not None and restart is not None
+    mtbf_s = long_run.duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
+    if mtbf is not None and gpus is not None:
+        raise SpecError("--gpus: --mtbf is the whole job's already; leave --gpus out")
+    found = calculate(
+        mtbf_s,
+        long_run.duration_s("--checkpoint", checkpoint, zero=True),
+        long_run.duration_s("--restart", restart, zero=True),
+        persist_s=long_run.duration_s("--persist", persist, zero=True),
+        interval_s=None if interval is None else long_run.duration_s("--checkpoint-interval", interval),
+        days=days,
+        num_runs=runs,
+        seed=seed,
+    )
+    show.show_calculation(found, rate)
+
+
+def _mtbf_s(rate: RateEstimate | None, profile: FaultSpec | None, gpus: str | None) -> float:
+    """Of a job of so many GPUs, out of a log's rate or a profile's."""
+    from mofa.errors import SpecError
+    from mofa.faults.outlook import failures_per_node_day
+    from mofa.faults.rates import job_mtbf_s
+
+    if gpus is None:
+        raise SpecError("--gpus: is missing; say how many GPUs the job has, 8 a node")
+    number = one_number(gpus)
+    if rate is not None:
+        per_node = rate.rate_per_node_day
+    elif profile is not None and profile.reliability is not None:
+        per_node = failures_per_node_day(profile.reliability, 8)
+    else:
+        raise SpecError("--faults: the profile has no reliability; add the section, or give --mtbf")
+    if per_node <= 0:
+        raise SpecError("goodput: nothing fails at this rate, so no checkpoint is needed; give a rate above 0")
+    return float(job_mtbf_s(per_node, max(number / 8, 1.0)))
+
+
+def _rate(log: Path, nodes: int | None, days: float | None) -> RateEstimate:
+    from mofa.errors import SpecError
+    from mofa.faults.events import read_log
+
+    if nodes is None:
+        raise SpecError("--nodes: is missing; say how many nodes the log is of, those that never failed included")
+    if days is not None:
+        long_run.at_least("--log-days", days, "d")
+    return read_log(log).rate(nodes, days)
+
+
+def scales(text: str) -> list[int]:
+    """Numbers of GPUs, doubling.
+
+    Examples
+    --------
+    >>> scales("1K..4K"), scales("512")
+    ([1024, 2048, 4096], [512])
+    """
+    from mofa.errors import SpecError
+
+    first, dots, last = text.partition("..")
+    low = one_number(first)
+    high = one_number(last) if dots else low
+    if high < low:
+        raise SpecError(f"--gpus: {text} falls; write the smaller number first")
+    out = [low]
+    while out[-1] * 2 <= high:
+        out.append(out[-1] * 2)
+    if out[-1] != high:
+        raise SpecError(f"--gpus: {high:,} is not {low:,} times a power of two; {out[-1]:,} and {out[-1] * 2:,} are")
+    return out
+
+
+def one_number(text: str) -> int:
+    """A number of GPUs; 1K is 1024."""
+    from mofa.errors import SpecError
+
+    match = re.fullmatch(r"(\d{1,7})([Kk]?)", text.strip())
+    number = int(match[1]) * (1024 if match[2] else 1) if match else 0
+    if not 1 <= number <= MOST_GPUS:
+        raise SpecError(f"--gpus: {text[:20]!r} is no number of GPUs from 1 to 1024K; write it as 512 or 1K..16K")
+    return number

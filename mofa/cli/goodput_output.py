@@ -1,0 +1,72 @@
+"""Where goodput goes: standard output as text or JSON, files on request."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mofa.cli.output import Output
+
+if TYPE_CHECKING:
+    from mofa.faults.calculator import Calculation
+    from mofa.faults.rates import RateEstimate
+    from mofa.search.scale import GoodputReport
+
+
+@dataclass(frozen=True)
+class GoodputOutput(Output):
+    """What the user asked to be shown and written."""
+
+    def show_calculation(self, found: Calculation, rate: RateEstimate | None) -> None:
+        """Write and print what the calculator found."""
+        from mofa.report.goodput import print_calculation, print_rate
+        from mofa.report.text import make_console
+
+        if self._json(found.model_dump_json(indent=2) + "\n"):
+            return
+        console = make_console()
+        if rate is not None:
+            print_rate(console, rate)
+        print_calculation(console, found, quiet=self.quiet)
+
+    def show_rate(self, rate: RateEstimate) -> None:
+        """Write and print a failure rate."""
+        from mofa.report.goodput import print_rate
+        from mofa.report.text import make_console
+
+        if not self._json(rate.model_dump_json(indent=2) + "\n"):
+            print_rate(make_console(), rate)
+
+    def show_scale(self, report: GoodputReport) -> None:
+        """Write and print goodput against scale, with its figures where a directory is asked for."""
+        import pandas as pd
+
+        from mofa.report.save import csv_bytes, figure_files, write_files, write_table
+
+        text = report.model_dump_json(indent=2) + "\n"
+        rows = pd.DataFrame(report.to_rows())
+        if self.csv is not None:
+            write_table(self.csv, rows)
+        if self.out is not None:
+            from mofa.report.goodput_curve import plot_goodput_curve
+            from mofa.report.tornado import plot_tornado
+
+            files = {"goodput.json": text.encode(), "goodput.csv": csv_bytes(rows)}
+            files |= figure_files("ettr", plot_goodput_curve(report, "ettr"))
+            files |= figure_files("throughput", plot_goodput_curve(report, "throughput"))
+            files |= figure_files("tornado", plot_tornado(report))
+            self._say_saved(write_files(self.out, files), self.out)
+        if self._json(text):
+            return
+        from mofa.report.goodput import print_scale
+        from mofa.report.text import make_console
+
+        print_scale(make_console(), report, quiet=self.quiet)
+
+    def _json(self, text: str) -> bool:
+        """Write the JSON where it is asked for; whether it was printed."""
+        self._write_json(text)
+        if self.json:
+            sys.stdout.write(text)
+        return self.json

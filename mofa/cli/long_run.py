@@ -1,0 +1,147 @@
+"""Options about long runs, which plan, estimate and goodput share, and the fault profile that they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mofa.specs.base import Fact
+    from mofa.specs.faults import FaultSpec
+
+
+class ModeChoice(StrEnum):
+    """How checkpoints are kept."""
+
+    blocking = "blocking"
+    asynchronous = "async"
+    memory = "memory"
+    peer = "peer"
+
+
+class ObjectiveChoice(StrEnum):
+    """What the best plan is best at."""
+
+    tokens = "tokens"
+    days = "days"
+    usd = "usd"
+    kwh = "kwh"
+
+
+Faults = Annotated[
+    str | None,
+    typer.Option("--faults", metavar="NAME|FILE", help="A fault profile, bundled (mofa show faults) or a YAML."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", metavar="RATE[,RATE]", help="Shared storage, such as '2 TB/s'; or write, read."),
+]
+Price = Annotated[float | None, typer.Option("--price", metavar="USD", help="Price of a GPU-hour.")]
+Spares = Annotated[
+    int | None,
+    typer.Option("--spares", metavar="N", help="Nodes of --gpus that stand by; else plan tries several numbers."),
+]
+CheckpointMode = Annotated[
+    ModeChoice | None, typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default.")
+]
+CheckpointInterval = Annotated[
+    str | None,
+    typer.Option("--checkpoint-interval", metavar="TIME", help="Compute time between checkpoints; else the best."),
+]
+Objective = Annotated[
+    ObjectiveChoice, typer.Option("--objective", help="tokens/s/GPU, or days, dollars or energy of the whole run.")
+]
+
+
+@dataclass(frozen=True)
+class LongRunOptions:
+    """What the user said about long runs."""
+
+    faults: str | None = None
+    storage: str | None = None
+    price: float | None = None
+    spares: int | None = None
+    mode: ModeChoice | None = None
+    interval: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any option was given."""
+        return any(value is not None for value in vars(self).values())
+
+    def profile(self) -> FaultSpec | None:
+        """The fault profile with what the options change; None where none is given."""
+        from mofa.specs.faults import FaultSpec, PriceSpec, StorageSpec
+        from mofa.specs.load import load_faults
+
+        if not self.given:
+            return None
+        spec = load_faults(self.faults) if self.faults else FaultSpec(name="options", source="set by the user")
+        changes: dict[str, object] = {}
+        if self.storage is not None:
+            write, read = _rates(self.storage)
+            changes["storage"] = StorageSpec(write_bytes_per_s=write, read_bytes_per_s=read)
+        if self.price is not None:
+            changes["price"] = PriceSpec(usd_per_gpu_hour=_fact(at_least("--price", self.price, "USD")))
+        if self.spares is not None:
+            changes["spares"] = int(at_least("--spares", self.spares, "nodes"))
+        checkpoint: dict[str, object] = {}
+        if self.mode is not None:
+            checkpoint["mode"] = self.mode.value
+        if self.interval is not None:
+            checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
+        if checkpoint:
+            changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
+        return spec.model_copy(update=changes)
+
+
+def at_least(option: str, value: float, unit: str) -> float:
+    """A number of at least 0."""
+    from mofa.errors import SpecError
+
+    if not math.isfinite(value) or value < 0:
+        raise SpecError(f"{option}: is {value:g} {unit}; give at least 0")
+    return value
+
+
+def duration_s(option: str, text: str, *, zero: bool = False) -> float:
+    """A time with its unit, above 0 unless ``zero`` may be. [s]"""
+    from mofa.errors import SpecError
+    from mofa.units import parse_quantity
+
+    try:
+        value = parse_quantity(text, "s")
+    except ValueError as error:
+        raise SpecError(f"{option}: {error}") from None
+    if value < 0 or (value == 0 and not zero):
+        raise SpecError(f"{option}: is {value:g} s; give a time {'of at least' if zero else 'above'} 0 s")
+    return value
+
+
+def _fact(value: float) -> Fact:
+    from mofa.specs.base import Fact
+
+    return Fact(value=value, provenance="assumed", source="set by the user")
+
+
+def _rates(text: str) -> tuple[Fact, Fact]:
+    from mofa.errors import SpecError
+    from mofa.units import parse_quantity
+
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 2:
+        raise SpecError(f"--storage: {text[:40]!r} has {len(parts)} rates; give one, or the write and the read rate")
+    rates = []
+    for part in parts:
+        try:
+            rate = parse_quantity(part, "B/s")
+        except ValueError as error:
+            raise SpecError(f"--storage: {error}") from None
+        if rate <= 0:
+            raise SpecError(f"--storage: is {rate:g} B/s; give a rate above 0 B/s")
+        rates.append(_fact(rate))
+    return rates[0], rates[-1]

@@ -1,0 +1,136 @@
+"""The plain calculator: intervals and ETTR out of three times, with the simulation beside the closed form."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from mofa.errors import SpecError
+from mofa.faults.checks import above_zero, at_least_zero
+from mofa.faults.clocks import Clock
+from mofa.faults.intervals import daly_higher_order_s, daly_s, exact_s, young_s
+from mofa.faults.ledger import PARTS, Ledger, expected_shares
+from mofa.faults.renewal import ettr, meta_ettr
+from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.specs.base import Spec
+from mofa.units import SECONDS_PER_DAY
+
+MAX_EVENTS = 2e7
+"""Failures simulated in all; a longer run is cut, which leaves its ETTR as it is. [-]"""
+LEAST_ETTR = 1e-3
+"""Below it a run all but stands still, and is not simulated. [-]"""
+
+
+class Intervals(Spec):
+    """Compute time between checkpoints, by each formula. [s]"""
+
+    young: float = Field(ge=0, description="sqrt(2 delta M). [s]")
+    daly: float = Field(ge=0, description="sqrt(2 delta M) - delta. [s]")
+    daly_higher_order: float = Field(ge=0, description="Daly's higher order. [s]")
+    exact: float = Field(ge=0, description="The minimum of the expected time (Lambert W). [s]")
+
+
+class MonteCarlo(Spec):
+    """A simulated ETTR: all productive time over all wall-clock time."""
+
+    mean: float = Field(ge=0, le=1, description="ETTR. [-]")
+    standard_error: float = Field(ge=0, description="Of the mean. [-]")
+    runs: int = Field(gt=0, description="Simulated runs. [-]")
+    productive_days: float = Field(gt=0, description="Work of each. [d]")
+
+
+class Calculation(Spec):
+    """What ``mofa goodput --mtbf ... --checkpoint ... --restart ... --json`` prints."""
+
+    schema_version: str = Field(default="2.0", description="Version of this contract.")
+    mtbf_s: float = Field(gt=0, description="Mean time between failures of the job. [s]")
+    checkpoint_s: float = Field(ge=0, description="Time for which a checkpoint blocks computing. [s]")
+    persist_s: float = Field(ge=0, description="From then until it can be restored. [s]")
+    restart_s: float = Field(ge=0, description="From a failure to computing again. [s]")
+    interval_s: Intervals = Field(description="Intervals by each formula.")
+    ettr: float = Field(ge=0, le=1, description="At the exact interval, or the one asked for. [-]")
+    at_interval_s: float = Field(ge=0, description="The interval of ettr, its ledger and its simulation. [s]")
+    ettr_by_formula: Intervals = Field(description="ETTR at the interval of each formula. [-]")
+    meta_ettr: float | None = Field(ge=0, le=1, description="Meta's approximation; null at an interval of 0. [-]")
+    ettr_monte_carlo: MonteCarlo | None = Field(description="The simulation; null where the run hardly gets on.")
+    ledger: Ledger = Field(description="Expected shares of the wall-clock time; they sum to 1.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if abs(self.ledger.productive - self.ettr) > 1e-9:
+            raise ValueError(f"ettr ({self.ettr:.9g}) must be the ledger's productive share")
+        return self
+
+
+def calculate(
+    mtbf_s: float, checkpoint_s: float, restart_s: float, *, persist_s: float = 0.0, interval_s: float | None = None,
+    days: float = 54.0, num_runs: int = 10_000, seed: int = 0,
+) -> Calculation:  # fmt: skip
+    """Intervals and ETTR of a job.
+
+    Parameters
+    ----------
+    mtbf_s
+        Mean time between failures of the whole job, which strike at any time, in checkpoints and restarts too. [s]
+    checkpoint_s, persist_s, restart_s
+        Blocking time of a checkpoint, from then until it can be restored, and restart. [s]
+    interval_s
+        Compute time between checkpoints; the exact optimum where absent. [s]
+    days
+        Productive time of the simulated runs, cut where they would fail too often in all. [d]
+    num_runs, seed
+        Of the simulation.
+
+    Raises
+    ------
+    SpecError
+        If a time is negative, the mean time between failures 0, or the interval longer than the run.
+
+    Examples
+    --------
+    >>> found = calculate(6 * 3600.0, 300.0, 600.0, days=5, num_runs=1000)
+    >>> round(found.ettr, 4), round(found.interval_s.exact)
+    (0.8194, 3403)
+    """
+    mtbf = float(above_zero("mtbf_s", mtbf_s))
+    block, restart = float(at_least_zero("checkpoint_s", checkpoint_s)), float(at_least_zero("restart_s", restart_s))
+    persist, work = float(at_least_zero("persist_s", persist_s)), float(above_zero("days", days, "d")) * SECONDS_PER_DAY
+    if num_runs < 2:
+        raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
+    found = Intervals(
+        young=float(young_s(block, mtbf)), daly=float(daly_s(block, mtbf)),
+        daly_higher_order=float(daly_higher_order_s(block, mtbf)), exact=float(exact_s(block, mtbf)),
+    )  # fmt: skip
+    at = found.exact
+    if interval_s is not None:
+        at = float(above_zero("interval_s", interval_s))
+        if at > work:
+            raise SpecError(
+                f"interval_s: is {at:g} s, longer than the run of {work:g} s; shorten it or lengthen the run"
+            )
+    parts = {name: float(v) for name, v in expected_shares(at, block, mtbf, restart, persist).items()}
+    value = parts["productive"]
+    by = {name: float(ettr(getattr(found, name), block, mtbf, restart, persist)) for name in Intervals.model_fields}
+    return Calculation(
+        mtbf_s=mtbf, checkpoint_s=block, persist_s=persist, restart_s=restart, interval_s=found, ettr=value,
+        at_interval_s=at, ettr_by_formula=Intervals(**by),
+        meta_ettr=float(meta_ettr(at, block, mtbf, restart + persist)) if at > 0 else None,
+        ettr_monte_carlo=_simulated(mtbf, block, persist, restart, at, value, work, num_runs, seed),
+        ledger=Ledger(**{part: parts[part] for part in PARTS}),
+    )  # fmt: skip
+
+
+def _simulated(
+    mtbf: float, block: float, persist: float, restart: float, at: float, expected: float, work: float, num_runs: int,
+    seed: int,
+) -> MonteCarlo | None:  # fmt: skip
+    if expected < LEAST_ETTR:
+        return None
+    interval = at or 1e-6 * mtbf  # as good as all the time
+    work = min(work, MAX_EVENTS / num_runs * mtbf * expected)
+    run = LongRun(max(work, interval), interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf))
+    out = simulate(run, num_runs, seed)
+    return MonteCarlo(
+        mean=out.ettr, standard_error=out.standard_error, runs=num_runs, productive_days=run.work_s / SECONDS_PER_DAY
+    )

@@ -1,0 +1,92 @@
+"""Goodput as text: the calculator, a rate out of a log, and a job against scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from mofa.report.long_run import print_ledger
+from mofa.report.text import print_table
+from mofa.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mofa.faults.calculator import Calculation
+    from mofa.faults.rates import RateEstimate
+    from mofa.search.scale import GoodputReport
+
+FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
+
+
+def print_calculation(console: Console, found: Calculation, *, quiet: bool = False) -> None:
+    """Print the interval of each formula with its ETTR, the simulation and where the time goes."""
+    rows = [
+        [words, format_seconds(getattr(found.interval_s, name)), f"{getattr(found.ettr_by_formula, name):.4f}"]
+        for name, words in FORMULAS.items()
+    ]
+    print_table(console, "Checkpoint intervals", [("formula", "left"), ("interval", "right"), ("ETTR", "right")], rows)
+    console.print(Text(f"ETTR {found.ettr:.4f} at an interval of {format_seconds(found.at_interval_s)}"))
+    if found.ettr_monte_carlo is None:
+        console.print(Text("Not simulated: the run all but stands still."))
+    else:
+        mc = found.ettr_monte_carlo
+        what = f"{mc.runs:,} runs of {mc.productive_days:.3g} productive days"
+        console.print(Text(f"Simulated {mc.mean:.5f} +- {mc.standard_error:.5f} ({what})"))
+    if found.meta_ettr is not None and not quiet:
+        console.print(Text(f"Meta's approximation {found.meta_ettr:.4f}"))
+    console.print()
+    if not quiet:
+        print_ledger(console, found.ledger, "Where the wall clock goes")
+
+
+def print_rate(console: Console, rate: RateEstimate) -> None:
+    """Print a failure rate with its interval."""
+    per = 1000.0
+    low, high = rate.low_per_node_day * per, rate.high_per_node_day * per
+    text = (
+        f"{rate.failures:,} failures in {rate.node_days:,.1f} node-days: {rate.rate_per_node_day * per:.3g} per 1000 "
+    )
+    console.print(Text(f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}"))
+
+
+def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False) -> None:
+    """Print ETTR and effective throughput against scale, and the key factors."""
+    names = list(dict.fromkeys(name for point in report.points for name in point.variants))
+    if not quiet:
+        batch = "the global batch grows with the GPUs" if report.weak else "the global batch is fixed"
+        how = "planned anew at every scale" if report.replan else "dp of one plan replicated"
+        title = f"{report.workload.name} on {report.node}, {report.framework.name}, failures of {report.faults}"
+        console.print(Text(title, style="bold"))
+        console.print(Text(f"{how}; {batch}; spares come on top of the GPUs\n"))
+    columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right")]
+    columns += [(name, "right") for name in names]
+    for title, cell in (("ETTR", "{0.ettr:.2%}"), ("Effective tokens/s/GPU, spares included",
+                        "{0.effective_tokens_per_s_per_gpu:,.1f}")):  # fmt: skip
+        rows = []
+        for point in report.points:
+            if point.step_s is None or point.tokens_per_s_per_gpu is None:
+                rows.append([f"{point.num_gpus:,}", "", "", "", *[""] * len(names)])
+                continue
+            mtbf = "never" if point.mtbf_s is None else format_seconds(point.mtbf_s)
+            head = [f"{point.num_gpus:,}", mtbf, format_seconds(point.step_s), f"{point.tokens_per_s_per_gpu:,.1f}"]
+            cells = [
+                cell.format(v) + ("" if v.host_memory_fits else " *") for v in (point.variants[name] for name in names)
+            ]
+            rows.append([*head, *cells])
+        print_table(console, title, columns, rows)
+    if any(not v.host_memory_fits for point in report.points for v in point.variants.values()):
+        console.print(Text("* needs more host memory than a node has\n"))
+    for point in report.points:
+        if point.why is not None:
+            console.print(Text(f"{point.num_gpus:,} GPUs: {point.why}"))
+    if quiet:
+        return
+    rows = [
+        [item.factor, f"{item.ettr_halved:.2%}", f"{item.ettr_doubled:.2%}", f"{100 * item.swing:.2f}"]
+        for item in report.sensitivity
+    ]
+    title = f"Key factors at {report.sensitivity_num_gpus:,} GPUs (ETTR {report.sensitivity_ettr:.2%})"
+    columns = [("factor", "left"), ("halved", "right"), ("doubled", "right"), ("points between", "right")]
+    print_table(console, title, columns, rows)

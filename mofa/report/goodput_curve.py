@@ -1,0 +1,54 @@
+"""ETTR and effective throughput against the number of GPUs, a line per way to keep checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from mofa.report.style import INK, new_axes, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mofa.search.scale import GoodputReport
+
+Quantity = Literal["ettr", "throughput"]
+STYLES = (("#636363", "-", "o"), ("#3182bd", "-", "s"), ("#3182bd", "--", "^"), ("#e6550d", "-", "D"),
+          ("#e6550d", "--", "v"))  # fmt: skip
+"""Colour, line and marker, so that lines are told apart in print too."""
+
+
+def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax: Axes | None = None) -> Axes:
+    """Plot ETTR, or effective throughput with the failure-free one above it, against scale.
+
+    Parameters
+    ----------
+    report
+        What each scale gives.
+    quantity
+        ``ettr`` or ``throughput``.
+    ax
+        Axes to draw on; new ones where absent.
+    """
+    ax = new_axes(ax, 8.5, 5.0)
+    points = [point for point in report.points if point.variants]
+    gpus = [point.num_gpus for point in points]
+    names = list(points[0].variants)
+    if quantity == "throughput":
+        ax.plot(gpus, [p.tokens_per_s_per_gpu or 0.0 for p in points], color=INK, linewidth=1.0, linestyle=":",
+                label="without failures")  # fmt: skip
+    for name, (colour, line, marker) in zip(names, STYLES, strict=False):
+        found = [point.variants[name] for point in points]
+        values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for v in found]
+        ax.plot(gpus, values, line, color=colour, marker=marker, markersize=4.5, linewidth=1.5, label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(gpus, [f"{n // 1024}K" if n % 1024 == 0 else f"{n:,}" for n in gpus])
+    ax.minorticks_off()
+    if quantity == "ettr":
+        ax.set_ylim(top=1.0)
+    ax.set_xlabel("GPUs of the job")
+    ax.set_ylabel("ETTR" if quantity == "ettr" else "effective throughput [tokens/s/GPU, spares included]")
+    what = "Productive share of the wall clock" if quantity == "ettr" else "Effective throughput"
+    ax.set_title(f"{what}: {report.workload.name}, failures of {report.faults}", loc="left")
+    tidy(ax, grid_axis="both")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    return ax

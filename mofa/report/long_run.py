@@ -1,0 +1,110 @@
+"""Long runs on a terminal: what of the wall clock is productive, how long, what it costs, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from mofa.report.text import print_table
+from mofa.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mofa.faults.ledger import Ledger
+    from mofa.search.longrun import LongRunDetail
+    from mofa.search.result import Plan
+
+LEDGER_WORDS = {
+    "productive": "productive steps",
+    "checkpoint": "blocked by checkpoints",
+    "lost": "steps lost to failures",
+    "restart": "restarting",
+    "waiting": "waiting for nodes",
+}
+
+
+def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> None:
+    """Print a line per plan of what a long run of it takes, and where the best one's wall clock goes.
+
+    Parameters
+    ----------
+    plans
+        The plans, best first.
+    asked
+        Whether the user gave anything about failures; if not, nothing is printed.
+    """
+    if not asked or not plans:
+        return
+    if plans[0].ettr is not None:
+        columns = [
+            "#",
+            "ETTR",
+            "checkpoint every",
+            "effective tokens/s/GPU",
+            "days (10-90 %)",
+            "GPU-hours",
+            "USD",
+            "kWh",
+        ]
+        rows = [[str(i), *_figures(plan)] for i, plan in enumerate(plans, 1)]
+        keep = [0, *(c for c in range(1, len(columns)) if any(row[c] for row in rows))]
+        print_table(
+            console,
+            "A long run of each",
+            [(columns[c], "right") for c in keep],
+            [[row[c] for c in keep] for row in rows],
+        )
+    best = plans[0]
+    if best.long_run is not None:
+        print_ledger(console, best.long_run.ledger, "Where the wall clock of the best plan goes")
+        _print_detail(console, best.long_run)
+    _print_unknown(console, {str(figure): reason for figure, reason in best.unknown.items()})
+
+
+def _figures(plan: Plan) -> list[str]:
+    days = plan.days
+    every, rate = plan.checkpoint_interval_s, plan.effective_tokens_per_s_per_gpu
+    return [
+        "" if plan.ettr is None else f"{plan.ettr:.2%}",
+        "" if every is None else format_seconds(every),
+        "" if rate is None else f"{rate:,.1f}",
+        "" if days is None else f"{days.p50:,.1f} ({days.p10:,.1f}-{days.p90:,.1f})",
+        "" if plan.gpu_hours is None else f"{plan.gpu_hours:,.0f}",
+        "" if plan.usd is None else f"{plan.usd:,.0f}",
+        "" if plan.kwh is None else f"{plan.kwh:,.0f}",
+    ]
+
+
+def print_ledger(console: Console, ledger: Ledger, title: str) -> None:
+    """Print the shares of the wall clock."""
+    rows = [[words, f"{getattr(ledger, part):.2%}"] for part, words in LEDGER_WORDS.items()]
+    print_table(console, title, [("part", "left"), ("of wall clock", "right")], [*rows, ["wall clock", "100.00%"]])
+
+
+def _print_detail(console: Console, run: LongRunDetail) -> None:
+    fails = "no failure" if run.mtbf_s is None else f"a failure every {format_seconds(run.mtbf_s)}"
+    spares = f"{run.spares} spare nodes" if run.spares else "no spare nodes, the scheduler replaces"
+    behind = f", in storage {format_seconds(run.persist_s)} later" if run.persist_s else ""
+    every = f", every {run.safe_every}. of them" if run.safe_every > 1 else ""
+    blocking = f"blocking {format_seconds(run.block_s)}{behind}{every}"
+    lines = [
+        f"{run.faults}: {fails}, {format_seconds(run.restart_s)} to restart, {spares}.",
+        f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}, {blocking}.",
+        f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
+    ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=not console.is_terminal)
+    console.print()
+
+
+def _print_unknown(console: Console, unknown: Mapping[str, str]) -> None:
+    reasons: dict[str, list[str]] = {}
+    for figure, reason in unknown.items():
+        reasons.setdefault(reason, []).append(figure)
+    for reason, figures in reasons.items():
+        console.print(Text(f"Not known ({reason}): {', '.join(figures)}."), soft_wrap=not console.is_terminal)
+    if reasons:
+        console.print()

@@ -1,0 +1,274 @@
+"""Plans by what a long run of each takes: failures, checkpoints and spares join the strategy in the choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
+from mofa.errors import SpecError
+from mofa.faults.ledger import PARTS, Ledger
+from mofa.faults.outlook import Outlook, job_clock, outlook
+from mofa.faults.simulate import simulate
+from mofa.search.longrun import FIGURES, NO_FAULTS, Days, Figure, LongRunDetail, Objective
+from mofa.search.result import Plan
+from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+from mofa.units import SECONDS_PER_DAY
+
+if TYPE_CHECKING:
+    from mofa.search.find import Costed
+
+FloatN = NDArray[np.float64]
+BAND_RUNS, BAND_FAILURES = 1000, 200.0
+"""Simulated runs behind a band, and failures of each: a longer run is scaled from a shorter one. [-]"""
+
+ACTIVITIES: dict[str, tuple[str, ...]] = {
+    "matrix": ("gemm", "grouped_gemm", "attention", "recompute"),
+    "memory": ("memory_bound", "optimizer"),
+    "communication": ("tp", "cp", "ep", "pp", "dp"),
+    "idle": ("host_idle", "bubble"),
+}
+"""What a GPU does in each part of a step, for its power."""
+
+
+def watts_of_steps(exposed_s: FloatN, power: PowerSpec, tdp_w: float) -> FloatN:
+    """Average power of a GPU over a step. (n,) [W]
+
+    Parameters
+    ----------
+    exposed_s
+        Parts of the step in the order of ``TIME_COMPONENTS``. (13, n) [s]
+    power
+        Shares of the TDP by what the GPU does.
+    tdp_w
+        Of the GPU. [W]
+
+    Examples
+    --------
+    >>> step = np.zeros((13, 1))
+    >>> step[TIME_COMPONENTS.index("gemm")] = step[TIME_COMPONENTS.index("bubble")] = 0.5
+    >>> float(watts_of_steps(step, PowerSpec(), 700.0)[0]).__round__(6)
+    413.0
+    """
+    total = exposed_s.sum(axis=0)
+    watts = np.zeros_like(total)
+    for name, parts in ACTIVITIES.items():
+        seconds = sum(exposed_s[TIME_COMPONENTS.index(part)] for part in parts)
+        watts = watts + getattr(power, f"{name}_fraction").value * tdp_w * seconds
+    return np.asarray(watts / total)
+
+
+@dataclass(frozen=True)
+class LongRuns:
+    """Judges the plans of one job by the whole run: the job's cluster leaves the spares out.
+
+    ``spares`` are whole nodes that stand by, beside ``cluster``; 0 leaves replacements to the scheduler.
+    """
+
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    faults: FaultSpec
+    objective: Objective = "tokens"
+    spares: int = 0
+
+    @property
+    def spare_gpus(self) -> int:
+        """GPUs that stand by. [-]"""
+        return self.spares * self.cluster.node.gpus_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the job. [-]"""
+        return max(self.cluster.num_gpus // self.cluster.node.gpus_per_node, 1)
+
+    def missing(self) -> dict[Figure, str]:
+        """Figures that the facts at hand leave unknown, with the reason."""
+        faults, why = self.faults, None
+        if faults.reliability is None:
+            why = NO_FAULTS
+        elif faults.restart is None:
+            why = f"no restart times in {faults.name}; add the section restart"
+        elif faults.storage is None:
+            why = f"no storage given beside {faults.name}; give its rate"
+        if why is not None:
+            return dict.fromkeys(FIGURES, why)
+        out: dict[Figure, str] = {}
+        if self.workload.tokens is None:
+            out = dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), "no tokens to train on given")
+        elif faults.price is None:
+            out["usd"] = "no price given"
+        return out
+
+    def check(self) -> None:
+        """Refuse an objective that cannot be known."""
+        need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
+        wanted = need.get(self.objective)
+        if wanted is not None and wanted in (missing := self.missing()):
+            raise SpecError(f"--objective {self.objective}: {wanted} is not known: {missing[wanted]}")
+
+    def times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
+        """Seconds of a checkpoint of each candidate."""
+        assert self.faults.storage is not None
+        total = checkpoint_bytes(self.workload, self.framework)
+        return checkpoint_times(per_rank_bytes, total, self.cluster, self.faults.storage, self.faults.checkpoint)
+
+    def work_s(self, step_s: FloatN) -> FloatN:
+        """Productive time of the run; infinite without tokens. (n,) [s]"""
+        if self.workload.tokens is None:
+            return np.full_like(step_s, np.inf)
+        per_step = self.workload.batch.seq_len * self.workload.batch.global_batch
+        return self.workload.tokens / per_step * step_s
+
+    def outlook(self, step_s: FloatN, per_rank_bytes: FloatN) -> Outlook:
+        """What a long run of each candidate expects."""
+        node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
+        return outlook(
+            self.faults, self.times(per_rank_bytes), step_s, self.cluster.num_gpus, self.num_nodes, node,
+            spares=self.spares, work_s=np.maximum(self.work_s(step_s), step_s),
+        )  # fmt: skip
+
+    def watts(self, found: Outlook, step_w: FloatN) -> FloatN:
+        """Average power of everything, over all GPUs, spares included. (n,) [W]"""
+        power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
+        parts = found.parts
+        idle = power.idle_fraction.value * tdp
+        running = step_w * (parts["productive"] + parts["lost"]) + idle * (parts["restart"] + parts["waiting"])
+        running = running + power.communication_fraction.value * tdp * parts["checkpoint"]
+        job, spare = self.cluster.num_gpus, self.spare_gpus
+        gpus = (running * job + idle * spare) / (job + spare)
+        return np.asarray((gpus + power.node_overhead_w_per_gpu.value) * power.pue.value)
+
+    def key(self, costed: Costed) -> FloatN:
+        """What is made smallest: seconds of wall clock per productive step, or joules for ``kwh``. (n,)"""
+        if set(FIGURES) <= set(self.missing()):
+            return costed.step_s
+        found = self.outlook(costed.step_s, costed.checkpoint_bytes)
+        with np.errstate(divide="ignore", over="ignore"):
+            wall = costed.step_s / found.ettr
+        if self.objective == "kwh":
+            step_w = watts_of_steps(costed.exposed_s, self.faults.power, self.cluster.gpu.tdp_w.value)
+            wall = wall * self.watts(found, step_w)
+        return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
+
+    def host_bytes_short(self, costed: Costed) -> FloatN:
+        """Host memory that a node's checkpoints lack. (n,) [B]"""
+        if set(FIGURES) <= set(self.missing()):
+            return np.zeros_like(costed.step_s)
+        need = self.times(costed.checkpoint_bytes).host_bytes
+        return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
+
+    def order(self, plan: Plan) -> float:
+        """:meth:`key` of a plan."""
+        if set(FIGURES) <= set(self.missing()):
+            return plan.step_s
+        found, step_w = self._of(plan)
+        wall = plan.step_s / max(float(found.ettr[0]), 1e-300)
+        weight = float(self.watts(found, step_w)[0]) if self.objective == "kwh" else 1.0
+        return wall * weight * (self.cluster.num_gpus + self.spare_gpus)
+
+    def _of(self, plan: Plan) -> tuple[Outlook, FloatN]:
+        parts: Mapping[Any, float] = plan.time.exposed
+        exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
+        step_w = watts_of_steps(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
+        return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0])), step_w
+
+    def finished(self, plan: Plan) -> Plan:
+        """The plan with the figures of its long run, as far as they are known."""
+        unknown = dict(self.missing())
+        update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
+        if "ettr" not in unknown:
+            found, step_w = self._of(plan)
+            update |= self._figures(plan, found, float(self.watts(found, step_w)[0]), unknown)
+            update["notes"] = (*plan.notes, *self._notes())
+        return Plan(**{**_fields(plan), **update, "unknown": unknown})
+
+    def _figures(self, plan: Plan, found: Outlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
+        all_gpus = self.cluster.num_gpus + self.spare_gpus
+        parts = {name: float(found.parts[name][0]) for name in PARTS}
+        ettr, interval = parts["productive"], float(found.interval_s[0])
+        if math.isinf(interval):
+            unknown["checkpoint_interval_s"] = "nothing fails, and the run has no end; no checkpoint is needed"
+        detail = LongRunDetail(
+            faults=self.faults.name,
+            mode=self.faults.checkpoint.mode,
+            mtbf_s=None if math.isinf(found.mtbf_s) else found.mtbf_s,
+            spares=self.spares,
+            whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
+            block_s=float(found.block_s[0]),
+            persist_s=float(found.persist_s[0]),
+            safe_every=int(found.segments[0]),
+            restart_s=float(found.restart_s[0]),
+            host_bytes_per_node=float(self.times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
+            watts_per_gpu=watts,
+            ledger=Ledger(**parts),
+        )
+        rate = plan.tokens_per_s_per_gpu * self.cluster.num_gpus / all_gpus
+        out: dict[str, Any] = {
+            "ettr": ettr,
+            "checkpoint_interval_s": None if math.isinf(interval) else interval,
+            "effective_tokens_per_s_per_gpu": rate * ettr,
+            "long_run": detail,
+        }
+        if "days" in unknown:
+            return out
+        work = float(self.work_s(np.array([plan.step_s]))[0])
+        if ettr <= 0 or not math.isfinite(work / ettr):
+            unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), "the run hardly gets on; its ettr is 0")
+            return out
+        hours = work / ettr / 3600 * all_gpus
+        out |= {"days": self.band(found, work), "gpu_hours": hours, "kwh": watts * hours / 1000}
+        if self.faults.price is not None:
+            out["usd"] = hours * self.faults.price.usd_per_gpu_hour.value
+        return out
+
+    def _notes(self) -> tuple[str, ...]:
+        """What the figures rest on, in words."""
+        reliability, storage, restart = self.faults.reliability, self.faults.storage, self.faults.restart
+        assert reliability is not None and storage is not None and restart is not None
+        rate = reliability.failures_per_node_day
+        of = "components" if rate is None else f"{rate.value * 1000:.3g} per 1000 node-days, {rate.provenance}"
+        overhead = self.faults.power.node_overhead_w_per_gpu.provenance
+        restarts = sorted({getattr(restart, name).provenance for name in type(restart).model_fields})
+        return (
+            f"failures: {self.faults.name}, {of}; restart times {', '.join(restarts)}; nodes fail independently",
+            f"storage: write {storage.write_bytes_per_s.provenance}, read {storage.read_bytes_per_s.provenance}",
+            f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
+        )
+
+    def band(self, found: Outlook, work_s: float) -> Days:
+        """Wall-clock time of a run of candidate 0, with its 10 to 90 % band: the closed form's mean, simulated spread.
+
+        The wall clock of a long run is a sum of independent stretches, so that its spread grows with the root of its
+        length: it is simulated over at most 200 failures, and over at least a few segments, and scaled. Not so the
+        spread of lemons among the nodes, which stays as long as the run; it grows with its length.
+        """
+        mean_days = work_s / float(found.ettr[0]) / SECONDS_PER_DAY
+        if math.isinf(found.mtbf_s) or work_s <= float(found.interval_s[0]) * 1e-6:
+            return Days(p10=mean_days, p50=mean_days, p90=mean_days)
+        assert self.faults.reliability is not None
+        clock = job_clock(self.faults.reliability, found.mtbf_s, self.num_nodes)
+        longest = max(BAND_FAILURES * found.mtbf_s * float(found.ettr[0]), 4 * float(found.interval_s[0]))
+        played_s = min(work_s, longest)
+        wall = simulate(found.long_run(0, played_s, clock), BAND_RUNS).wall_s
+        scale = work_s / played_s
+        if clock.lemon_fraction == 0:
+            scale = math.sqrt(scale)
+        low, middle, high = (np.quantile(wall, (0.1, 0.5, 0.9)) - wall.mean()) * scale / SECONDS_PER_DAY
+        least = work_s / SECONDS_PER_DAY
+        return Days(
+            p10=max(mean_days + low, least), p50=max(mean_days + middle, least), p90=max(mean_days + high, least)
+        )
+
+
+def _fields(plan: Plan) -> Mapping[str, Any]:
+    return {name: getattr(plan, name) for name in Plan.model_fields}

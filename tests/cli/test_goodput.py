@@ -1,0 +1,195 @@
+"""The goodput command and the options about long runs, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mofa.faults.calculator import Calculation
+from mofa.search.result import Estimate, PlanReport
+from mofa.search.scale import GoodputReport
+from tests.cli.conftest import Cli, one_line_of
+
+CALCULATOR = ("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "10min")
+SMALL = ("goodput", "llama3-8b", "h100-hgx", "--gpus", "64..128", "--faults", "llama3")
+
+
+def test_the_plain_calculator(cli: Cli) -> None:
+    done = cli(*CALCULATOR, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    Calculation.model_validate(found)
+    minutes = {name: value / 60 for name, value in found["interval_s"].items()}
+    assert minutes == pytest.approx({"young": 60, "daly": 55, "daly_higher_order": 56.713, "exact": 56.714}, abs=1e-3)
+    assert found["ettr"] == pytest.approx(500 / 610.22, abs=2e-5)
+    mc = found["ettr_monte_carlo"]
+    assert abs(mc["mean"] - found["ettr"]) < 3.5 * mc["standard_error"]
+    assert 0 < mc["standard_error"] < 2e-4
+    text = cli(*CALCULATOR, "--runs", "100")
+    assert text.returncode == 0
+    assert "3402.84 s" in text.stdout and "Where the wall clock goes" in text.stdout
+
+
+def test_limits_of_the_calculator(cli: Cli) -> None:
+    free = json.loads(
+        cli("goodput", "--mtbf", "1h", "--checkpoint", "0s", "--restart", "0s", "--runs", "50", "--json").stdout
+    )
+    assert free["interval_s"]["exact"] == 0 and free["ettr"] == 1.0
+    hopeless = json.loads(cli("goodput", "--mtbf", "1min", "--checkpoint", "1h", "--restart", "1h", "--json").stdout)
+    assert hopeless["ettr"] < 1e-3 and hopeless["ettr_monte_carlo"] is None
+    asked = json.loads(cli(*CALCULATOR, "--checkpoint-interval", "30min", "--runs", "200", "--json").stdout)
+    assert asked["at_interval_s"] == 1800 and asked["ettr"] < 0.8194
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("goodput",), "--mtbf"),
+        (("goodput", "--mtbf", "0h", "--checkpoint", "5min", "--restart", "10min"), "--mtbf: is 0 s"),
+        (("goodput", "--mtbf", "-6h", "--checkpoint", "5min", "--restart", "10min"), "--mtbf: is -21600 s"),
+        (("goodput", "--mtbf", "6", "--checkpoint", "5min", "--restart", "10min"), "no unit"),
+        (("goodput", "--mtbf", "6h", "--checkpoint", "5 parsecs", "--restart", "10min"), "--checkpoint"),
+        (("goodput", "--mtbf", "6h", "--restart", "10min"), "--checkpoint: is missing"),
+        (("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "-1s"), "--restart"),
+        ((*CALCULATOR, "--checkpoint-interval", "90d"), "longer than the run"),
+        ((*CALCULATOR, "--days", "0"), "days"),
+        ((*CALCULATOR, "--days", "nan"), "days"),
+        ((*CALCULATOR, "--runs", "1"), "--runs"),
+        ((*CALCULATOR, "--faults", "llama3"), "one of --mtbf, --log and --faults"),
+        ((*CALCULATOR, "--weak"), "--weak"),
+        (("goodput", "--faults", "lama3", "--gpus", "1K", "--checkpoint", "1s", "--restart", "1s"), "mean llama3"),
+        (("goodput", "--faults", "llama3", "--checkpoint", "1s", "--restart", "1s"), "--gpus: is missing"),
+        (("goodput", "--log", "none.csv", "--nodes", "4"), "no such file"),
+        (("goodput", "llama3-8b", "h100-hgx", "--gpus", "64"), "--faults: is missing"),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3"), "--gpus"),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "rsc-1", "--gpus", "64"), "no storage"),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "1K..3K"), "power of two"),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "many"), "no number of GPUs"),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "64", "--mtbf", "1h"), "--mtbf"),
+        ((*SMALL, "--storage", "0 B/s"), "above 0 B/s"),
+        ((*SMALL, "--storage", "fast"), "--storage"),
+        ((*SMALL, "--spares", "8"), "leave nothing"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--objective", "days"), "--objective days"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--faults", "llama3", "--objective", "usd"), "no price"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--faults", "llama3", "--spares", "8"), "leave nothing"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--faults", "llama3", "--spares", "-1"), "--spares"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--faults", "llama3", "--price", "-2"), "--price"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--faults", "none.yaml"), "no such file"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in one_line_of(done.stderr)
+
+
+def test_a_rate_out_of_a_log(cli: Cli, tmp_path: Path) -> None:
+    rows = "".join(f"n{i % 7},{i * 86400},gpu\n" for i in range(20))
+    (tmp_path / "log.csv").write_text("node,time,kind\n" + rows)
+    log = ("goodput", "--log", "log.csv", "--nodes", "16", "--log-days", "20")
+    done = cli(*log, "--json")
+    assert done.returncode == 0, done.stderr
+    rate = json.loads(done.stdout)
+    assert rate["rate_per_node_day"] == pytest.approx(20 / 320)
+    assert rate["low_per_node_day"] < 20 / 320 < rate["high_per_node_day"]
+    job = cli(*log, "--gpus", "64", "--checkpoint", "1min", "--restart", "5min", "--runs", "100", "--json")
+    assert json.loads(job.stdout)["mtbf_s"] == pytest.approx(86400 * 320 / 20 / 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "node,time,kind\n", "node,time,kind\nn,soon,gpu\n", "node,time,kind\nn,nan,gpu\n",
+     "node,time,kind\na,2,gpu\nb,1,gpu\n", "node,time,kind,until\na,1,gpu,9\na,5,gpu,10\n"],
+)  # fmt: skip
+def test_bad_logs_are_one_line(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    done = cli("goodput", "--log", "log.csv", "--nodes", "4")
+    assert done.returncode == 2
+    one_line_of(done.stderr)
+
+
+def test_goodput_against_scale(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*SMALL, "--json", "--out", "out", "--csv", "goodput.csv", timeout_s=400.0)
+    assert done.returncode == 0, done.stderr
+    report = GoodputReport.model_validate(json.loads(done.stdout))
+    assert [point.num_gpus for point in report.points] == [64, 128]
+    small, large = report.points
+    assert small.strategy is not None and large.strategy is not None
+    assert large.strategy.dp == 2 * small.strategy.dp
+    for name, found in large.variants.items():
+        assert found.ettr < small.variants[name].ettr or found.spares, name
+    assert small.variants["blocking"].ettr < small.variants["async"].ettr
+    swings = [item.swing for item in report.sensitivity]
+    assert swings == sorted(swings, reverse=True) and swings[0] > 0
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"ettr.png", "throughput.svg", "tornado.png", "goodput.json", "goodput.csv"} <= files
+
+
+def long_run(plan: dict[str, Any]) -> None:
+    """What the contract promises of a plan with all its figures."""
+    ledger = plan["long_run"]["ledger"]
+    assert sum(ledger.values()) == pytest.approx(1.0)
+    assert plan["ettr"] == ledger["productive"]
+    days = plan["days"]
+    assert plan["days_without_failures"] < days["p10"] <= days["p50"] <= days["p90"]
+    assert plan["unknown"] == {}
+
+
+def test_plans_carry_their_long_run(cli: Cli) -> None:
+    options = ("--gpus", "64", "--tokens", "100B", "--faults", "llama3", "--price", "2", "--top", "2", "--json")
+    done = cli("plan", "llama3-8b", "h100-hgx", *options, timeout_s=400.0)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    PlanReport.model_validate(report)
+    assert report["objective"] == "effective_tokens_per_s_per_gpu"
+    for plan in report["plans"]:
+        long_run(plan)
+        assert plan["effective_tokens_per_s_per_gpu"] == pytest.approx(
+            plan["tokens_per_s_per_gpu"] * plan["ettr"] * (64 - plan["spare_gpus"]) / 64
+        )
+        hours = plan["days_without_failures"] / plan["ettr"] * 24 * 64
+        assert plan["gpu_hours"] == pytest.approx(hours)
+        assert plan["usd"] == pytest.approx(2 * hours)
+        assert plan["kwh"] == pytest.approx(plan["long_run"]["watts_per_gpu"] * hours / 1000)
+    speeds = [plan["effective_tokens_per_s_per_gpu"] for plan in report["plans"]]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_spares_are_of_the_gpus(cli: Cli) -> None:
+    options = ("--gpus", "72", "--strategy", "tp=2", "--tokens", "1T", "--faults", "rsc-1", "--storage", "100 GB/s",
+               "--spares", "1", "--checkpoint-mode", "peer", "--json")  # fmt: skip
+    done = cli("estimate", "llama3-8b", "h100-hgx", *options, timeout_s=400.0)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    Estimate.model_validate(plan)
+    assert plan["spare_gpus"] == 8
+    assert plan["strategy"]["dp"] * plan["strategy"]["tp"] == 64
+    assert plan["long_run"]["ledger"]["waiting"] > 0
+    assert plan["unknown"] == {"usd": "no price given"}
+
+
+def test_nothing_is_assumed_unasked(cli: Cli) -> None:
+    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2", "--tokens", "1T", "--json",
+               timeout_s=400.0)  # fmt: skip
+    plan = json.loads(done.stdout)
+    for figure in (
+        "ettr",
+        "checkpoint_interval_s",
+        "effective_tokens_per_s_per_gpu",
+        "days",
+        "gpu_hours",
+        "usd",
+        "kwh",
+    ):
+        assert plan[figure] is None
+        assert "no reliability given" in plan["unknown"][figure]
+    assert plan["days_without_failures"] > 0
+
+
+def test_profiles_are_shown(cli: Cli) -> None:
+    assert "megascale" in cli("show", "faults").stdout
+    assert "0.0065" in cli("show", "faults", "rsc-1").stdout
+    assert json.loads(cli("show", "faults", "delta", "--json").stdout)["name"] == "delta"

@@ -1,0 +1,153 @@
+"""Plans by their long runs: the joint choice, spares, objectives, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mofa
+from mofa.errors import SpecError
+from mofa.faults.ledger import PARTS
+from mofa.search.find import Search
+from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
+from mofa.search.longrun import FIGURES, Days
+from mofa.search.result import TIME_COMPONENTS, Plan
+from mofa.search.scale import FACTORS, enough_spares, sensitivities
+from mofa.search.spares import spare_numbers, without_spares
+from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.load import load_faults
+
+JOB = mofa.load_workload("llama3-8b", tokens="1T")
+NODES = mofa.load_cluster("h100-hgx", 64)
+MEGATRON = mofa.load_framework("megatron")
+FIX = {"fix": {"recompute": "none"}, "without": ("vpp", "cp")}
+
+
+def facts(**changes: Any) -> FaultSpec:
+    return load_faults("llama3", {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def search(faults: FaultSpec, **options: Any) -> Search:
+    return mofa.find_long_runs(JOB, NODES, faults, framework=MEGATRON, top=5, **{**FIX, **options})
+
+
+def test_every_part_of_a_step_has_a_power() -> None:
+    assert sorted(part for parts in ACTIVITIES.values() for part in parts) == sorted(TIME_COMPONENTS)
+    idle = watts_of_steps(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerSpec(), 700.0)
+    assert float(idle[0]) == pytest.approx(0.19 * 700)
+
+
+def test_a_search_keeps_every_promise() -> None:
+    found = search(facts(), objective="tokens")
+    for plan in found.report.plans:
+        assert plan.long_run is not None and plan.ettr is not None and plan.days is not None
+        assert sum(getattr(plan.long_run.ledger, part) for part in PARTS) == pytest.approx(1)
+        assert plan.unknown == {"usd": "no price given"}
+        assert plan.days.p10 >= plan.days_without_failures
+    best = [p.effective_tokens_per_s_per_gpu or 0.0 for p in found.report.plans]
+    assert best == sorted(best, reverse=True)
+    assert found.report.cluster.num_gpus == 64
+
+
+def test_the_key_of_a_row_is_that_of_its_plan() -> None:
+    """The search ranks by arrays what a plan carries as numbers."""
+    plain = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=3, **FIX)
+    for objective in ("tokens", "kwh"):
+        judge = LongRuns(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
+        keys = judge.key(plain.costed)
+        of_plans = [judge.order(plan) for plan in plain.report.plans]
+        for plan, value in zip(plain.report.plans, of_plans, strict=True):
+            near = np.abs(plain.costed.step_s - plan.step_s) < 1e-9
+            assert np.any(np.isclose(keys[near], value, rtol=1e-9)), objective
+
+
+def test_a_faster_step_may_lose() -> None:
+    """Where failures come every few steps, what a checkpoint takes outweighs what a step takes."""
+    harsh = facts(reliability__failures_per_node_day=200.0, storage__write_bytes_per_s="0.2 GB/s", spares=0)
+    by_run = search(harsh).report.plans[0]
+    by_step = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=1, **FIX).report.plans[0]
+    judge = LongRuns(JOB, NODES, MEGATRON, harsh)
+    assert judge.order(by_run) <= judge.order(by_step)
+    assert by_run.ettr is not None and by_run.ettr < 0.9
+
+
+def test_kwh_is_least_for_the_objective_kwh() -> None:
+    energy = [search(facts(spares=0), objective=o).report.plans[0].kwh for o in ("kwh", "tokens")]
+    assert energy[0] is not None and energy[1] is not None and energy[0] <= energy[1]
+
+
+def test_spares_win_where_replacements_are_slow() -> None:
+    slow = facts(restart__reschedule_s="20 d", restart__repair_s="10 min", reliability__failures_per_node_day=0.05)
+    found = search(slow)
+    best = found.report.plans[0]
+    assert best.spare_gpus >= 8
+    s = best.strategy
+    assert s.tp * s.pp * s.cp * s.dp == 64 - best.spare_gpus
+    assert "tried" in found.report.defaults["spare nodes"]
+    quick = search(facts(restart__reschedule_s="1 s"))
+    assert quick.report.plans[0].spare_gpus == 0
+
+
+def test_numbers_of_spares() -> None:
+    assert spare_numbers(JOB, NODES, MEGATRON, facts(spares=3)) == [3]
+    assert spare_numbers(JOB, NODES, MEGATRON, facts(reliability__failures_per_node_day=0.0)) == [0]
+    numbers = spare_numbers(JOB, NODES, MEGATRON, facts(reliability__failures_per_node_day=0.1))
+    assert numbers[0] == 0 and numbers == sorted(set(numbers)) and numbers[-1] <= 2
+    assert without_spares(NODES, 7, "x").num_gpus == 8
+    with pytest.raises(SpecError, match="at most 7"):
+        without_spares(NODES, 8, "x")
+
+
+def test_host_memory_rejects_by_name() -> None:
+    small = NODES.model_copy(
+        update={"node": NODES.node.model_copy(update={
+            "host_memory_bytes": NODES.node.host_memory_bytes.model_copy(update={"value": 1e9})})}
+    )  # fmt: skip
+    found = mofa.find_long_runs(JOB, small, facts(checkpoint__mode="peer", spares=0), framework=MEGATRON, top=2, **FIX)
+    assert found.report.plans == ()
+    assert found.report.rejected["host_memory"] > 0
+    assert found.report.nearest_miss["host_memory"].unit == "B"
+
+
+def test_what_is_unknown_is_said() -> None:
+    bare = FaultSpec(name="bare", source="a test")
+    plan = search(bare).report.plans[0]
+    assert set(plan.unknown) == set(FIGURES)
+    rsc = search(load_faults("rsc-1")).report.plans[0]
+    assert "no storage given" in rsc.unknown["ettr"]
+    without_tokens = mofa.load_workload("llama3-8b", overrides={"tokens": None})
+    judge = LongRuns(without_tokens, NODES, MEGATRON, facts())
+    assert set(judge.missing()) == {"days", "gpu_hours", "usd", "kwh"}
+    for objective in ("days", "usd", "kwh"):
+        with pytest.raises(SpecError, match="not known"):
+            search(bare, objective=objective)
+    with pytest.raises(SpecError, match="unknown; use one of"):
+        search(bare, objective="speed")
+
+
+def test_figures_that_contradict_are_refused() -> None:
+    plan = search(facts(spares=0)).report.plans[0]
+    fields = {name: getattr(plan, name) for name in Plan.model_fields}
+    Plan(**fields)
+    with pytest.raises(ValueError, match="usd must be there exactly if it is null"):
+        Plan(**{**fields, "unknown": {}})
+    with pytest.raises(ValueError, match="productive share"):
+        Plan(**{**fields, "ettr": 0.5})
+    with pytest.raises(ValueError, match="exactly if ettr is known"):
+        Plan(**{**fields, "long_run": None})
+    with pytest.raises(ValueError, match="p10"):
+        Days(p10=2.0, p50=1.0, p90=3.0)
+
+
+def test_key_factors() -> None:
+    plan = search(facts(spares=0)).report.plans[0]
+    factors, ettr = sensitivities(LongRuns(JOB, NODES, MEGATRON, facts()), plan)
+    assert {item.factor for item in factors} == set(FACTORS)
+    by = {item.factor: item for item in factors}
+    assert by["failure rate"].ettr_doubled < ettr < by["failure rate"].ettr_halved
+    assert by["storage write rate"].ettr_halved <= ettr
+    assert by["repairing nodes"].swing == 0  # nothing stands by
+    assert ettr == pytest.approx(plan.ettr)
+    assert enough_spares(NODES, facts(reliability__failures_per_node_day=0.1)) >= 1
