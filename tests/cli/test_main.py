@@ -204,7 +204,7 @@ def test_a_printed_strategy_is_read_back() -> None:
 
 def test_every_command_has_help(capsys: Captured) -> None:
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert {"plan", "estimate", "schema", "trace", "measure", "validate", "attribute"} <= set(names)
+    assert {"plan", "estimate", "goodput", "schema", "trace", "measure", "validate", "attribute"} <= set(names)
     for arguments in (
         [],
         ["--help"],
