@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,6 +104,49 @@ def show_workload(
     rows = [[path, str(value)] for path, value in _leaves(workload.model_dump(mode="json"))]
     rows += [[field, f"{count:,}"] for field, count in counted.items()]
     _print_table(workload.name, [("field", "left"), ("value", "left")], rows)
+
+
+@show.command("routing")
+def show_routing(
+    workload: opt.Workload,
+    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel degree: ranks of so many.")],
+    routing: Annotated[
+        str | None, typer.Option("--routing", help="zipf:S, dirichlet:ALPHA, lognormal:SIGMA or memfine-iteration-7.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Counted tokens, a CSV or Parquet file.")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option("--iterations", help="How many; all of a trace.")] = None,
+    set_: opt.Set = None,
+    json: opt.Json = False,
+) -> None:
+    """Show how uneven a routing load is, by layer, iteration and rank, and which distribution is nearest."""
+    from mofa.cli.parse import parse_overrides
+    from mofa.cli.routing import read_routing
+    from mofa.search.routing_report import describe_routing
+    from mofa.specs.load import load_workload
+
+    job = load_workload(workload, overrides=parse_overrides(set_)["workload"] or None)
+    report = describe_routing(read_routing(job, routing, trace), ep, iterations)
+    if json:
+        _print_json(report.model_dump(mode="json"))
+        return
+    heads = ("of", "max/mean", "largest", "smallest", "MaxVio", *(f"p{float(q):.1%}" for q in report.ranks.quantiles))
+    groups = [("experts", report.experts), ("ranks", report.ranks)]
+    groups += [(f"ranks, layer {g.group}", g) for g in report.by_layer]
+    rows = [
+        [name, *(f"{x:.3f}" for x in (g.max_over_mean, g.largest, g.smallest, g.max_violation, *g.quantiles.values()))]
+        for name, g in groups
+    ]
+    title = f"{report.workload}: {report.routing}, ep {report.ep}, {report.iterations} iterations; loads over the mean"
+    _print_table(title, [(h, "right" if i else "left") for i, h in enumerate(heads)], rows)
+    fits = [[f.routing, f"{f.distance:.4f}", f"{f.max_over_mean:.3f}", f"{f.given_max_over_mean:.3f}"]
+            for f in report.fits]  # fmt: skip
+    _print_table("Nearest distributions", [("routing", "left"), ("distance", "right"), ("max/mean", "right"),
+                                           ("the load's", "right")], fits)  # fmt: skip
+    bounds = [[f"{c.factor:g}", f"{c.dropped_fraction:.1%}", f"{c.rerun_fraction:.1%}"] for c in report.capacity]
+    _print_table("Bounds on the load", [("capacity factor", "left"), ("copies dropped", "right"),
+                                        ("micro-batches run twice under a rank budget", "right")], bounds)  # fmt: skip
 
 
 def _list_hardware(json: bool) -> None:
