@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.parts import linear, stream
 from mofa.specs.model import ModelSpec
@@ -86,7 +87,8 @@ def block_forward(ctx: Context, p: Primitives, kind: BlockKind) -> Tape:
     mid = attention_half(b, ctx, p, x, kind.windowed)
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
-    return b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
+    tape = b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
+    return index_only(tape, ctx) if ctx.framework.routed_copies == "index" else tape
 
 
 def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:

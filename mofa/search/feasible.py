@@ -192,6 +192,13 @@ def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
 
 
+def _routed_copies(job: Job, t: StrategyTable) -> FloatN:
+    """Experts gather rows by index from the rank's own tokens alone."""
+    if job.framework.routed_copies != "index" or job.workload.model.moe is None:
+        return np.zeros(len(t))
+    return np.asarray((t.ep - 1) + (t.etp - 1), dtype=float)
+
+
 def _balancing(job: Job, t: StrategyTable) -> FloatN:
     """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
     moe, fw = job.workload.model.moe, job.framework
@@ -262,6 +269,9 @@ CHECKS: tuple[Check, ...] = (
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),
+    Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
+        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {_one(t, 'ep', 'etp')} must be 1; set them to 1 "
+        "or leave it out")),
     Check("balancing", "GPUs", _balancing, lambda j, t: (
         f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {_one(t, 'ep')} of at least "
         f"2 and at most half the experts, and an even number of EP groups: {_one(t, 'tp', 'cp', 'dp')} a multiple of "

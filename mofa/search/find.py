@@ -271,6 +271,10 @@ def with_numerics(
         if workload.model.moe is None or "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs experts and megatron or torchtitan, not {framework.name}")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
+    if "moeblaze" in words:
+        if workload.model.moe is None or framework.name != "megatron" or framework.experts != "grouped":
+            raise SpecError(f"--with moeblaze: needs a model and megatron with grouped experts, not {framework.name}")
+        framework = framework.model_copy(update={"routed_copies": "index"})
     if "zbv" in words and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}")
     return workload.model_copy(update={"precision": precision}), framework

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
@@ -23,7 +24,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from mofa.units import SECONDS_PER_DAY
+from mofa.units import SECONDS_PER_DAY, format_bytes
 
 if TYPE_CHECKING:
     from mofa.replay.replay import Replayed
@@ -96,7 +97,7 @@ def _plan(
         provenance=_provenance(workload, cluster, row, exposed, sizes),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=_notes(workload, cluster, framework, played),
+        notes=_notes(workload, cluster, framework, played) + _copies_note(workload, framework, row),
     )
 
 
@@ -171,6 +172,22 @@ def _routing_note(routing: RoutingSpec) -> str:
         padded = ", padded" if routing.pad_to_capacity else ""
         note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
     return note
+
+
+def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
+    """What dispatch by index saves."""
+    model = workload.model
+    if model.moe is None or framework.routed_copies != "index":
+        return ()
+    tokens = float(row.micro_batch[0]) * workload.batch.seq_len / float(row.cp[0])
+    tokens /= float(row.tp[0]) if bool(row.sp[0]) else 1.0
+    saved = format_bytes(float(routing_buffer_bytes(tokens, model.moe.top_k, model.hidden)))
+    return (
+        (
+            f"dispatch by index (MoEBlaze): no routed copies, {saved} each into and out of the experts of a layer and "
+            "micro-batch; the time gained is of bytes not moved: a model, no measurement"
+        ),
+    )
 
 
 def _notes(

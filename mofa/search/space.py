@@ -25,7 +25,7 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks")
+WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")

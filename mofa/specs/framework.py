@@ -36,6 +36,8 @@ class FrameworkSpec(Spec):
     allocator: Literal["native", "expandable"] = "native"
     dispatcher: Literal["alltoall", "allgather", "deepep"] = "alltoall"
     experts: Literal["grouped", "sequential"] = "grouped"
+    routed_copies: Literal["materialised", "index"] = "materialised"
+    """Whether experts read copies of their tokens, or gather them by index (MoEBlaze; no released framework does)."""
     attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
     """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2, ``flash1`` the first one's."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
@@ -87,6 +89,8 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{field} ({value}) is not offered by {self.name}; use one of {', '.join(offered)}")
         if self.data_parallel == "hsdp" and self.dp_replicate == 1:
             raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
+        if self.routed_copies == "index" and (self.name != "megatron" or self.experts != "grouped"):
+            raise ValueError(f"routed_copies: index is modelled for megatron's grouped experts, not for {self.name}'s")
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):

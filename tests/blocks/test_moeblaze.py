@@ -1,0 +1,114 @@
+"""Dispatch by index: what the layer keeps by hand, the paper's accounting, and where it cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import mofa
+from mofa.blocks.backward import backward
+from mofa.blocks.build import BlockKind, BlockTapes, block_forward
+from mofa.blocks.chunks import chunked
+from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
+from mofa.blocks.op import Grouped, Stream, Tape
+from mofa.errors import SpecError, StrategyError
+from tests.blocks.small import EXPERTS, context, framework, kept, llama, primitives, size
+
+MODEL = llama(moe=EXPERTS)  # 8 experts, top 2, 256 wide, hidden 512
+TOKENS, ROWS, H, F = 512, 1024, 512, 256
+
+
+def forward(copies: str) -> Tape:
+    ctx = context(MODEL, framework("megatron", routed_copies=copies))
+    return block_forward(ctx, primitives(ctx), BlockKind(True))
+
+
+def keeps(copies: str) -> dict[str, float]:
+    tape = forward(copies)
+    found = kept(BlockTapes("moe", tape, backward(tape)))
+    return {n: b for n, b in found.items() if n.startswith(("moe.", "experts."))}
+
+
+def moved(tape: Tape) -> float:
+    return sum(
+        float(np.sum(op.work.bytes)) for op in tape.ops if isinstance(op.work, Stream) and op.name.startswith("moe.")
+    )
+
+
+def test_what_is_kept_by_hand() -> None:
+    """Both keep gate and up, and the activation's output; the copies of the rows become three index lists."""
+    both = {"experts.fc1": 2.0 * ROWS * 2 * F, "experts.act": 2.0 * ROWS * F}
+    index = 4 * (3 * ROWS + 8 + 1)
+    assert keeps("index") == {**both, "moe.row_ids": index}
+    copies = keeps("materialised")
+    assert {n: copies[n] for n in both} == both
+    assert copies["moe.sent"] == 2 * ROWS * H
+
+
+def test_rows_out_of_the_experts_are_added_to_the_output() -> None:
+    tape = forward("index")
+    assert size(tape, "experts.out") == 2 * TOKENS * H
+    back = backward(tape)
+    assert size(back, "d:moe.sent") == 2 * TOKENS * H  # added up over the experts of a token
+
+
+def test_the_products_are_the_same_and_the_copies_are_not_moved() -> None:
+    by_index, copies = forward("index"), forward("materialised")
+    for tape in (lambda t: t, backward):
+        flops = [sum(float(np.sum(op.work.flops)) for op in tape(t).ops if isinstance(op.work, Grouped))
+                 for t in (by_index, copies)]  # fmt: skip
+        assert flops[0] == flops[1] > 0
+        assert moved(tape(by_index)) < 0.3 * moved(tape(copies))
+
+
+def test_chunks_of_it() -> None:
+    tape = chunked(forward("index"), 4)
+    assert sum(op.name.startswith("moe.gather#") for op in tape.ops) == 4
+    assert not any(n.startswith("moe.sent") for n in kept(BlockTapes("moe", tape, backward(tape))))
+
+
+def test_the_papers_examples() -> None:
+    """moe.md B.1: about 2 million tokens, top 4, 6144 wide: "94 GB"; one 24576-wide tensor a token: "98 GB"."""
+    assert routing_buffer_bytes(2e6, 4, 6144) == pytest.approx(94e9, rel=0.05)
+    assert routing_buffer_bytes(2e6, 1, 24576) == pytest.approx(98e9, rel=0.005)
+
+
+def test_the_papers_third_configuration() -> None:
+    """moe.md B.5: three R x h tensors are 6,144 MiB. It measured about 10,000 MB against over 40,000 MB, a ratio of 4;
+    its accounting gives 1.8."""
+    sizes = {p: published_saved_bytes(32 * 2048, 4, 1024, 4096, 16, p) for p in ("moeblaze", "conventional")}  # type: ignore[arg-type]
+    assert sizes["moeblaze"] == pytest.approx(2**20 * (6144 + 128 + 3), rel=1e-4)
+    assert sizes["conventional"] / sizes["moeblaze"] == pytest.approx(1.81, abs=0.01)
+
+
+def test_where_it_cannot_be() -> None:
+    with pytest.raises(ValidationError, match="routed_copies: index is modelled for megatron's grouped experts"):
+        framework("torchtitan", routed_copies="index")
+    with pytest.raises(ValidationError, match="routed_copies"):
+        framework("megatron", routed_copies="index", experts="sequential")
+    job, machines = mofa.load_workload("mixtral-8x7b"), mofa.load_cluster("h200-hgx", 8)
+    facts = mofa.load_framework({"name": "megatron", "routed_copies": "index"})
+    with pytest.raises(StrategyError, match=r"ep \(8\) x etp \(1\) must be 1"):
+        mofa.estimate(job, machines, "ep=8", framework=facts, replay=False)
+    with pytest.raises(SpecError, match="--with moeblaze"):
+        mofa.find_plans(mofa.load_workload("llama3-8b"), machines, with_=["moeblaze"])
+
+
+def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
+    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 8)
+    plans = {}
+    for copies in ("materialised", "index"):
+        facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})
+        for replay in (False, True):
+            plans[copies, replay] = mofa.estimate(
+                job, machines, "pp=4 ep=1 micro_batch=1", framework=facts, replay=replay
+            )
+    saved = plans["materialised", False].memory.allocated_bytes - plans["index", False].memory.allocated_bytes
+    # 12 layers a stage, 4 micro-batches in flight on the first: the copies that are kept, less the indices
+    assert saved == pytest.approx(12 * 4 * 4096 * 8 * 2048 * 2, rel=0.05)
+    assert plans["index", True].memory.allocated_bytes == pytest.approx(
+        plans["index", False].memory.allocated_bytes, rel=0.02
+    )
+    assert plans["index", False].step_s < plans["materialised", False].step_s
+    assert "128.00 MiB" in plans["index", False].notes[-1] and "a model" in plans["index", False].notes[-1]
