@@ -272,12 +272,7 @@ def step_time(rows: Rows) -> StepTime:
     c, lay, table = rows.costs, rows.layout, rows.table
     n, pp = len(table), lay.stages.pp
     rowsel = np.arange(n)
-    fwd = rows.over_stages(rows.layers.forward_s) + rows.ends(
-        c.embedding.forward.total, c.head.forward.total, rows.of_mtp("forward_s")
-    )
-    bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
-        c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
-    )
+    fwd, bwd = stage_seconds(rows)
     stage_s = fwd + bwd
     slowest = first_largest(stage_s, axis=1)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
@@ -306,28 +301,42 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside.before_forward)
-    _optimizer(rows, exposed, stage_s)
+    exposed[_T["optimizer"]] += step_end_seconds(rows).max(axis=1) + norm_seconds(rows)
     assert pp == stage_s.shape[1]
     return StepTime(exposed, hidden, stage_s, slowest)
 
 
-def _optimizer(rows: Rows, exposed: ArrayN, stage_s: ArrayN) -> None:
-    """The optimizer step of the stage where it takes longest, and the host that it and the next step wait for."""
-    c, host = rows.costs, rows.cluster.gpu.curves.host
+def stage_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
+    """Forward and backward of one micro-batch on each stage. (n, pp) each [s]"""
+    c = rows.costs
+    fwd = rows.over_stages(rows.layers.forward_s) + rows.ends(
+        c.embedding.forward.total, c.head.forward.total, rows.of_mtp("forward_s")
+    )
+    bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
+        c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
+    )
+    return fwd, bwd
+
+
+def step_end_seconds(rows: Rows) -> ArrayN:
+    """The optimizer step of each stage and the host that it and the next step wait for, but for the norm. (n, pp) [s]
+
+    torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
+    train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
+    (context_parallel.py).
+    """
+    c = rows.costs
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.table.zero[:, None])
-    device = optimizer_seconds(*given)
     issue = rows.over_stages(rows.layers.issue_s) + rows.ends(
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.of_mtp("issue_s"),
     )  # fmt: skip
-    waits = optimizer_host_seconds(*given, _tensors(rows), np.maximum(stage_s - issue, 0.0))
-    longest = np.argmax(device + waits, axis=1)
-    here = np.arange(len(longest))
-    exposed[_T["optimizer"]] += device[here, longest] + norm_seconds(rows)
-    exposed[_T["host_idle"]] += waits[here, longest]
+    lead = np.maximum(sum(stage_seconds(rows)) - issue, 0.0)
+    seconds = optimizer_seconds(*given) + optimizer_host_seconds(*given, _tensors(rows), lead)
     if rows.framework.name in PYTORCH_MODULES:
-        # train_step moves counts and tokens to the device, which waits for it; counts are summed over dp (train.py)
-        exposed[_T["host_idle"]] += host.step_start_s.value * np.where(rows.table.dp > 1, 3.0, 1.0)
+        starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
+        seconds = seconds + (starts * rows.cluster.gpu.curves.host.step_start_s.value)[:, None]
+    return np.asarray(seconds)
 
 
 def _tensors(rows: Rows) -> ArrayN:

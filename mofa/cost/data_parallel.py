@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
+from mofa.cost.compute import stream_rate
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES
 
@@ -149,12 +150,19 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
 
 
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
-    """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward."""
-    s = rows.shards
-    once = collective_s("all_reduce", (s.dense + s.expert) * 4.0, column(rows.groups["dp"]), rows.cluster)[:, 0]
-    bucket = np.minimum(1.0, 100 * 2.0**20 / np.maximum(s.dense[:, 0] * 4.0, 1.0))
-    late = np.maximum(once * bucket, once - bwd[:, 0])
-    return Outside(m * (late + _slowdown(rows) * (once - late)), m * (once - late), none.before_forward)
+    """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
+
+    The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
+    is copied into its bucket and back, 16 bytes a parameter (reducer.cpp, without ``gradient_as_bucket_view``).
+    """
+    s, model = rows.shards, rows.workload.model
+    params = s.dense + s.expert
+    once = collective_s("all_reduce", params * 4.0, column(rows.groups["dp"]), rows.cluster)[:, 0]
+    last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
+    late = np.maximum(once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0)), once - bwd[:, 0])
+    copies = np.where(rows.table.dp > 1, params[:, 0] * 16.0 / stream_rate(rows.cluster.gpu, "copy"), 0.0)
+    exposed = m * (late + _slowdown(rows) * (once - late) + copies)
+    return Outside(exposed, m * (once - late), none.before_forward)
 
 
 def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:

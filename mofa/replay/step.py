@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
-from mofa.cost.compose import Rows, hop_seconds, norm_seconds
+from mofa.cost.compose import Rows, hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
-from mofa.cost.optimizer import optimizer_seconds
 from mofa.cost.scan import EXPOSED
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
@@ -368,7 +367,4 @@ def _tied_seconds(rows: Rows) -> float:
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:
-    seconds = optimizer_seconds(
-        rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.table.zero[:, None]
-    )
-    return [float(s) for s in np.broadcast_to(seconds, (1, rows.layout.stages.pp))[0]]
+    return [float(s) for s in np.broadcast_to(step_end_seconds(rows), (1, rows.layout.stages.pp))[0]]

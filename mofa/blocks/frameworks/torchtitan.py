@@ -192,11 +192,14 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
         merged = b.tensor("attn.merged", 0.0 * count)
         kv = ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0
         launches = 8.0 * maximum(ctx.cp - 1.0, 1.0)
-        b.add(Op("attn.merge", "memory_bound", Stream(48.0 * steps * count), (out,), (merged,), view=True,
+        # of the output and of keys and values, once and for every part that is merged: bytes at the general rate that
+        # take what the kernels of a profiled layer took (tt2-cp2-llama-6l-32k, fitting half; many are strided)
+        moved = (17.0 + 42.0 * steps) * count + 12.0 * kv
+        back = 27.0 * count + 60.0 * kv + steps * (13.5 * count + 37.5 * kv)
+        b.add(Op("attn.merge", "memory_bound", Stream(moved), (out,), (merged,), view=True,
                  scratch=12.0 * count, launches=launches, present=ctx.cp > 1,
-                 back=Back(work=Stream(steps * (24.0 * kv + 8.0 * count)), family="memory_bound",
-                           present=ctx.cp > 1, view=True, launches=launches,
-                           scratch=8.0 * kv + 4.0 * count)))  # fmt: skip
+                 back=Back(work=Stream(back), family="memory_bound", present=ctx.cp > 1, view=True,
+                           launches=launches, scratch=8.0 * kv + 4.0 * count)))  # fmt: skip
         return merged
     return out
 
