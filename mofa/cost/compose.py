@@ -376,7 +376,8 @@ def _pipeline(
         return
     runtime = rows.framework.name in PYTORCH_MODULES
     again = rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]).sum(axis=1)
-    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime)
+    share = _chunk_shares(rows) if rows.schedule == "interleaved" else None
+    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, share=share)
     exposed[_T["bubble"]] += alone - m * (fwd + bwd)[np.arange(len(m)), slowest]
     if np.any(before):
         held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, before_s=before)
@@ -394,6 +395,22 @@ def _pipeline(
     else:
         exposed[_T["pp"]] += fill * hop + rows.cluster.gpu.curves.overlap_slowdown.value * turns * hop
         hidden[_H["pp"]] += turns * hop
+
+
+def _chunk_shares(rows: Rows) -> ArrayN | None:
+    """Of each chunk in its stage's time, where chunks hold other layers than each other; else None. (n, pp, vpp)"""
+    stages, c = rows.layout.stages, rows.costs
+    if len(stages.kinds) == 1 and np.ptp(stages.counts) == 0:
+        return None
+    of_kind = rows.gather(rows.layers.forward_s)[0] + rows.gather(rows.layers.backward_s)[0]
+    weight = np.einsum("krc,nk->nrc", stages.counts, of_kind)
+    depth = rows.workload.model.num_mtp_layers
+    weight[:, 0, 0] += (c.embedding.forward.total + c.embedding.backward.total)[rows.k]
+    weight[:, stages.head_stage, -1] += (1 + depth) * (c.head.forward.total + c.head.backward.total)[rows.k]
+    mtp_f, mtp_b = rows.of_mtp("forward_s"), rows.of_mtp("backward_s")
+    if mtp_f is not None and mtp_b is not None:
+        weight[:, stages.head_stage, -1] += depth * (mtp_f + mtp_b)
+    return np.asarray(weight / weight.sum(axis=2, keepdims=True))
 
 
 def hop_seconds(rows: Rows) -> ArrayN:

@@ -67,11 +67,11 @@ def test_one_slow_stage_by_hand(slow: int, saved: float, m: int) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "vpp", "below", "above"),
-    [("gpipe", 1, 1e-9, 1e-9), ("1f1b", 1, 0.005, 1e-9), ("interleaved", 2, 1e-9, 0.075)],
+    [("gpipe", 1, 1e-9, 1e-9), ("1f1b", 1, 0.005, 1e-9), ("interleaved", 2, 0.045, 0.01)],
 )
 def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, below: float, above: float) -> None:
-    """Stages up to a third apart, forward to backward 1 to 2: exact for GPipe, at most 0.5 % under for 1F1B, up to
-    7.5 % over for interleaved 1F1B (median 1.4 %)."""
+    """Stages up to a third apart, forward to backward 1 to 2: exact for GPipe, at most 0.5 % under for 1F1B; 4.5 %
+    under (few micro-batches) to 1 % over for interleaved 1F1B."""
     rng = np.random.default_rng(1)
     ratios = []
     for _ in range(30):
