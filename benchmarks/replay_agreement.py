@@ -2,6 +2,7 @@
 
 python benchmarks/replay_agreement.py            # 500 strategies, the distribution of what differs
 python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
+python benchmarks/replay_agreement.py --time     # step times alone, which is quick
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.replay.play import play
 from mofa.replay.ranks import outside_of, ranks_of
+from mofa.replay.step import time_of
 from mofa.search.feasible import Job, check
 from mofa.search.find import loads_of
 from mofa.search.space import SOLVED, default_space, product
@@ -100,23 +102,28 @@ def cases(num: int, seed: int = SEED) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Closed form over replay - 1, of the fullest rank."""
+    """Closed form over replay - 1: the step, and the fullest rank's memory (None where it was not played)."""
 
-    allocated: float
-    reserved: float
-    device: float
+    step: float
+    allocated: float | None = None
+    reserved: float | None = None
+    device: float | None = None
 
 
-def compare(case: Case) -> Agreement:
+def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
     closed = estimator.rows(detail=True)
+    step = float(closed.step_s[0]) / time_of(estimator, detail=False).step_s - 1
+    if not memory:
+        return Agreement(step)
     assert closed.detail is not None
     expandable = case.job.framework.allocator == "expandable"
     ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
     outside = sum(outside_of(estimator))
     fullest = max(ranks, key=lambda rank: rank.peak_reserved)
     return Agreement(
+        step,
         float(closed.allocated_bytes[0]) / fullest.allocated - 1,
         float(closed.reserved_bytes[0]) / fullest.peak_reserved - 1,
         float(closed.device_bytes[0]) / (fullest.peak_reserved + outside) - 1,
@@ -136,27 +143,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num", type=int, default=500)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--time", action="store_true", help="step times alone")
     parser.add_argument("--verbose", action="store_true", help="one line per strategy")
     given = parser.parse_args()
     started = time.perf_counter()
     found: list[tuple[Case, Agreement]] = []
     for case in cases(given.num, given.seed):
-        found.append((case, compare(case)))
+        found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]
-            print(f"{a.allocated:+8.2%} {a.reserved:+8.2%} {a.device:+8.2%}  {describe(case)}", flush=True)
+            parts = [f"{x:+8.2%}" for x in (a.step, a.allocated, a.reserved, a.device) if x is not None]
+            print(" ".join(parts), "", describe(case), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
     print(f"{given.num} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
     for kind, want in WANTED.items():
         print(f"  {kind}: {sum(bool(want(case.job, case.row)[0]) for case, _ in found)}")
     print("closed form over replay   median |x|   mean |x|    90 %     99 %    worst   within")
-    for name in ("allocated", "reserved", "device"):
+    for name in ("step",) if given.time else ("step", "allocated", "reserved", "device"):
+        bar = TIME_BAR if name == "step" else MEMORY_BAR
         x = np.array([getattr(agreement, name) for _, agreement in found])
         size = np.abs(x)
         row = (np.median(size), size.mean(), *np.quantile(size, [0.9, 0.99]), size.max())
-        inside = int((size <= MEMORY_BAR).sum())
-        print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + f"   {inside} of {len(x)} within {MEMORY_BAR:.0%}")
+        inside = int((size <= bar).sum())
+        print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + f"   {inside} of {len(x)} within {bar:.0%}")
 
 
 if __name__ == "__main__":
