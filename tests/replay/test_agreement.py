@@ -1,4 +1,4 @@
-"""Step times of the search's closed forms against the replay: 40 of the strategies of benchmarks/replay_agreement.py."""
+"""Step times in closed form against the replay: 40 of the strategies of benchmarks/replay_agreement.py."""
 
 from __future__ import annotations
 
