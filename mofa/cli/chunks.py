@@ -28,6 +28,9 @@ def chunks(
     ] = None,
     window: Annotated[int, typer.Option("--window", help="Past iterations that the controller looks at.")] = 5,
     headroom: Annotated[float, typer.Option("--headroom", help="Over the largest load that it saw.")] = 1.25,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Choose recomputation and chunks of every layer together, too.")
+    ] = False,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     framework: opt.Framework = None,
@@ -67,7 +70,8 @@ def chunks(
     machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
     facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
     report = plan_chunks(
-        job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom
+        job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom,
+        joint=joint,
     )  # fmt: skip
     text = report.model_dump_json(indent=2) + "\n"
     if json_file is not None:

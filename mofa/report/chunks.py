@@ -61,6 +61,17 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
                ("tokens/s/GPU", "right"), ("mean", "right")]  # fmt: skip
     title = f"{report.workload}: {report.strategy}, {report.routing}, limit {format_bytes(report.limit_bytes)}"
     print_table(console, title, columns, rows)
+    if report.joint is not None:
+        j = report.joint
+        uniform = "none fits" if j.uniform_step_s is None else f"{format_seconds(j.uniform_step_s)} ({j.uniform})"
+        facts = [
+            ["step", format_seconds(j.step_s)],
+            ["bound", format_seconds(j.bound_s) + (", reached" if j.optimal else "")],
+            ["best single option for all layers", uniform],
+            ["layers", ", ".join(f"{x.layer}: {x.recompute}/{x.token_chunks}" for x in j.layers)],
+        ]
+        heads = [("recomputation and chunks chosen together", "left"), ("", "left")]
+        print_table(console, "", heads, facts)
     if quiet:
         return
     stages = len(next(iter(report.max_rows.values())))

@@ -17,6 +17,7 @@ from mofa.errors import SpecError
 from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
+from mofa.search.chunk_choice import JointChoice, choose_jointly
 from mofa.search.find import with_numerics
 from mofa.search.plan import margin_bytes
 from mofa.search.single import one_row
@@ -66,6 +67,7 @@ class ChunkReport(Spec):
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
     policies: tuple[Policy, ...]
+    joint: JointChoice | None = Field(default=None, description="Null where it was not asked for, or nothing fits.")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per iteration and layer: iteration, layer, chunks."""
@@ -99,6 +101,7 @@ class _Curves:
 def plan_chunks(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: str, *, framework: FrameworkSpec,
     bins: Sequence[int] = BINS, iterations: int | None = None, window: int = 5, headroom: float = 1.25,
+    joint: bool = False,
 ) -> ChunkReport:  # fmt: skip
     """Choose token chunks per layer and iteration of a routing load, and compare with fixed numbers.
 
@@ -114,6 +117,8 @@ def plan_chunks(
         How many; all of a trace, or enough for the routing's samples.
     window, headroom
         Of the controller that sees past iterations alone: it expects the largest load of so many, times so much.
+    joint
+        Whether recomputation and chunks of every layer are chosen together besides, for the whole run.
 
     Notes
     -----
@@ -171,6 +176,7 @@ def plan_chunks(
         max_rows={str(c): tuple(_most(curve, limit) * mean_rows) for c, curve in curves.items()},
         layers=tuple(i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)),
         chunks=tuple(tuple(int(c) for c in row) for row in chosen), policies=tuple(policies),
+        joint=choose_jointly(workload, cluster, framework, spec, ratios, bins, limit) if joint else None,
     )  # fmt: skip
 
 
