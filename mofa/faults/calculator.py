@@ -16,8 +16,8 @@ from mofa.faults.simulate import Kind, Level, LongRun, simulate
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
-MAX_EVENTS = 2e7
-"""Failures simulated in all; a longer run is cut, which leaves its ETTR as it is. [-]"""
+MAX_EVENTS, MAX_EACH = 5e6, 5000.0
+"""Failures simulated in all and of one run; a longer run is cut, which leaves its ETTR as it is. [-]"""
 LEAST_ETTR = 1e-3
 """Below it a run all but stands still, and is not simulated. [-]"""
 
@@ -128,7 +128,7 @@ def _simulated(
     if expected < LEAST_ETTR:
         return None
     interval = at or 1e-6 * mtbf  # as good as all the time
-    work = min(work, MAX_EVENTS / num_runs * mtbf * expected)
+    work = min(work, min(MAX_EVENTS / num_runs, MAX_EACH) * mtbf * expected)
     run = LongRun(max(work, interval), interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf))
     out = simulate(run, num_runs, seed)
     return MonteCarlo(

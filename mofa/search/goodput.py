@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
+from mofa.faults.calculator import LEAST_ETTR
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, job_clock, outlook
 from mofa.faults.simulate import simulate
@@ -222,8 +223,9 @@ class LongRuns:
         if "days" in unknown:
             return out
         work = float(self.work_s(np.array([plan.step_s]))[0])
-        if ettr <= 0 or not math.isfinite(work / ettr):
-            unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), "the run hardly gets on; its ettr is 0")
+        if ettr < LEAST_ETTR:
+            why = f"the run hardly gets on; its ettr is below {LEAST_ETTR:g}"
+            unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), why)
             return out
         hours = work / ettr / 3600 * all_gpus
         out |= {"days": self.band(found, work), "gpu_hours": hours, "kwh": watts * hours / 1000}

@@ -65,12 +65,15 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
 
 def test_a_faster_step_may_lose() -> None:
     """Where failures come every few steps, what a checkpoint takes outweighs what a step takes."""
-    harsh = facts(reliability__failures_per_node_day=200.0, storage__write_bytes_per_s="0.2 GB/s", spares=0)
+    harsh = facts(reliability__failures_per_node_day=10.0, storage__write_bytes_per_s="5 GB/s", spares=0)
     by_run = search(harsh).report.plans[0]
     by_step = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=1, **FIX).report.plans[0]
     judge = LongRuns(JOB, NODES, MEGATRON, harsh)
     assert judge.order(by_run) <= judge.order(by_step)
     assert by_run.ettr is not None and by_run.ettr < 0.9
+    hopeless = search(facts(reliability__failures_per_node_day=500.0, spares=0)).report.plans[0]
+    assert hopeless.ettr is not None and hopeless.ettr < 1e-3
+    assert hopeless.days is None and "hardly gets on" in hopeless.unknown["days"]
 
 
 def test_kwh_is_least_for_the_objective_kwh() -> None:
