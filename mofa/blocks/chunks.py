@@ -14,7 +14,11 @@ FIRST, LAST = "moe.permute", "moe.unpermute"
 """What a chunk begins and ends with; all between them belongs to it."""
 
 
-def chunked(forward: Tape, chunks: int) -> Tape:
+DISPATCH = "moe.dispatch"
+"""With overlap, a chunk's ops up to here are issued before the experts of the chunk before."""
+
+
+def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     """The forward tape with the way of the tokens through the experts in so many chunks.
 
     Parameters
@@ -23,6 +27,8 @@ def chunked(forward: Tape, chunks: int) -> Tape:
         A layer's forward tape; one without experts stays as it is.
     chunks
         Chunks of equal tokens. [-]
+    overlap
+        Whether the next chunk is dispatched while the experts compute on this one.
 
     Notes
     -----
@@ -31,7 +37,9 @@ def chunked(forward: Tape, chunks: int) -> Tape:
     right before it needs it: dispatch and combine again, one chunk's tensors at a time. Of the experts' memory one
     chunk is left, so that a layer needs ``A + B / chunks``; of time there are ``chunks`` smaller products and
     exchanges, the forward again and its two exchanges. The gradients of the chunks' inputs are concatenated likewise.
-    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do.
+    Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. With ``overlap`` the
+    next chunk is permuted and dispatched before this one's experts, so that its exchange runs beside them and two
+    chunks are alive; in the backward the host waits for each repeated dispatch's counts, which leaves less to overlap.
 
     Examples
     --------
@@ -51,10 +59,15 @@ def chunked(forward: Tape, chunks: int) -> Tape:
     ops: list[Op] = list(forward.ops[:start])
     for name in outside:
         ops.append(_split(tensors, name, chunks))
+    pieces = []
     for i in range(chunks):
         for name in made:
             tensors[_part(name, i)] = _portion(tensors[name], _part(name, i), chunks)
-        ops += [_of_chunk(op, i, chunks, made | set(outside)) for op in body]
+        pieces.append([_of_chunk(op, i, chunks, made | set(outside)) for op in body])
+    ahead = [op.name for op in body].index(DISPATCH) + 1 if overlap and DISPATCH in names else 0
+    ops += pieces[0][:ahead]
+    for i, piece in enumerate(pieces):
+        ops += [*(pieces[i + 1][:ahead] if i + 1 < chunks else []), *piece[ahead:]]
     parts = tuple(_part(result, i) for i in range(chunks))
     moved = 2.0 * tensors[result].bytes
     ops.append(Op("moe.concat", "memory_bound", Stream(moved, "copy"), parts, (result,), region=body[0].region))

@@ -220,7 +220,9 @@ def _all_tapes(
     for kind in kinds:
         forward = build.block_forward(ctx, p, kind)
         ops += forward.ops
-        chunks_of = {c: chunked(forward, c) for c in {spec.token_chunks for spec in modes}}
+        chunks_of = {
+            c: chunked(forward, c, overlap=framework.chunk_overlap) for c in {spec.token_chunks for spec in modes}
+        }
         for spec in modes:
             recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
             whole = chunks_of[spec.token_chunks] if kind.moe else forward

@@ -40,6 +40,8 @@ class FrameworkSpec(Spec):
     """Whether experts read copies of their tokens, or gather them by index (MoEBlaze; no released framework does)."""
     attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
     """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2, ``flash1`` the first one's."""
+    chunk_overlap: bool = False
+    """With token chunks, whether the next chunk is dispatched while the experts compute on this one."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""

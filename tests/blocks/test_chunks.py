@@ -92,3 +92,16 @@ def test_without_chunks_or_experts_nothing_changes() -> None:
     assert chunked(FORWARD, 1) is FORWARD
     dense = block_forward(CTX, primitives(CTX), BlockKind(False))
     assert chunked(dense, 4) is dense
+
+
+def test_overlap_dispatches_the_next_chunk_before_the_experts_of_this_one() -> None:
+    names = [op.name for op in chunked(FORWARD, 3, overlap=True).ops]
+    order = [names.index(n) for n in ("moe.dispatch#0", "moe.dispatch#1", "experts.fc1#0", "moe.combine#0",
+                                      "moe.dispatch#2", "experts.fc1#1", "experts.fc1#2", "moe.combine#2")]  # fmt: skip
+    assert order == sorted(order)
+    plain, beside = chunked(FORWARD, 3), chunked(FORWARD, 3, overlap=True)
+    assert sorted(op.name for op in plain.ops) == sorted(names)
+    for recompute in (NO_RECOMPUTE, FULL):
+        back = backward(beside, recompute)
+        assert expert_flops(back) == pytest.approx(expert_flops(backward(plain, recompute)))
+        assert sum(exchanged(back)) == pytest.approx(sum(exchanged(backward(plain, recompute))))

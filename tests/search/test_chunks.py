@@ -48,16 +48,18 @@ def test_with_much_memory_nothing_is_chunked_and_with_little_nothing_fits() -> N
 
 def test_the_papers_differences_in_sign() -> None:
     """moe.md A.8, model II: 8 chunks -5.40 %, MACT (1 to 4 chunks) +4.42 % of the throughput of full recomputation
-    without chunks. Both signs come out where MemFine recomputes its chunks alone and keeps the rest of the layer; with
-    the rest recomputed as well, chunks can only cost."""
+    without chunks. Both signs come out where MemFine recomputes its chunks alone and keeps the rest of the layer, or
+    where neighbouring chunks overlap; otherwise chunks can only cost."""
     machines = cluster(400)
 
-    def step_s(recompute: str, chunks: int) -> float:
+    def step_s(recompute: str, chunks: int, overlap: bool = False) -> float:
+        facts = mofa.load_framework({"name": "megatron", "chunk_overlap": overlap})
         strategy = f"ep=32 micro_batch=1 recompute={recompute} token_chunks={chunks}"
-        return mofa.estimate(UNEVEN, machines, strategy, framework=MEGATRON, replay=False).step_s
+        return mofa.estimate(UNEVEN, machines, strategy, framework=facts, replay=False).step_s
 
     whole = step_s("full", 1)
     assert whole / step_s("none", 8) < 1 < whole / step_s("none", 2)
+    assert whole / step_s("full", 8, overlap=True) < 1 < whole / step_s("full", 2, overlap=True)
     assert [step_s("full", c) for c in (1, 2, 4, 8)] == sorted(step_s("full", c) for c in (1, 2, 4, 8))
 
 
@@ -93,3 +95,14 @@ def test_where_chunks_cannot_be() -> None:
         plan_chunks(mofa.load_workload("llama3-8b"), cluster(80), "tp=2", framework=MEGATRON)
     with pytest.raises(SpecError, match="bins"):
         plan_chunks(UNEVEN, cluster(80), "ep=32", framework=MEGATRON, bins=[0])
+
+
+def test_overlap_hides_exchanges_and_holds_two_chunks() -> None:
+    both = {}
+    for overlap in (False, True):
+        facts = mofa.load_framework({"name": "megatron", "chunk_overlap": overlap})
+        strategy = "ep=32 micro_batch=1 recompute=none token_chunks=4"
+        both[overlap] = mofa.estimate(UNEVEN, cluster(400), strategy, framework=facts, replay=False)
+    assert both[True].step_s < 0.98 * both[False].step_s
+    assert both[True].time.hidden["ep"] > both[False].time.hidden["ep"]
+    assert both[True].memory.allocated_bytes >= both[False].memory.allocated_bytes
