@@ -41,6 +41,7 @@ def estimate(
     checkpoint_interval: long_run.CheckpointInterval = None,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    replay: opt.Replay = True,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: opt.Csv = None,
@@ -56,7 +57,7 @@ def estimate(
     asked = long_run.LongRunOptions(faults, storage, price, spares, checkpoint_mode, checkpoint_interval)
     profile = asked.profile()
     jobs = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
-    estimates = [_estimate(job, convention, profile) for job in jobs]
+    estimates = [_estimate(job, convention, profile, replay) for job in jobs]
     output.show_estimates(estimates, lambda: [_step(job, profile) for job in jobs])
 
 
@@ -70,17 +71,19 @@ def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
-def _estimate(job: Job, convention: FlopsConvention, faults: FaultSpec | None) -> Estimate:
+def _estimate(job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
     from mofa.search.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
 
     workload, cluster, framework = job.workload, job.cluster, job.framework
     if faults is None:
-        plan = mofa.estimate(workload, cluster, job.strategy, framework=framework, flops_convention=convention)
+        plan = mofa.estimate(
+            workload, cluster, job.strategy, framework=framework, flops_convention=convention, replay=replay
+        )
     else:
         plan = mofa.estimate_long_run(
-            workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention
+            workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay
         )
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields},

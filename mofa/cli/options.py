@@ -46,5 +46,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else 
 JsonFile = Annotated[Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file.")]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table of plans to a file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write figures and tables to a directory.")]
+Replay = Annotated[
+    bool, typer.Option("--replay/--no-replay", help="Play the result out op by op, or leave it at the closed forms.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of plans.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors.")]

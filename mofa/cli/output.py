@@ -37,9 +37,9 @@ class Output:
 
     def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
         """Write and print what a search found; ``table`` makes the table of all costed strategies."""
-        from mofa.report.save import save_report, write_table
+        from mofa.report.save import json_text, save_report, write_table
 
-        text = report.model_dump_json(indent=2) + "\n"
+        text = json_text(report) + "\n"
         self._write_json(text)
         if self.csv is not None:
             write_table(self.csv, report.to_frame())

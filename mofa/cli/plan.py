@@ -41,6 +41,7 @@ def plan(
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    replay: opt.Replay = True,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: opt.Csv = None,
@@ -80,6 +81,7 @@ def plan(
             "without": split_words(without),
             "flops_convention": flops_convention.value,
             "progress": progress,
+            "replay": replay,
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
         }
         if profile is None:

@@ -54,7 +54,7 @@ def trace(
     import json
 
     from mofa.replay.curve import memory_curve
-    from mofa.replay.replay import replay
+    from mofa.replay.replay import Replayer
     from mofa.replay.step import time_of
     from mofa.replay.trace import spread, trace_events
     from mofa.report.save import check_writable, write_atomic
@@ -69,10 +69,10 @@ def trace(
     shown = _ranks(ranks, pp) if ranks is not None else spread(pp, MAX_RANKS)
     watched = frozenset((r, i) for r in shown for i in range(micro_batches))
     played = time_of(estimator, watched=watched, jitter=jitter, seed=seed)
-    memory = replay(estimator).memory
+    replayer = Replayer(estimator)
 
     def counter(rank: int) -> list[tuple[float, int, int]]:
-        curve = memory_curve(memory.ranks[rank].journal, played.spans[rank], STRETCHES)
+        curve = memory_curve(replayer.rank(rank).journal, played.spans[rank], STRETCHES)
         allocated = curve.alive.sum(axis=1)
         return [(float(t), int(a), int(r)) for t, a, r in zip(curve.time_s, allocated, curve.reserved, strict=True)]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mofa.cost.estimate import Estimator
+from mofa.replay.curve import Curve, memory_curve
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import outside_of, ranks_of
 from mofa.replay.step import time_of
@@ -15,18 +19,16 @@ from mofa.replay.timed import TimeReplayed
 class MemoryReplayed:
     """What every pipeline rank's steps said, beside the context and the communicators of its device. [B]"""
 
-    ranks: tuple[MemoryPlayed, ...]
+    ranks: tuple[MemoryPlayed | None, ...]
+    """None for those that were not played."""
     context_bytes: float
     communicator_bytes: float
 
     def device_bytes(self, rank: int) -> float:
-        """Reserved memory, context and communicators of a pipeline rank. [B]"""
-        return self.ranks[rank].peak_reserved + self.context_bytes + self.communicator_bytes
-
-    @property
-    def fullest(self) -> int:
-        """The pipeline rank whose device holds most; the first among equals."""
-        return max(range(len(self.ranks)), key=lambda r: (self.device_bytes(r), -r))
+        """Reserved memory, context and communicators of a pipeline rank that was played. [B]"""
+        played = self.ranks[rank]
+        assert played is not None
+        return played.peak_reserved + self.context_bytes + self.communicator_bytes
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,76 @@ class Replayed:
 
     memory: MemoryReplayed
     time: TimeReplayed | None = None
+
+    def curve(self, rank: int) -> Curve | None:
+        """The memory of a pipeline rank over a step; None without a clock, or where it was not played."""
+        played = self.memory.ranks[rank]
+        if self.time is None or played is None:
+            return None
+        return memory_curve(played.journal, self.time.spans[rank])
+
+
+class Replayer:
+    """A strategy whose ranks are played when they are asked for.
+
+    Parameters
+    ----------
+    estimator
+        Of one strategy, its table having one row.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator = estimator
+        self.context_bytes, self.communicator_bytes = outside_of(estimator)
+        self.ranks = ranks_of(estimator)
+        self._played: dict[int, MemoryPlayed] = {}
+
+    def rank(self, r: int) -> MemoryPlayed:
+        """The memory of a pipeline rank."""
+        if r not in self._played:
+            room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes
+            expandable = self.estimator.framework.allocator == "expandable"
+            self._played[r] = play(self.ranks[r], capacity=int(room), expandable=expandable)
+        return self._played[r]
+
+    def device_bytes(self, r: int) -> float:
+        """Reserved memory, context and communicators of a pipeline rank. [B]"""
+        return self.rank(r).peak_reserved + self.context_bytes + self.communicator_bytes
+
+    @cached_property
+    def time(self) -> TimeReplayed:
+        """The step on the clocks of all ranks."""
+        return time_of(self.estimator)
+
+    def whole(self) -> Replayed:
+        """All ranks' memory, and the time."""
+        for r in range(len(self.ranks)):
+            self.rank(r)
+        return self.so_far()
+
+    def so_far(self) -> Replayed:
+        """The memory of the ranks that have been played, and the time."""
+        ranks = tuple(self._played.get(r) for r in range(len(self.ranks)))
+        return Replayed(MemoryReplayed(ranks, self.context_bytes, self.communicator_bytes), self.time)
+
+    def fullest_bytes(self, expected: Sequence[float], enough: float = math.inf) -> float:
+        """Device bytes of the fullest rank, played: until no other is ``expected`` to hold more, or one ``enough``. [B]
+
+        Parameters
+        ----------
+        expected
+            Device bytes of every pipeline rank by the closed form. [B]
+        enough
+            More than this is not of interest. [B]
+        """
+        known = list(expected)
+        while True:
+            r = max(range(len(known)), key=lambda i: (known[i], -i))
+            if r in self._played:
+                return known[r]
+            known[r] = self.device_bytes(r)
+            if known[r] > enough:
+                return known[r]
 
 
 def replay(estimator: Estimator) -> Replayed:
@@ -54,8 +126,4 @@ def replay(estimator: Estimator) -> Replayed:
     -----
     Ranks of a pipeline stage are alike but for routing, where the most loaded one is played.
     """
-    context, communicators = outside_of(estimator)
-    capacity = int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators)
-    expandable = estimator.framework.allocator == "expandable"
-    ranks = tuple(play(rank, capacity=capacity, expandable=expandable) for rank in ranks_of(estimator))
-    return Replayed(MemoryReplayed(ranks, context, communicators), time_of(estimator))
+    return Replayer(estimator).whole()

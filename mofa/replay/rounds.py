@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TURNS = 2
+TURNS = 1
 """How often all that is in flight is replaced before a state without change of its peaks counts as steady. [-]"""
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mofa.search.result import Estimate, Plan, PlanReport
 
 MAX_STAGE_FIGURES = 10
+MAX_STAGE_CURVES = 4
 
 
 def check_writable(path: Path, *, directory: bool = False) -> None:
@@ -102,7 +104,7 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     """
     from mofa.report.pareto import plot_pareto
 
-    files = {"plan.json": (report.model_dump_json(indent=2) + "\n").encode()}
+    files = {"plan.json": (json_text(report) + "\n").encode()}
     files["rejected.csv"] = csv_bytes(report.rejected_to_frame())
     if report.plans:
         files["plans.csv"] = csv_bytes(report.to_frame())
@@ -121,11 +123,28 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     return write_files(directory, files)
 
 
+def json_text(result: Plan | PlanReport) -> str:
+    """A result as indented JSON, with arrays of numbers on one line.
+
+    Examples
+    --------
+    >>> _NUMBERS.sub(_on_one_line, "[\\n  1.5,\\n  -2e9\\n]")
+    '[1.5,-2e9]'
+    """
+    return _NUMBERS.sub(_on_one_line, result.model_dump_json(indent=2))
+
+
+_NUMBERS = re.compile(r"\[\s*(?:-?\d[-+.eE\d]*,\s*)+-?\d[-+.eE\d]*\s*\]")
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return "".join(numbers.group().split())
+
+
 def estimates_json(estimates: Sequence[Estimate]) -> str:
     """Estimates as JSON text: one as an object, several as a list."""
-    if len(estimates) == 1:
-        return estimates[0].model_dump_json(indent=2) + "\n"
-    return "[" + ",\n".join(estimate.model_dump_json(indent=2) for estimate in estimates) + "]\n"
+    texts = [json_text(estimate) for estimate in estimates]
+    return texts[0] + "\n" if len(texts) == 1 else "[" + ",\n".join(texts) + "]\n"
 
 
 def save_estimates(
@@ -200,6 +219,7 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     import pandas as pd
 
     from mofa.report.memory_breakdown import plot_memory_breakdown
+    from mofa.report.memory_over_time import plot_memory_over_time
     from mofa.report.stage_memory import plot_stage_memory
     from mofa.report.time_breakdown import plot_time_breakdown
 
@@ -210,6 +230,12 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     for i, (key, plan) in enumerate(list(staged.items())[:num_stage_figures]):
         name = "stage_memory" if i == 0 else f"stage_memory_{key}"
         files |= figure_files(name, plot_stage_memory(plan, label=key if labels is not None else None))
+    timed = {key: plan for key, plan in staged.items() if any(stage.curve for stage in plan.memory.by_stage)}
+    for i, (key, plan) in enumerate(list(timed.items())[:num_stage_figures]):
+        name = "memory_over_time" if i == 0 else f"memory_over_time_{key}"
+        for stage in _shown(plan):
+            ax = plot_memory_over_time(plan, stage, label=key if labels is not None else None)
+            files |= figure_files(name if len(plan.memory.by_stage) == 1 else f"{name}_stage{stage}", ax)
 
     def stacked(tables: Mapping[str, pd.DataFrame]) -> bytes:
         return csv_bytes(pd.concat(tables, names=["plan", "row"]).reset_index("plan"))
@@ -219,6 +245,13 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
     if staged:
         files["stages.csv"] = stacked({key: plan.memory.stages_to_frame() for key, plan in staged.items()})
     return files
+
+
+def _shown(plan: Plan) -> list[int]:
+    """The stages whose memory over time is drawn: all of a few, else the first, the fullest and the last."""
+    stages = plan.memory.by_stage
+    fullest = max(stages, key=lambda stage: stage.device_bytes).stage
+    return [s.stage for s in stages if len(stages) <= MAX_STAGE_CURVES or s.stage in (0, fullest, len(stages) - 1)]
 
 
 def figure_files(name: str, ax: Axes) -> dict[str, bytes]:

@@ -16,11 +16,11 @@ from mofa.report.words import component_name, quantity_text, strategy_text
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from mofa.search.memory import LiveTensors, Memory
     from mofa.search.result import (
         ClusterSummary,
         Estimate,
         FrameworkSummary,
-        Memory,
         Plan,
         PlanReport,
         Time,
@@ -156,6 +156,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     print_memory(console, estimate.memory, "What fills the memory of the fullest rank")
     if len(estimate.memory.by_stage) > 1:
         print_stages(console, estimate.memory)
+    print_peak(console, estimate.memory)
     _print_grounds(console, estimate)
 
 
@@ -279,6 +280,44 @@ def print_stages(console: Console, memory: Memory) -> None:
     ]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
     print_table(console, f"Memory per pipeline stage{cut}", columns, rows)
+
+
+def print_peak(console: Console, memory: Memory) -> None:
+    """Print what is alive at the peak of the fullest rank, and of the first rank whose device is full, what then."""
+    if not memory.by_stage:
+        return
+    fullest = max(memory.by_stage, key=lambda stage: stage.device_bytes)
+    columns = [
+        ("tensors", "left"),
+        ("kind", "left"),
+        ("number", "right"),
+        ("bytes", "right"),
+        ("of allocated", "right"),
+    ]
+
+    def rows(tensors: Sequence[LiveTensors], whole: float) -> list[list[str]]:
+        return [
+            [t.name, component_name(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, whole)]
+            for t in tensors
+        ]
+
+    if fullest.tensors:
+        held = f"{format_bytes(fullest.allocated_bytes)} allocated of {format_bytes(fullest.reserved_bytes)} reserved"
+        title = f"Alive at the peak of stage {fullest.stage}: {fullest.instant} ({held})"
+        print_table(console, title, columns, rows(fullest.tensors, fullest.allocated_bytes))
+    full = [stage for stage in memory.by_stage if stage.out_of_memory is not None]
+    for stage in full[:1]:
+        first = stage.out_of_memory
+        assert first is not None
+        others = f" ({len(full)} of {len(memory.by_stage)} stages run out of memory)" if len(full) > 1 else ""
+        _say(
+            console,
+            f"Stage {stage.stage} runs out of memory in step {first.step}, {first.where}: "
+            f"{format_bytes(first.missing_bytes)} are missing beside {format_bytes(first.allocated_bytes)} allocated "
+            f"of {format_bytes(first.reserved_bytes)} reserved{others}.",
+            "bold red",
+        )
+        print_table(console, "Alive then", columns, rows(first.tensors, first.allocated_bytes))
 
 
 def shares_text(fractions: Mapping[Any, float]) -> str:

@@ -15,7 +15,7 @@ from mofa.routing.load import expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.find import with_numerics
-from mofa.search.plan import make_plan
+from mofa.search.plan import Candidate
 from mofa.search.single import one_row
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
@@ -112,7 +112,7 @@ def balance_step(
         return RoutingLoads(time, memory, {ep: Scheduled(float(ratio[scheme].mean()), held, sent, overhead_s)})
 
     def step(balanced: StrategyTable, given: RoutingLoads) -> tuple[float, float]:
-        plan = make_plan(workload, cluster, framework, balanced, given, "causal")
+        plan = Candidate(workload, cluster, framework, balanced, given, "causal").plan(replay=False)
         return plan.step_s, plan.memory.device_bytes
 
     scheduled = replace(row, balancing=np.array([1]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mofa.search.plan import Candidate
 from mofa.search.result import Plan
 
 REPLAYED = 30
 """Plans that fit and are ranked again by their replay. [-]"""
-PATIENCE = 4 * REPLAYED
+PATIENCE = 2 * REPLAYED
 """Rows looked at for them, as long as one has been found to fit. [-]"""
 
 
@@ -23,17 +24,22 @@ class Final:
 
 
 def replay_best(
-    rows: Sequence[int], played: Callable[[int], Plan], progress: Callable[[int, int], None] | None = None,
+    rows: Sequence[int],
+    candidate: Callable[[int], Candidate],
+    top: int,
+    progress: Callable[[int, int], None] | None = None,
     order: Callable[[Plan], float] | None = None,
-) -> Final:  # fmt: skip
+) -> Final:
     """Play rows in order until :data:`REPLAYED` of them fit, and rank those by what their replay says.
 
     Parameters
     ----------
     rows
         From the best on, as the closed forms rank them.
-    played
-        Gives the replayed plan of a row.
+    candidate
+        Gives the strategy of a row.
+    top
+        How many plans are wanted. Of the best all ranks are played, of the others the fullest.
     progress
         Told how many are played and how many there are to play.
     order
@@ -41,20 +47,29 @@ def replay_best(
 
     Examples
     --------
-    >>> replay_best([], lambda row: None).plans
+    >>> replay_best([], lambda row: None, 10).plans
     []
     """
     out = Final()
-    while out.seen < len(rows) and len(out.plans) < REPLAYED and (out.seen < PATIENCE or not out.plans):
+    fit: list[tuple[float, float, int, Candidate]] = []
+    while out.seen < len(rows) and len(fit) < REPLAYED and (out.seen < PATIENCE or not fit):
         row = rows[out.seen]
-        plan = played(row)
+        one = candidate(row)
+        lacks = one.lacks()
+        if lacks > 0:
+            out.too_big[row] = lacks
+        else:
+            value = one.replayer.time.step_s if order is None else order(one.plan(replay=True, explain=False))
+            fit.append((round(value, 12), lacks, row, one))
+        out.seen += 1
+        if progress is not None:
+            progress(out.seen, min(len(rows), REPLAYED + len(out.too_big)))
+    for _, _, row, one in sorted(fit, key=lambda item: item[:3]):
+        if len(out.plans) == top:
+            break
+        plan = one.plan(replay=True, explain=not out.plans)
         if plan.memory.fits:
             out.plans.append(plan)
         else:
             out.too_big[row] = -plan.memory.free_bytes
-        out.seen += 1
-        if progress is not None:
-            progress(out.seen, min(len(rows), REPLAYED + len(out.too_big)))
-    value = order or (lambda plan: plan.step_s)
-    out.plans.sort(key=lambda plan: (round(value(plan), 12), plan.memory.device_bytes))
     return out

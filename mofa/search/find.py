@@ -21,7 +21,7 @@ from mofa.search.feasible import CHECKS, Job, check
 from mofa.search.final import PATIENCE, replay_best
 from mofa.search.layers import COST_AT_ONCE, solve_layers
 from mofa.search.minimum import smallest_number_of_gpus
-from mofa.search.plan import make_plan, margin_bytes
+from mofa.search.plan import Candidate, margin_bytes
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
@@ -121,7 +121,7 @@ def find_plans(
     without: Sequence[str] = (),
     flops_convention: FlopsConvention = "causal",
     progress: Progress | None = None,
-    replay: bool = False,
+    replay: bool = True,
     replay_progress: Progress | None = None,
     judge: LongRuns | None = None,
 ) -> Search:
@@ -182,20 +182,18 @@ def find_plans(
     best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
     loads = loads_of(workload, table)
 
-    def made(i: int, replay: bool) -> Plan:
+    def candidate(i: int) -> Candidate:
         row = costed.table.take(np.array([i]))
-        return make_plan(workload, cluster, framework, row, loads, flops_convention, replay=replay)
+        return Candidate(workload, cluster, framework, row, loads, flops_convention)
 
+    plans: list[Plan] = []
     if replay:
-        final = replay_best(
-            best.tolist(), lambda i: made(i, True), replay_progress, judge.order if judge is not None else None
-        )
+        final = replay_best(best.tolist(), candidate, top, replay_progress, judge.order if judge is not None else None)
         for i, over in final.too_big.items():
             reason[costed.rows[i]], short[costed.rows[i]] = len(CHECKS) + 1, over
-        rest = best[final.seen : final.seen + max(top - len(final.plans), 0)]
-        plans = (*final.plans[:top], *(made(i, False) for i in rest))
-    else:
-        plans = tuple(made(i, False) for i in best)
+            costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over
+        plans, best = final.plans, best[final.seen :]
+    plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space)
@@ -225,7 +223,7 @@ def find_plans(
         min_gpus=min_gpus,
         min_gpus_note=note,
         elapsed_s=time.perf_counter() - started,
-        plans=plans,
+        plans=tuple(plans),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
     return Search(report, costed, workload, cluster, framework, reason)
@@ -431,4 +429,5 @@ def estimate(
         framework = load_framework(workload.framework or "megatron")
     workload, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
-    return make_plan(workload, cluster, framework, row, loads_of(workload, row), flops_convention, replay=replay)
+    one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
+    return one.plan(replay=replay)

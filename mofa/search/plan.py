@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +15,9 @@ from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
+from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory
-from mofa.search.result import Memory, Plan, StageMemory, Time
+from mofa.search.result import Plan, Time
 from mofa.search.stage_time import stage_times
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -27,7 +28,7 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY, format_bytes
 
 if TYPE_CHECKING:
-    from mofa.replay.replay import Replayed
+    from mofa.replay.replay import Replayed, Replayer
 
 MARGIN_FRACTION = 0.03
 """Share of the capacity that a plan leaves free for what the model does not see; ``assumed`` until measured residuals
@@ -39,32 +40,47 @@ def margin_bytes(cluster: ClusterSpec) -> float:
     return MARGIN_FRACTION * cluster.gpu.usable_memory_bytes.value
 
 
-def make_plan(
-    workload: WorkloadSpec,
-    cluster: ClusterSpec,
-    framework: FrameworkSpec,
-    row: StrategyTable,
-    loads: RoutingLoads,
-    convention: FlopsConvention,
-    *,
-    replay: bool = False,
-) -> Plan:
-    """Cost one strategy (a table of one row) in detail: by the closed forms, or played out."""
-    estimator = Estimator(workload, cluster, framework, row, loads)
-    blocks = [block for part in estimator.parts for block in part.costs.tapes.values()]
-    sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
-    costed = estimator.rows(detail=True)
-    played = None
-    if replay:
-        from mofa.replay.replay import replay as play
+class Candidate:
+    """One strategy (a table of one row) that can be costed in detail: by the closed forms, or played out."""
 
-        played = play(estimator)
-    return _plan(workload, cluster, framework, row, costed, convention, sizes, played)
+    def __init__(
+        self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
+        loads: RoutingLoads, convention: FlopsConvention,
+    ) -> None:  # fmt: skip
+        self.job = (workload, cluster, framework, row)
+        self.convention: FlopsConvention = convention
+        self.estimator = Estimator(workload, cluster, framework, row, loads)
+        self.costed = self.estimator.rows(detail=True)
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """Its ranks, to be played."""
+        from mofa.replay.replay import Replayer
+
+        return Replayer(self.estimator)
+
+    def lacks(self) -> float:
+        """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
+        assert self.costed.detail is not None
+        cluster = self.job[1]
+        room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+        return self.replayer.fullest_bytes(self.costed.detail.device_bytes[0].tolist(), room) - room
+
+    def plan(self, *, replay: bool, explain: bool = True) -> Plan:
+        """All that is known of it; ``explain``: every rank is played and has its memory over time, else the fullest."""
+        blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
+        sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
+        played = None
+        if replay:
+            self.lacks()
+            played = self.replayer.whole() if explain else self.replayer.so_far()
+        return _plan(*self.job, self.costed, self.convention, sizes, played, explain)
 
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
     convention: FlopsConvention, sizes: Mapping[str, Sizes], played: Replayed | None,
+    curves: bool,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
     hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
@@ -72,7 +88,7 @@ def _plan(
         exposed, hidden = {name: played.time.exposed[name] for name in TIME_COMPONENTS}, dict(played.time.hidden)
     memory = _memory(cluster, costed)
     if played is not None:
-        memory = replayed_memory(memory, played.memory)
+        memory = replayed_memory(memory, played, curves=curves)
     step_s = sum(exposed.values())
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus

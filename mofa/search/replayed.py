@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mofa.cost.breakdown import LIVE_COMPONENTS
-from mofa.search.result import Memory, StageMemory
+from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, StageMemory
 
 if TYPE_CHECKING:
-    from mofa.replay.replay import MemoryReplayed
+    from collections.abc import Sequence
+
+    from mofa.replay.curve import Curve
+    from mofa.replay.journal import Live
+    from mofa.replay.play import MemoryPlayed
+    from mofa.replay.replay import Replayed
+
+NAMED = 15
+"""Kinds of tensors that are named; the rest is put together. [-]"""
 
 
-def replayed_memory(closed: Memory, played: MemoryReplayed) -> Memory:
+def replayed_memory(closed: Memory, played: Replayed, *, curves: bool = False) -> Memory:
     """The memory of a plan with what the replay knows better than the closed form."""
+    memory = played.memory
     stages = []
-    for r, (stage, rank) in enumerate(zip(closed.by_stage, played.ranks, strict=True)):
+    for r, (stage, rank) in enumerate(zip(closed.by_stage, memory.ranks, strict=True)):
+        if rank is None:
+            stages.append(stage)
+            continue
         parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
         parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
-        parts["cuda_context"] = played.context_bytes
-        parts["communicators"] = played.communicator_bytes
+        parts["cuda_context"] = memory.context_bytes
+        parts["communicators"] = memory.communicator_bytes
         stages.append(
             StageMemory(
                 stage=stage.stage,
@@ -28,11 +40,15 @@ def replayed_memory(closed: Memory, played: MemoryReplayed) -> Memory:
                 instant=rank.peak.where,
                 allocated_bytes=float(rank.allocated),
                 reserved_bytes=float(rank.peak_reserved),
-                device_bytes=played.device_bytes(r),
+                device_bytes=memory.device_bytes(r),
                 by_component=parts,
+                costed_by="replay",
+                tensors=_tensors(rank.peak.tensors),
+                out_of_memory=_out_of_memory(rank),
+                curve=_curve(played.curve(r)) if curves else None,
             )
         )
-    fullest = stages[played.fullest]
+    fullest = max(stages, key=lambda stage: (stage.device_bytes, -stage.stage))
     return Memory(
         allocated_bytes=fullest.allocated_bytes,
         reserved_bytes=fullest.reserved_bytes,
@@ -43,4 +59,39 @@ def replayed_memory(closed: Memory, played: MemoryReplayed) -> Memory:
         fits=fullest.device_bytes + closed.margin_bytes <= closed.capacity_bytes,
         by_component=fullest.by_component,
         by_stage=tuple(stages),
+    )
+
+
+def _tensors(live: Sequence[Live]) -> tuple[LiveTensors, ...]:
+    """The largest by name, the rest of each kind together; they sum to what is allocated."""
+    named = [LiveTensors(name=t.name, kind=t.group, count=t.count, bytes=float(t.bytes)) for t in live[:NAMED]]
+    rest: dict[str, list[int]] = {}
+    for t in live[NAMED:]:
+        sums = rest.setdefault(t.group, [0, 0])
+        sums[0] += t.count
+        sums[1] += t.bytes
+    others = [LiveTensors(name="others", kind=kind, count=n, bytes=float(size)) for kind, (n, size) in rest.items()]
+    return (*named, *sorted(others, key=lambda t: -t.bytes))
+
+
+def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
+    full = rank.out_of_memory
+    if full is None:
+        return None
+    return OutOfMemory(
+        step=full.step, where=full.where, missing_bytes=float(rank.missing_bytes),
+        allocated_bytes=float(full.allocated), reserved_bytes=float(full.reserved), tensors=_tensors(full.tensors),
+    )  # fmt: skip
+
+
+def _curve(curve: Curve | None) -> MemoryCurve | None:
+    if curve is None:
+        return None
+    from mofa.replay.journal import GROUPS
+
+    return MemoryCurve(
+        time_s=tuple(curve.time_s.tolist()),
+        reserved_bytes=tuple(map(float, curve.reserved.tolist())),
+        kinds={name: tuple(map(float, curve.alive[:, i].tolist())) for i, name in enumerate(GROUPS)},
+        peak=curve.peak,
     )

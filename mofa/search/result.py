@@ -7,13 +7,14 @@ that breaks this cannot be built. ``docs/json.md`` describes the JSON field by f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 from pydantic.json_schema import models_json_schema
 
 from mofa.search.longrun import LongRunFigures
+from mofa.search.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -24,7 +25,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.0"
+SCHEMA_VERSION: Final = "2.1"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -32,110 +33,6 @@ TimeComponent = Literal[
 ]  # fmt: skip
 TIME_COMPONENTS: tuple[TimeComponent, ...] = get_args(TimeComponent)
 FlopsConvention = Literal["causal", "full"]
-
-_REL_TOL = 1e-6
-
-
-def _check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> None:
-    """Refuse parts that do not sum to their total within float rounding."""
-    parts_sum = math.fsum(parts)
-    if not math.isclose(parts_sum, total, rel_tol=_REL_TOL, abs_tol=1e-12):
-        raise ValueError(f"{what} sum to {parts_sum:.9g} {unit}, not to {total:.9g} {unit}")
-
-
-def _check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
-    for name, value in parts.items():
-        if value < 0:
-            raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
-
-
-class StageMemory(Spec):
-    """Memory of the fullest rank of one pipeline stage."""
-
-    stage: int = Field(ge=0, description="Index of the pipeline stage, from 0. [-]")
-    num_layers: int = Field(ge=0, description="Transformer layers of the stage, over all its chunks. [-]")
-    recomputed_layers: int = Field(default=0, ge=0, description="Layers of the stage that are recomputed whole. [-]")
-    in_flight_micro_batches: float | None = Field(
-        default=None, ge=0, description="Micro-batches whose activations the stage holds at the peak. [-]"
-    )
-    instant: str | None = Field(default=None, description="The instant at which the allocated memory peaks.")
-    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
-    reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
-    device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
-    by_component: dict[str, float] = Field(
-        description="Live tensors by kind at the allocated peak, allocator slack, context, communicators; "
-        "sums to device_bytes. [B]"
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _check_not_negative(f"by_stage[{self.stage}].by_component", self.by_component)
-        _check_sum(f"by_stage[{self.stage}].by_component", self.by_component.values(), self.device_bytes, "B")
-        return self
-
-
-class Memory(Spec):
-    """Memory of the fullest rank, against what the device offers."""
-
-    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
-    reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
-    device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
-    margin_bytes: float = Field(ge=0, description="Safety margin that a plan must leave free. [B]")
-    peak_bytes: float = Field(ge=0, description="Equal to device_bytes. [B]")
-    capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for the device. [B]")
-    fits: bool = Field(description="Whether device_bytes + margin_bytes <= capacity_bytes.")
-    by_component: dict[str, float] = Field(
-        description="Live tensors by kind at the allocated peak, allocator slack, context, communicators; "
-        "sums to peak_bytes. [B]"
-    )
-    by_stage: tuple[StageMemory, ...] = Field(default=(), description="One entry per pipeline stage, in order.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _check_not_negative("memory.by_component", self.by_component)
-        _check_sum("memory.by_component", self.by_component.values(), self.peak_bytes, "B")
-        if not math.isclose(self.peak_bytes, self.device_bytes, rel_tol=_REL_TOL):
-            raise ValueError(
-                f"peak_bytes ({self.peak_bytes:.9g} B) must equal device_bytes ({self.device_bytes:.9g} B)"
-            )
-        slack = 1 + _REL_TOL
-        if self.allocated_bytes > self.reserved_bytes * slack or self.reserved_bytes > self.device_bytes * slack:
-            raise ValueError(
-                f"allocated_bytes ({self.allocated_bytes:.9g}) <= reserved_bytes ({self.reserved_bytes:.9g}) "
-                f"<= device_bytes ({self.device_bytes:.9g}) must hold"
-            )
-        if self.fits != (self.device_bytes + self.margin_bytes <= self.capacity_bytes):
-            raise ValueError("fits must say whether device_bytes + margin_bytes <= capacity_bytes")
-        if self.by_stage:
-            fullest = max(stage.device_bytes for stage in self.by_stage)
-            if not math.isclose(fullest, self.device_bytes, rel_tol=_REL_TOL):
-                raise ValueError(
-                    f"the fullest stage ({fullest:.9g} B) must equal device_bytes ({self.device_bytes:.9g} B)"
-                )
-        return self
-
-    @property
-    def free_bytes(self) -> float:
-        """What is left after the margin; negative where the plan does not fit. [B]"""
-        return self.capacity_bytes - self.device_bytes - self.margin_bytes
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per component of the fullest rank's memory: component, bytes, fraction of the peak."""
-        import pandas as pd
-
-        rows = [(name, value, value / self.peak_bytes) for name, value in self.by_component.items()]
-        return pd.DataFrame(rows, columns=["component", "bytes", "fraction"])
-
-    def stages_to_frame(self) -> pd.DataFrame:
-        """One row per pipeline stage; the components are columns ``<name>_bytes``."""
-        import pandas as pd
-
-        rows = []
-        for stage in self.by_stage:
-            row = stage.model_dump(exclude={"by_component"})
-            row.update({f"{name}_bytes": value for name, value in stage.by_component.items()})
-            rows.append(row)
-        return pd.DataFrame(rows).fillna({f"{n}_bytes": 0.0 for s in self.by_stage for n in s.by_component})
 
 
 class StageTime(Spec):
@@ -166,14 +63,8 @@ class Time(Spec):
     def _check(self) -> Self:
         if missing := [name for name in TIME_COMPONENTS if name not in self.exposed]:
             raise ValueError(f"time.exposed lacks {', '.join(missing)}")
-        _check_not_negative("time.exposed", self.exposed)
-        _check_not_negative("time.hidden", self.hidden)
-        step_s = math.fsum(self.exposed.values())
-        for stage in self.by_stage:
-            if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=_REL_TOL):
-                raise ValueError(
-                    f"time.by_stage: the parts of stage {stage.stage} must sum to the step ({step_s:.9g} s)"
-                )
+        check_not_negative("time.exposed", self.exposed)
+        check_not_negative("time.hidden", self.hidden)
         return self
 
     def stages_to_frame(self) -> pd.DataFrame:
@@ -212,7 +103,7 @@ class Plan(LongRunFigures):
     provenance: dict[Provenance, float] = Field(
         description="Fraction of the step that rests on numbers of each provenance; sums to 1. [-]"
     )
-    costed_by: Literal["closed_form", "replay"] = Field(description="What predicted the numbers.")
+    costed_by: CostedBy = Field(description="What predicted the numbers.")
     flops_convention: FlopsConvention = Field(
         default="causal",
         description="causal halves the FLOPs of causal attention in tflops_per_gpu, mfu, hfu; full does not.",
@@ -221,10 +112,10 @@ class Plan(LongRunFigures):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
-        _check_not_negative("provenance", self.provenance)
-        _check_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
-        if self.hfu < self.mfu * (1 - _REL_TOL):
+        check_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
+        check_not_negative("provenance", self.provenance)
+        check_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
+        if self.hfu < self.mfu * (1 - REL_TOL):
             raise ValueError(f"hfu ({self.hfu:.6g}) must be at least mfu ({self.mfu:.6g})")
         return self
 
@@ -365,18 +256,17 @@ class FrameworkSummary(Spec):
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
     """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
-    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus
-    if s.tp * s.cp * s.pp * s.dp != gpus:
-        less = f", without {plan.spare_gpus} that stand by" if plan.spare_gpus else ""
-        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
-    tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
-    _check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
+    s = plan.strategy
+    if s.tp * s.cp * s.pp * s.dp != cluster.num_gpus:
+        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({cluster.num_gpus})")
+    tokens = plan.tokens_per_s_per_gpu * plan.step_s * cluster.num_gpus
+    check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
 
 
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.1"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -395,7 +285,7 @@ class Estimate(Plan):
 class PlanReport(Spec):
     """What a search found: what ``mofa plan --json`` prints."""
 
-    schema_version: Literal["2.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.1"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

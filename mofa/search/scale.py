@@ -179,7 +179,7 @@ def _plan(
         elif strategy is not None and not replan:
             plan = estimate(job, machines, strategy, framework=framework, replay=False)
         else:
-            plans = find_plans(job, machines, framework=framework, top=1).report.plans
+            plans = find_plans(job, machines, framework=framework, top=1, replay=False).report.plans
             if not plans:
                 return None, f"nothing fits {machines.num_gpus:,} GPUs"
             plan = plans[0]

@@ -122,7 +122,7 @@ def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], c
     plan = json.loads(done.stdout)
     assert plan["strategy"] == best["strategy"]
     assert plan["step_s"] == pytest.approx(best["step_s"], rel=0.03)
-    assert plan["memory"]["device_bytes"] == pytest.approx(best["memory"]["device_bytes"], rel=0.05)
+    assert plan["memory"]["device_bytes"] == pytest.approx(best["memory"]["device_bytes"], rel=1e-9)
 
 
 def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
@@ -137,7 +137,7 @@ def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
 
 @pytest.mark.parametrize("num_gpus", [2048, 16384])
 def test_deepseek_v3_is_planned(cli: Cli, num_gpus: int) -> None:
-    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--json", timeout_s=600.0)
+    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--no-replay", "--json", timeout_s=600.0)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     check_report(report)
@@ -150,7 +150,7 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "my-hf-model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(HF_LLAMA))
-    options = ["--seq-len", "8192", "--global-batch", "1024", "--tokens", "15T", "--json"]
+    options = ["--seq-len", "8192", "--global-batch", "1024", "--tokens", "15T", "--no-replay", "--json"]
     for reference in ("./my-hf-model/config.json", "./my-hf-model"):
         done = cli("plan", reference, "h100-hgx", "--gpus", "512", *options)
         assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_constraints_hold(cli: Cli) -> None:
-    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--json"]
+    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--no-replay", "--json"]
     report = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", *options).stdout)
     check_report(report)
     for plan in report["plans"]:
@@ -174,8 +174,9 @@ def test_constraints_hold(cli: Cli) -> None:
 
 
 def test_numerics_change_only_when_asked(cli: Cli) -> None:
-    plain = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--json").stdout)
-    fp8 = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--json", "--with", "fp8").stdout)
+    base = ("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--no-replay", "--json")
+    plain = json.loads(cli(*base).stdout)
+    fp8 = json.loads(cli(*base, "--with", "fp8").stdout)
     assert plain["workload"]["gemm_format"] == "bf16"
     assert fp8["plans"][0]["step_s"] < plain["plans"][0]["step_s"]
     refused = cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--with", "fp7")
@@ -201,7 +202,7 @@ def test_nothing_that_fits_is_status_3_with_reasons_and_gpus(cli: Cli) -> None:
     assert report["min_gpus"] % 8 == 0
     assert sum(report["rejected"].values()) == report["space"]
     one_line_of(done.stderr)
-    enough = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(report["min_gpus"]), "--json")
+    enough = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(report["min_gpus"]), "--no-replay", "--json")
     assert enough.returncode == 0, enough.stderr
     text = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", "8")
     assert text.returncode == 3

@@ -6,16 +6,15 @@ from typing import Any
 
 import pandas as pd
 
+from mofa.search.memory import Memory, StageMemory
 from mofa.search.result import (
     TIME_COMPONENTS,
     ClusterSummary,
     Estimate,
     FrameworkSummary,
-    Memory,
     NearestMiss,
     Plan,
     PlanReport,
-    StageMemory,
     Time,
     WorkloadSummary,
 )

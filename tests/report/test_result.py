@@ -8,7 +8,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from mofa.search.result import TIME_COMPONENTS, Memory, Plan, PlanReport, json_schema, plans_to_frame
+from mofa.search.memory import Memory
+from mofa.search.result import TIME_COMPONENTS, Plan, PlanReport, json_schema, plans_to_frame
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
 
@@ -65,7 +66,7 @@ def test_json_goes_there_and_back() -> None:
 
 def test_json_keys_are_the_contract() -> None:
     report = json.loads(make_report().model_dump_json())
-    assert report["schema_version"] == "2.0"
+    assert report["schema_version"] == "2.1"
     assert {
         "workload",
         "cluster",

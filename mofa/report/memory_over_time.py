@@ -1,0 +1,70 @@
+"""Memory of one rank over a step, stacked by kind, its peak marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mofa.report.style import ACCENT, INK, memory_colours, new_axes, tidy
+from mofa.report.words import component_name, strategy_short
+from mofa.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mofa.search.result import Plan
+
+
+def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """Plot what is allocated over a step by kind, what is reserved, what the device has, and where the peak is.
+
+    Parameters
+    ----------
+    plan
+        A replayed plan whose stage has a curve.
+    stage
+        The pipeline stage.
+    label
+        Name of the plan; its strategy where absent.
+    ax
+        Axes to draw on; new ones where absent.
+
+    Raises
+    ------
+    ValueError
+        If the stage has no curve.
+    """
+    of = plan.memory.by_stage[stage]
+    curve = of.curve
+    if curve is None:
+        raise ValueError(f"stage {stage} has no memory curve; replay the plan")
+    ax = new_axes(ax, 9.0, 4.5)
+    time_s = np.asarray(curve.time_s)
+    names = [name for name, values in curve.kinds.items() if any(values)]
+    colours = memory_colours(names)
+    sizes = [np.asarray(curve.kinds[name]) / GIB for name in names]
+    ax.stackplot(
+        time_s, sizes, labels=[component_name(name) for name in names], colors=[colours[name] for name in names],
+        linewidth=0.3, edgecolor="white",
+    )  # fmt: skip
+    ax.plot(time_s, np.asarray(curve.reserved_bytes) / GIB, color=INK, linewidth=1.2, label="reserved")
+    outside = of.device_bytes - of.reserved_bytes
+    room = (plan.memory.capacity_bytes - outside) / GIB
+    ax.axhline(room, color=ACCENT, linewidth=1.2, label=f"room beside context and communicators {room:.1f} GiB")
+    top = sum(size[curve.peak] for size in sizes)
+    ax.plot([time_s[curve.peak]], [top], marker="v", color=INK, linestyle="none")
+    ax.annotate(
+        f"{top:.1f} GiB: {of.instant}", (time_s[curve.peak], top), (0, 6), textcoords="offset points",
+        ha="left" if time_s[curve.peak] < time_s[-1] / 2 else "right", fontsize=8,
+    )  # fmt: skip
+    ax.set_xlim(0.0, float(time_s[-1]))
+    ax.set_ylim(0.0, 1.12 * max(room, top, max(curve.reserved_bytes) / GIB))
+    ax.set_xlabel("time in the step [s]")
+    ax.set_ylabel("memory of the allocator [GiB]")
+    ax.set_title(
+        f"Memory over a step, stage {stage}: {label or strategy_short(plan.strategy)}", loc="left", fontsize=10
+    )
+    tidy(ax, grid_axis="y")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    return ax
