@@ -70,13 +70,13 @@ def test_measured_memory() -> None:
         ranks = _played(run)
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
         reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
-        assert abs(allocated[-1]) < 0.025, name
+        assert abs(allocated[-1]) < 0.04, name
         assert abs(reserved[-1]) < 0.16, name
-    assert len(allocated) == 48
-    assert np.abs(allocated).mean() < 0.002
+    assert len(allocated) >= 72
+    assert np.abs(allocated).mean() < 0.004
     assert np.median(np.abs(allocated)) < 0.0005
-    assert np.abs(reserved).mean() < 0.019
-    assert np.median(np.abs(reserved)) < 0.0105
+    assert np.abs(reserved).mean() < 0.02
+    assert np.median(np.abs(reserved)) < 0.014
 
 
 @pytest.mark.parametrize(
