@@ -26,6 +26,7 @@ def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> Non
 
 
 def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
+    """Refuse parts below zero."""
     for name, value in parts.items():
         if value < 0:
             raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
