@@ -31,8 +31,8 @@ def goodput(
         str | None, typer.Option("--checkpoint", metavar="TIME", help="How long a checkpoint blocks, as 5min.")
     ] = None,
     persist: Annotated[
-        str, typer.Option("--persist", metavar="TIME", help="From then until it can be restored, as 30s.")
-    ] = "0s",
+        str | None, typer.Option("--persist", metavar="TIME", help="From then until it can be restored; 0s by default.")
+    ] = None,
     restart: Annotated[
         str | None, typer.Option("--restart", metavar="TIME", help="From a failure to computing again, as 10min.")
     ] = None,
@@ -44,9 +44,9 @@ def goodput(
     log_days: Annotated[
         float | None, typer.Option("--log-days", help="How long they were watched; else first to last failure.")
     ] = None,
-    days: Annotated[float, typer.Option("--days", help="Productive days of the simulated runs.")] = 54.0,
-    runs: Annotated[int, typer.Option("--runs", min=2, max=1_000_000, help="Simulated runs.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the simulation.")] = 0,
+    days: Annotated[float | None, typer.Option("--days", help="Productive days of the simulated runs; 54.")] = None,
+    runs: Annotated[int | None, typer.Option("--runs", min=2, max=1_000_000, help="Simulated runs; 10,000.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the simulation; 0.")] = None,
     faults: long_run.Faults = None,
     storage: long_run.Storage = None,
     spares: long_run.Spares = None,
@@ -72,23 +72,34 @@ def goodput(
 
     show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     show.check()
-    own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--log": log}
+    own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--log": log,
+           "--nodes": nodes, "--log-days": log_days, "--days": days, "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
                "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len, "--framework": framework,
                "--global-batch": global_batch, "--set": set_ or None, "--csv": csv, "--out": out}  # fmt: skip
     if workload is None:
         if given := [name for name, value in scaling.items() if value is not None]:
             raise SpecError(f"{given[0]}: belongs to a workload and a cluster, which are missing; name them first")
+        if log is None and (nodes is not None or log_days is not None):
+            raise SpecError(f"{'--nodes' if nodes is not None else '--log-days'}: belongs to --log, which is missing")
         rate = None if log is None else _rate(log, nodes, log_days)
+        others = (mtbf, checkpoint, restart, persist, gpus, faults, checkpoint_interval, days, runs, seed)
+        if rate is not None and all(value is None for value in others):
+            show.show_rate(rate)
+            return
         profile = None if faults is None else long_run.LongRunOptions(faults).profile()
+        runs, seed = 10_000 if runs is None else runs, seed or 0
+        days = 54.0 if days is None else days
         _calculator(
-            show, mtbf, checkpoint, persist, restart, checkpoint_interval, rate, profile, gpus, days, runs, seed
+            show, mtbf, checkpoint, persist or "0s", restart, checkpoint_interval, rate, profile, gpus, days, runs, seed
         )
         return
     if given := [name for name, value in own.items() if value is not None]:
         raise SpecError(f"{given[0]}: belongs to the calculator without a workload; leave one of the two out")
     if cluster is None or gpus is None:
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
+    if replan and strategy is not None:
+        raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
     profile = long_run.LongRunOptions(faults, storage, None, spares, checkpoint_mode, checkpoint_interval).profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
@@ -138,9 +149,6 @@ def _calculator(
         got = f"{' and '.join(sources)} are given" if sources else "none is"
         raise SpecError(f"goodput: give one of --mtbf, --log and --faults for how often a job fails; {got}")
     missing = [name for name, value in (("--checkpoint", checkpoint), ("--restart", restart)) if value is None]
-    if rate is not None and len(missing) == 2 and gpus is None:
-        show.show_rate(rate)
-        return
     if missing:
         raise SpecError(f"{missing[0]}: is missing; give a time, such as {missing[0]} 5min")
     assert checkpoint is not None and restart is not None

@@ -29,7 +29,7 @@ VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
 )  # fmt: skip
-"""Name, mode of the checkpoints, and whether nodes stand by: as many as suffice with 99 %."""
+"""Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or suffice with 99 %."""
 Progress = Callable[[int, int], None]
 
 
@@ -200,6 +200,8 @@ def _point(
         for name, mode, stands_by in VARIANTS:
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
             spares = enough_spares(machines, faults) if stands_by else 0
+            if stands_by and faults.spares is not None:
+                spares = faults.spares
             runs = LongRuns(
                 job, machines, framework, faults.model_copy(update={"checkpoint": checkpoint}), spares=spares
             )

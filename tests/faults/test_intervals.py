@@ -115,6 +115,18 @@ def test_two_levels_by_hand() -> None:
     assert np.isinf(never)
 
 
+@given(p=st.floats(0.5, 0.95), fast=st.floats(0.1, 1.0), safe=st.floats(50.0, 200.0))
+def test_two_levels_are_near_the_best(p: float, fast: float, safe: float) -> None:
+    """No other pair of intervals is noticeably better than the first-order one where failures are rare."""
+    mtbf, restart = 2e5, (60.0, 600.0)
+    tau, between = (float(t) for t in intervals.two_level_s((fast, safe), mtbf, p))
+    by = np.array([0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0])
+    taus, numbers = np.meshgrid(tau * by, np.maximum(np.round(between / tau * by), 1.0))
+    # a safe checkpoint takes the place of a fast one, so that it costs what both would apart
+    found = renewal.two_level_ettr(taus, numbers, (fast, safe + fast), mtbf, restart, p)
+    assert float(found[3, 3]) >= float(found.max()) - 5e-4
+
+
 def test_storage_bounds_the_interval() -> None:
     assert float(intervals.least_interval_s(1e12, 1e10, 5.0)) == 95.0
     assert float(intervals.least_interval_s(1e12, 1e10, 100.0)) == 0.0  # a blocking checkpoint
