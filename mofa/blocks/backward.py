@@ -289,9 +289,8 @@ class _Differentiator:
         (x,) = self._differentiable(op)[:1] or ("",)
         kept = [self._saved(op, s) for s in op.saves]
         again = []
-        by_name = {o.name: o for o in self.forward.ops}
         for gather in op.regather:
-            source = by_name[gather]
+            source = next(o for o in self.forward.ops if o.name == gather)
             name = f"{source.writes[0]}@{op.name}"
             self._tensor(name, source.writes[0])
             self.ops.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
@@ -25,6 +26,7 @@ class BlockKind:
         return ("moe" if self.moe else "dense") + ("_windowed" if self.windowed else "")
 
 
+@lru_cache(maxsize=64)
 def block_kinds(model: ModelSpec) -> tuple[BlockKind, ...]:
     """The kinds of layer of a model, in order of first appearance."""
     return tuple(dict.fromkeys(layer_kind(model, i) for i in range(model.num_layers)))

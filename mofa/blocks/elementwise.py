@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 FloatK = NDArray[np.float64] | float
 BoolK = NDArray[np.bool_] | bool
+PLAIN = (float, int)  # bool is one of the latter
 
 
 def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
@@ -79,7 +80,7 @@ def anywhere(x: BoolK | FloatK) -> bool:
     >>> anywhere(0.0), anywhere(np.array([False, True]))
     (False, True)
     """
-    return bool(x) if isinstance(x, bool | int | float) else bool(x.any())
+    return bool(x) if isinstance(x, PLAIN) else bool(x.any())
 
 
 def everywhere(x: BoolK) -> bool:
@@ -103,7 +104,7 @@ def stacked(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
            [2., 3.]])
     """
     if num_k == 1:
-        return np.array([v if isinstance(v, float | int) else v.item() for v in values], dtype=float)[:, None]
+        return np.array([v if isinstance(v, PLAIN) else v.item() for v in values], dtype=float)[:, None]
     out = np.empty((len(values), num_k))
     for row, value in zip(out, values, strict=True):
         row[:] = value
@@ -118,7 +119,7 @@ def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
     >>> per_combination(1.0, 2)
     array([1., 1.])
     """
-    return np.full(num_k, x) if isinstance(x, float | int) else np.asarray(np.broadcast_to(x, (num_k,)))
+    return np.full(num_k, x) if isinstance(x, PLAIN) else np.asarray(np.broadcast_to(x, (num_k,)))
 
 
 def first_largest(array: NDArray[np.float64], axis: int = 0) -> NDArray[np.intp]:

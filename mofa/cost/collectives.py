@@ -88,7 +88,7 @@ def collective_s(
     kind: CollectiveKind,
     payload_bytes: FloatK,
     group: Group,
-    cluster: ClusterSpec,
+    cluster: ClusterSpec | Fabric,
     *,
     imbalance: FloatK = 1.0,
     spread: TokenSpread | None = None,
@@ -106,7 +106,7 @@ def collective_s(
     group
         Sizes and places of the groups.
     cluster
-        The network.
+        The network: of a cluster, or as :meth:`Fabric.of` has read it.
     imbalance
         Bytes of the busiest rank over the mean, for ``all_to_all`` and ``deepep``. [-]
     spread
@@ -123,7 +123,8 @@ def collective_s(
     All groups of a kind are assumed to be active at once, so that each GPU has its own share of the node's NICs, and k
     ranks of a group in one node drive k shares.
     """
-    return collective_time(kind, payload_bytes, group, Fabric.of(cluster), imbalance=imbalance, spread=spread).total_s
+    fabric = cluster if isinstance(cluster, Fabric) else Fabric.of(cluster)
+    return collective_time(kind, payload_bytes, group, fabric, imbalance=imbalance, spread=spread).total_s
 
 
 def collective_time(

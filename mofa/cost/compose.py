@@ -355,7 +355,7 @@ def norm_seconds(rows: Rows) -> ArrayN:
     """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
-    reduce = collective_s("all_reduce", np.full(len(rows.table), 4.0), rows.groups["world"], rows.cluster)
+    reduce = collective_s("all_reduce", np.full(len(rows.table), 4.0), rows.groups["world"], rows.costs.machine.fabric)
     return np.asarray(reduce + rows.cluster.gpu.curves.host.sync_s.value)
 
 
@@ -416,10 +416,10 @@ def _chunk_shares(rows: Rows) -> ArrayN | None:
 def hop_seconds(rows: Rows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload = rows.costs.boundary[rows.k]
-    whole = collective_s("send_recv", payload, rows.groups["pp"], rows.cluster)
+    whole = collective_s("send_recv", payload, rows.groups["pp"], rows.costs.machine.fabric)
     if not rows.framework.scatters_pipeline_sends:
         return whole
     tp = rows.table.tp.astype(float)
-    part = collective_s("send_recv", payload / tp, rows.groups["pp"], rows.cluster)
-    part = part + collective_s("all_gather", payload, rows.groups["tp"], rows.cluster)
+    part = collective_s("send_recv", payload / tp, rows.groups["pp"], rows.costs.machine.fabric)
+    part = part + collective_s("all_gather", payload, rows.groups["tp"], rows.costs.machine.fabric)
     return np.where(rows.table.sp | (tp == 1), whole, part)

@@ -60,8 +60,8 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
 def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
     """Seconds over all parameters of a stage, dense and expert ones one after the other. (n, pp) [s]"""
     s = rows.shards
-    dense = collective_s(kind, s.dense * bytes_per_param, column(rows.groups["fsdp"]), rows.cluster)
-    expert = collective_s(kind, s.expert * bytes_per_param, column(rows.groups["efsdp"]), rows.cluster)
+    dense = collective_s(kind, s.dense * bytes_per_param, column(rows.groups["fsdp"]), rows.costs.machine.fabric)
+    expert = collective_s(kind, s.expert * bytes_per_param, column(rows.groups["efsdp"]), rows.costs.machine.fabric)
     return np.asarray(dense + expert)
 
 
@@ -123,7 +123,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         exposed, hidden = exposed + worst + slow * beside, hidden + beside
     if rows.workload.model.tied_embeddings and pp > 1:
         tied = rows.workload.model.vocab * rows.workload.model.hidden * 4.0 / rows.table.tp
-        exposed = exposed + collective_s("all_reduce", tied, rows.groups["embd"], rows.cluster)
+        exposed = exposed + collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
     return Outside(exposed, hidden, held)
 
 
@@ -157,7 +157,7 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     """
     s, model = rows.shards, rows.workload.model
     params = s.dense + s.expert
-    once = collective_s("all_reduce", params * 4.0, column(rows.groups["dp"]), rows.cluster)[:, 0]
+    once = collective_s("all_reduce", params * 4.0, column(rows.groups["dp"]), rows.costs.machine.fabric)[:, 0]
     last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
     late = np.maximum(once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0)), once - bwd[:, 0])
     copies = np.where(rows.table.dp > 1, params[:, 0] * 16.0 / stream_rate(rows.cluster.gpu, "copy"), 0.0)
@@ -170,7 +170,7 @@ def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:
     if rows.framework.dp_replicate <= 1:
         return np.zeros_like(m), np.zeros_like(m)
     payload = rows.shards.sharded(4.0).sum(axis=1)
-    once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.cluster)
+    once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
     late = np.maximum(once - bwd.sum(axis=1), 0.0)
     times = np.ones_like(m) if rows.mode.pipelined else m
     return times * (late + _slowdown(rows) * (once - late)), times * (once - late)

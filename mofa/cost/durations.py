@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
@@ -65,22 +65,23 @@ Timed = Mapping[Hashable, FloatK]
 def _work_key(op: Op) -> Hashable:
     """The same for ops that take the same time: recomputed copies, the tapes of other recomputation modes."""
     if isinstance(op.work, Stream):
-        return id(op.work), op.launches if isinstance(op.launches, int | float) else id(op.launches), op.compiled
+        return id(op.work), op.launches if isinstance(op.launches, PLAIN) else id(op.launches), op.compiled
     return id(op.work)
 
 
 def _work_kind(op: Op) -> Hashable:
     """Ops of one kind are timed by one call: what the call takes that is not an array."""
     w = op.work
+    if isinstance(w, Stream):
+        return Stream
     if isinstance(w, Gemm):
         return Gemm, w.format
     if isinstance(w, Grouped):
         return Grouped, w.format, w.wgrad, w.sequential
     if isinstance(w, Attention):
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
-    if isinstance(w, Collective):
-        return Collective, w.kind, w.group
-    return Stream
+    assert isinstance(w, Collective)
+    return Collective, w.kind, w.group
 
 
 def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
@@ -90,9 +91,9 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
     """
     timed: dict[Hashable, FloatK] = {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
-    for op in ops:
-        if op.work is not None and not isinstance(op.work, HostSync):
-            kinds[_work_kind(op)].setdefault(_work_key(op), op)
+    distinct = {_work_key(op): op for op in ops if op.work is not None and not isinstance(op.work, HostSync)}
+    for key, op in distinct.items():
+        kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
         timed.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
     return timed
@@ -152,7 +153,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     whole: FloatK = 0.0
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
-        if isinstance(op.work, Gemm | Grouped | Attention):
+        if isinstance(op.work, (Gemm, Grouped, Attention)):
             kinds[_work_kind(op)].append(i)
         if op.stream == "compute":
             whole = whole + seconds[i]
@@ -225,7 +226,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
-    backward = any(op.name.endswith(AUTOGRAD) for op in ops)
+    model, dispatched, function = host.model_op_s.value, host.dtensor_op_s.value, host.function_s.value
+    guarded, backward = host.guarded_call_s.value, any(op.name.endswith(AUTOGRAD) for op in ops)
     out: list[FloatK] = [0.0] * len(ops)
     inside = False
     for i, op in enumerate(ops):
@@ -241,9 +243,9 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             if op.name.endswith(AUTOGRAD):
                 first = first + engine
             # what is computed again is a forward pass again
-            python = 0.0 if backward and not op.name.endswith("~") else host.model_op_s.value
-            each = op.launches * (where(op.dtensor, host.dtensor_op_s.value, small) + python) + first
-            each = each + op.functions * host.function_s.value + op.guarded * host.guarded_call_s.value
+            python = 0.0 if backward and not op.name.endswith("~") else model
+            each = op.launches * (where(op.dtensor, dispatched, small) + python) + first
+            each = each + op.functions * function + op.guarded * guarded
         inside = op.compiled
         out[i] = where(op.present, where(op.launches > 0, each, 0.0), 0.0)
     return out

@@ -115,7 +115,9 @@ class _Lifetimes:
             tensor, end = self.tensors[name], death.get(name, start)
             own, kind = where(mask, 0.0, tensor.bytes), KINDS.index(tensor.kind)
             result.append(_Interval(name, kind, start, end, own))
-            leaves = sorted((item for item in extension.get(name, []) if item[0] > end), key=lambda item: item[0])
+            if name not in extension:
+                continue
+            leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
             for i, (later, _, leaf) in enumerate(leaves):
                 if later > end:  # up to here the memory lives on where any leaf does that ends here or later
                     needed: BoolK = False

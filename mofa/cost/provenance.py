@@ -47,20 +47,24 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
     """
-    works = {id(op.work): op.work for tape in tapes for op in tape.ops}.values()
-    found: dict[str, dict[str, list[FloatK]]] = {
-        "gemm": {n: [getattr(w, n) for w in works if isinstance(w, Gemm)] for n in ("m", "n", "k")},
-        "grouped_gemm": {
-            n: [getattr(w, of) for w in works if isinstance(w, Grouped)]
-            for n, of in (("tokens", "rows"), ("groups", "groups"), ("n", "n"), ("k", "k"))
-        },
-        "attention": {"q": [w.q_len for w in works if isinstance(w, Attention)]},
-    }
-    out: dict[str, Sizes] = {}
-    for family, names in found.items():
-        sizes = {n: stacked(values, 1)[:, 0].tolist() for n, values in names.items() if values}
-        out[family] = {n: (min(values), max(values)) for n, values in sizes.items()}
-    return out
+    found: dict[str, dict[str, list[FloatK]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
+    for work in {id(op.work): op.work for tape in tapes for op in tape.ops}.values():
+        if isinstance(work, Gemm):
+            family, sizes = "gemm", {"m": work.m, "n": work.n, "k": work.k}
+        elif isinstance(work, Grouped):
+            family, sizes = "grouped_gemm", {"tokens": work.rows, "groups": work.groups, "n": work.n, "k": work.k}
+        elif isinstance(work, Attention):
+            family, sizes = "attention", {"q": work.q_len}
+        else:
+            continue
+        for name, size in sizes.items():
+            found[family].setdefault(name, []).append(size)
+    return {family: {name: _span(sizes) for name, sizes in names.items()} for family, names in found.items()}
+
+
+def _span(sizes: list[FloatK]) -> tuple[float, float]:
+    plain = stacked(sizes, 1)[:, 0].tolist()
+    return min(plain), max(plain)
 
 
 def component_provenance(

@@ -124,13 +124,14 @@ def _neighbours(op: Op) -> bool:
 def _carries(tape: Tape) -> bool:
     """Whether a repetition depends on the one before: by a host synchronisation, or a tensor read before it is
     written."""
+    if any(isinstance(op.work, HostSync) for op in tape.ops):
+        return True
     written: set[str] = set()
-    later = {w for op in tape.ops for w in op.writes}
+    before: set[str] = set()
     for op in tape.ops:
-        if isinstance(op.work, HostSync) or any(r in later and r not in written for r in op.reads):
-            return True
+        before.update(r for r in op.reads if r not in written)
         written.update(op.writes)
-    return False
+    return not before.isdisjoint(written)
 
 
 class _Step(NamedTuple):
