@@ -92,6 +92,10 @@ class Layout:
     """Micro-batches of the last chunk in flight. (n, pp)"""
     after: ArrayN
     """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
+    full_by_chunk: ArrayN
+    """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, pp, vpp)"""
+    choice: NDArray[np.intp]
+    """Each candidate's choice. (n,)"""
 
     @property
     def counts(self) -> ArrayN:
@@ -126,7 +130,7 @@ def layout(table: StrategyTable, stages: Stages, schedule: str, num_micro_batche
                     after[kind, other, r] += 1
     return Layout(
         stages, plain.sum(axis=3)[which], full.sum(axis=3)[which], plain_fl[which, batch_of],
-        full_fl[which, batch_of], flight[batch_of][:, :, -1], after,
+        full_fl[which, batch_of], flight[batch_of][:, :, -1], after, full, which,
     )  # fmt: skip
 
 
@@ -402,8 +406,12 @@ def _chunk_shares(rows: Rows) -> ArrayN | None:
     stages, c = rows.layout.stages, rows.costs
     if len(stages.kinds) == 1 and np.ptp(stages.counts) == 0:
         return None
-    of_kind = rows.gather(rows.layers.forward_s)[0] + rows.gather(rows.layers.backward_s)[0]
-    weight = np.einsum("krc,nk->nrc", stages.counts, of_kind)
+    forward, backward = rows.gather(rows.layers.forward_s), rows.gather(rows.layers.backward_s)
+    plain, full = forward[0] + backward[0], forward[1] + backward[1]
+    weight = np.einsum("krc,nk->nrc", stages.counts, plain)
+    for kind in range(len(stages.kinds)):
+        whole = rows.layout.full_by_chunk[rows.layout.choice, kind]
+        weight += whole * (full - plain)[:, kind, None, None]
     depth = rows.workload.model.num_mtp_layers
     weight[:, 0, 0] += (c.embedding.forward.total + c.embedding.backward.total)[rows.k]
     weight[:, stages.head_stage, -1] += (1 + depth) * (c.head.forward.total + c.head.backward.total)[rows.k]
