@@ -16,7 +16,7 @@ from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, S
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
 from mofa.cost.topology import Group
-from mofa.specs.curves import PoweredCurve, mixed_clock
+from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 
@@ -38,6 +38,15 @@ class Machine:
     def fabric(self) -> Fabric:
         """The network as collectives see it."""
         return Fabric.of(self.cluster)
+
+    @cached_property
+    def slowest(self) -> FloatK:
+        """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. (K,)"""
+        spread = self.cluster.gpu.curves.chip_spread
+        if spread is None or "world" not in self.groups:
+            return 1.0
+        factors = [1.0 + spread.value * slowest_of(int(size)) for size in self.groups["world"].size]
+        return factors[0] if self.num_k == 1 else np.resize(factors, self.num_k)
 
     def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
@@ -170,7 +179,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
         kept = curve.kept(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
-        factor = np.asarray(curve.sustained / kept)
+        factor = np.asarray(curve.sustained / kept * machine.slowest)
         slower = factor.item() if factor.ndim == 0 else factor
         for i in rows:
             seconds[i] = seconds[i] * slower

@@ -7,7 +7,8 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from statistics import NormalDist
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -186,6 +187,24 @@ def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -
     return np.asarray(np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0))
 
 
+@cache
+def slowest_of(num: int) -> float:
+    """Expected largest of ``num`` draws from a standard normal distribution, by Blom's approximation. [-]
+
+    References
+    ----------
+    Blom 1958, "Statistical Estimates and Transformed Beta-Variables": the quantile of ``(num - 3/8) / (num + 1/4)``.
+
+    Examples
+    --------
+    Exactly 0, 0.564 and 1.029:
+
+    >>> [round(slowest_of(num), 2) for num in (1, 2, 4)]
+    [0.0, 0.59, 1.05]
+    """
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
+
+
 class GemmCurve(PoweredCurve):
     """Dense products of one format, in all three layouts (forward, input gradient, weight gradient)."""
 
@@ -268,6 +287,8 @@ class GpuCurves(Spec):
     host: HostCurve
     stream_clock: ShareFact | None = None
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
+    chip_spread: NotNegativeFact | None = None
+    """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
 

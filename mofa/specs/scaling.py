@@ -67,8 +67,8 @@ def transferred_curves(
     made["attention"] = {key: said(curve, rates["bf16"]) for key, curve in curves["attention"].items()}
     made["stream"] = {key: said(curve, 1.0) for key, curve in curves["stream"].items()}
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
-    for name in ("stream_clock", "overlap_slowdown"):
-        if curves.get(name) is not None:
+    for name in ("stream_clock", "chip_spread", "overlap_slowdown"):
+        if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
     return made
 
@@ -112,5 +112,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    kept = {name: curves[name] for name in ("host", "stream_clock", "overlap_slowdown") if name in curves}
+    kept = {
+        name: curves[name] for name in ("host", "stream_clock", "chip_spread", "overlap_slowdown") if name in curves
+    }
     return {**gpu, "curves": {**scaled, **kept}}

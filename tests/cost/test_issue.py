@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Gemm, Op, Stream
-from mofa.cost.durations import Machine, issue_seconds
+from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.topology import Group
 from tests.cost.toy import cluster, framework, with_facts
 
 FACTS = {
@@ -55,3 +56,21 @@ def test_functions_of_python_and_hooks() -> None:
 def test_absent_ops_are_not_issued() -> None:
     absent = op("fc1", functions=2.0)._replace(present=np.array([False]))
     assert issued(absent) == [0.0]
+
+
+def test_all_wait_for_the_slowest_gpu() -> None:
+    """Four GPUs whose products spread by 2 %: the slowest is 1.05 standard deviations behind; copies don't spread."""
+    four = cluster(4)
+    curves = four.gpu.curves
+    spread = curves.overlap_slowdown.model_copy(update={"value": 0.02})
+    gpus = [
+        four.gpu.model_copy(update={"curves": curves.model_copy(update={"chip_spread": value})})
+        for value in (None, spread)
+    ]
+    groups = {"world": Group(*(np.array([4]) for _ in range(3)))}
+    ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", Stream(1e9)))
+    alike, apart = (
+        op_seconds(ops, Machine(four.model_copy(update={"gpu": gpu}), groups, framework("megatron"), 1))[:, 0]
+        for gpu in gpus
+    )
+    assert apart / alike == pytest.approx([1 + 0.02 * 1.05, 1.0], rel=1e-3)
