@@ -40,13 +40,10 @@ class Machine:
         return Fabric.of(self.cluster)
 
     @cached_property
-    def slowest(self) -> FloatK:
-        """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. (K,)"""
+    def slowest(self) -> float:
+        """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. [-]"""
         spread = self.cluster.gpu.curves.chip_spread
-        if spread is None or "world" not in self.groups:
-            return 1.0
-        factors = [1.0 + spread.value * slowest_of(int(size)) for size in self.groups["world"].size]
-        return factors[0] if self.num_k == 1 else np.resize(factors, self.num_k)
+        return 1.0 if spread is None else 1.0 + spread.value * slowest_of(self.cluster.num_gpus)
 
     def shares_world(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that

@@ -9,7 +9,6 @@ import pytest
 
 from mofa.blocks.op import Gemm, Op, Stream
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from mofa.cost.topology import Group
 from tests.cost.toy import cluster, framework, with_facts
 
 FACTS = {
@@ -67,10 +66,9 @@ def test_all_wait_for_the_slowest_gpu() -> None:
         four.gpu.model_copy(update={"curves": curves.model_copy(update={"chip_spread": value})})
         for value in (None, spread)
     ]
-    groups = {"world": Group(*(np.array([4]) for _ in range(3)))}
     ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", Stream(1e9)))
     alike, apart = (
-        op_seconds(ops, Machine(four.model_copy(update={"gpu": gpu}), groups, framework("megatron"), 1))[:, 0]
+        op_seconds(ops, Machine(four.model_copy(update={"gpu": gpu}), {}, framework("megatron"), 1))[:, 0]
         for gpu in gpus
     )
     assert apart / alike == pytest.approx([1 + 0.02 * 1.05, 1.0], rel=1e-3)

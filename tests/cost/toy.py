@@ -36,6 +36,12 @@ def with_facts(spec: S, **values: float) -> S:
     return spec.model_copy(update={n: getattr(spec, n).model_copy(update={"value": v}) for n, v in values.items()})
 
 
+def alike(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with GPUs of which none is slower than another."""
+    curves = cluster.gpu.curves.model_copy(update={"chip_spread": None})
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
+
+
 def silent_host(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with a host that issues everything in no time."""
     host = cluster.gpu.curves.host
