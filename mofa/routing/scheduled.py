@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.loads import RoutingLoads, Scheduled
+from mofa.errors import SpecError
 from mofa.routing.load import expert_shares
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
@@ -40,6 +41,11 @@ def with_scheduling(
     degrees
         Expert-parallel degrees; those that leave a rank fewer than two experts are left out. [ranks]
 
+    Raises
+    ------
+    SpecError
+        If the routing drops tokens.
+
     Notes
     -----
     Two expert-parallel groups merge, on the symmetric placement. The fullest GPU has the maximum induced density;
@@ -58,6 +64,8 @@ def with_scheduling(
     >>> round(load.time, 2), round(load.sent, 2), round(load.host_s, 6)
     (1.02, 0.96, 0.000344)
     """
+    if routing.capacity_factor is not None:
+        raise SpecError("balancing micro_moe drops no tokens; leave routing.capacity_factor out")
     scheduled = {
         ep: _scheduled(routing, model, ep)
         for ep in degrees

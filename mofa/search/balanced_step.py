@@ -172,6 +172,8 @@ def _play(
     moe = workload.model.moe
     if moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
+    if workload.routing.capacity_factor is not None:
+        raise SpecError("routing.capacity_factor: dropping is a baseline here (--capacity-factor); leave it out")
     if tokens < 1:
         raise SpecError(f"tokens ({tokens}) of a GPU must be at least 1; give longer sequences or a lower cp")
     shares = expert_shares(workload.routing, workload.model, micro_batches)

@@ -14,6 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
+from mofa.routing.capacity import drop_to_capacity
 from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
@@ -140,7 +141,11 @@ def plan_chunks(
     if "token_chunks" in given:
         raise SpecError("--strategy: token_chunks is what is chosen here; leave it out")
     spec = complete_strategy(given, cluster.num_gpus, framework, moe=True)
-    ratios = rank_ratios(expert_shares(workload.routing, workload.model, iterations), spec.ep).max(axis=-1)
+    one_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
+    shares = expert_shares(workload.routing, workload.model, iterations)
+    if workload.routing.capacity_factor is not None:
+        shares = drop_to_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
+    ratios = rank_ratios(shares, spec.ep).max(axis=-1)
     workload, framework = with_numerics(workload, cluster, framework, ())
     top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_ratio(moe, spec.ep) + 1e-6)
     grid = np.linspace(1.0, top, GRID)

@@ -104,6 +104,14 @@ def test_dense_models_and_doubled_words_are_refused() -> None:
         step_setup(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=none")
 
 
+def test_dropping_and_scheduling_exclude_each_other() -> None:
+    dropping = JOB.model_copy(update={"routing": JOB.routing.model_copy(update={"capacity_factor": 1.0})})
+    with pytest.raises(SpecError, match="balancing micro_moe drops no tokens"):
+        mofa.estimate(dropping, CLUSTER, f"{STRATEGY} balancing=micro_moe", replay=False)
+    with pytest.raises(SpecError, match="dropping is a baseline here"):
+        balance_step(dropping, CLUSTER, STRATEGY, Setup(8, 8, 4), framework=MEGATRON, micro_batches=1)
+
+
 def test_the_table_keeps_its_column() -> None:
     row = one_row(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=micro_moe")
     assert row.row(0, "megatron").balancing == "micro_moe"

@@ -93,6 +93,8 @@ def test_where_chunks_cannot_be() -> None:
         plan_chunks(UNEVEN, cluster(80), "ep=32 token_chunks=2", framework=MEGATRON)
     with pytest.raises(SpecError, match="has no experts"):
         plan_chunks(mofa.load_workload("llama3-8b"), cluster(80), "tp=2", framework=MEGATRON)
+    with pytest.raises(StrategyError, match=r"ep \(3\) must divide num_experts"):
+        plan_chunks(UNEVEN, cluster(80), "ep=3", framework=MEGATRON)
     with pytest.raises(SpecError, match="bins"):
         plan_chunks(UNEVEN, cluster(80), "ep=32", framework=MEGATRON, bins=[0])
 
@@ -106,3 +108,14 @@ def test_overlap_hides_exchanges_and_holds_two_chunks() -> None:
     assert both[True].step_s < 0.98 * both[False].step_s
     assert both[True].time.hidden["ep"] > both[False].time.hidden["ep"]
     assert both[True].memory.allocated_bytes >= both[False].memory.allocated_bytes
+
+
+def test_dropping_bounds_the_load_that_is_chunked() -> None:
+    strategy = "ep=32 micro_batch=1 recompute=full"
+    dropping = UNEVEN.routing.model_copy(update={"capacity_factor": 1.0})
+    bounded = plan_chunks(
+        UNEVEN.model_copy(update={"routing": dropping}), cluster(84), strategy, framework=MEGATRON, iterations=2
+    )
+    assert {c for row in bounded.chunks for c in row} == {1}
+    plain = plan_chunks(UNEVEN, cluster(84), strategy, framework=MEGATRON, iterations=2)
+    assert plain.policies[0].peak_bytes > bounded.policies[0].peak_bytes
