@@ -206,6 +206,33 @@ def meta_ettr_queued(
     return kept / ((1 + restart / run) * (1 + queue / mtbf) + queue / run * kept)
 
 
+def wasted_per_failure_s(checkpoint_s: ArrayLike, interval_s: ArrayLike, retrieve_s: ArrayLike) -> FloatN:
+    """Expected time that one failure wastes with checkpoints in the background, ``t_ckpt + 1 / (2 f) + t_rtvl``. [s]
+
+    Parameters
+    ----------
+    checkpoint_s
+        From the begin of a checkpoint until it can be restored. [s]
+    interval_s
+        From one checkpoint to the next, 1 / f: no shorter than a checkpoint, nor than a step. [s]
+    retrieve_s
+        To load it. [s]
+
+    References
+    ----------
+    Wang et al. 2023, "GEMINI", SOSP, doi:10.1145/3600006.3613145, section 3.
+
+    Examples
+    --------
+    >>> float(wasted_per_failure_s(10.0, 10.0, 30.0))
+    45.0
+    """
+    checkpoint, interval = at_least_zero("checkpoint_s", checkpoint_s), above_zero("interval_s", interval_s)
+    if np.any(interval < checkpoint):
+        raise SpecError("interval_s: is shorter than a checkpoint takes; let one end before the next begins")
+    return checkpoint + interval / 2 + at_least_zero("retrieve_s", retrieve_s)
+
+
 def two_level_waste(
     interval_s: tuple[ArrayLike, ArrayLike], block_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike,
     restart_s: tuple[ArrayLike, ArrayLike], recoverable: ArrayLike,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mofa.errors import SpecError
 from mofa.faults import intervals, rates, renewal, spares
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
+from mofa.specs.load import load_faults
 
 MIN, HOUR = 60.0, 3600.0
 RSC_1 = 6.5e-3
@@ -102,14 +103,35 @@ def test_metas_approximation_at_their_scale() -> None:
     assert renewal.ettr(7.016 * MIN, 10.0, mtbf, 300.0) == pytest.approx(0.9215, abs=6e-5)
 
 
-def test_asynchronous_checkpoints_by_hand() -> None:
-    """The waste at P = 0, 10 and 20 min: 1.0151, 1.0199, 1.0242 by simulation, 1.0152, 1.0203, 1.0255 first order."""
-    # tau, delta and M are not published beside them; first order: waste rises by P / M, so that M = 10 min / 0.0051
-    mtbf = 10 * MIN / 0.0051
-    base = renewal.first_order_waste(HOUR, 0.0, mtbf, 0.0)
-    for persist in (10.0, 20.0):
-        more = renewal.first_order_waste(HOUR, 0.0, mtbf, 0.0, persist * MIN) - base
-        assert more == pytest.approx(0.0051 * persist / 10, abs=1e-12)
+def test_gemini() -> None:
+    """A checkpoint of every step wastes at most one and a half of the longer of the two, and the retrieval."""
+    step, checkpoint = np.meshgrid(np.array([5.0, 20.0, 60.0]), np.array([1.0, 20.0, 300.0]))
+    every = np.maximum(step, checkpoint)
+    wasted = renewal.wasted_per_failure_s(checkpoint, every, 30.0)
+    assert np.all(wasted <= 1.5 * every + 30.0)
+    assert np.all(np.diff(wasted, axis=0) > 0)
+    assert np.all(np.diff(wasted, axis=1) >= 0)
+    rare = renewal.expected_lost_s(600.0, 0.0, 1e7)  # what the renewal says of the same: half an interval
+    assert renewal.wasted_per_failure_s(0.0, 600.0, 0.0) == pytest.approx(float(rare), rel=1e-4)
+    with pytest.raises(SpecError, match="shorter than a checkpoint"):
+        renewal.wasted_per_failure_s(10.0, 5.0, 0.0)
+
+
+def test_gemini_ultra() -> None:
+    """A goodput of 97 % in the place of 85 % takes 0.876 of the wall clock."""
+    restart = -np.log(np.array([0.85, 0.97])) * HOUR  # checkpoints that cost nothing: the ETTR is exp(-R / M)
+    before, after = renewal.expected_segment_s(1.0, 0.0, HOUR, restart)
+    assert after / before == pytest.approx(0.876, abs=5e-4)
+
+
+def test_hot_updates_of_byterobust() -> None:
+    """Table 7: requeue over hot update is 11.04 on average; so it is with the hot update of the profile."""
+    restart = load_faults("llama3").restart
+    assert restart is not None
+    gpus, requeue = np.array([2048, 4096, 8192, 16384]), np.array([454, 545, 635, 768])
+    hot = restart.process_s.value + restart.initialise_per_rank_s.value * gpus
+    assert hot == pytest.approx(np.array([46, 51, 54, 65]), abs=3.0)
+    assert float(np.mean(requeue / hot)) == pytest.approx(11.04, rel=0.02)
 
 
 def test_airesim() -> None:
