@@ -135,7 +135,9 @@ class _Player:
         labels = pieces if phase == "F" else pieces[::-1]
         every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
         once = self.added.once.get(action, _PLAIN)
-        state = self.clock.settle(sum(book.score(p.label, phase).longest for p in labels))
+        # what data parallelism launches once may begin long before: the host's whole lead counts
+        longest = sum(book.score(p.label, phase).longest for p in labels) if once is _PLAIN else np.inf
+        state = self.clock.settle(longest)
         watched = (self.rank, action.micro_batch) in self.plan.watched
         key = None
         if self.plan.cache is not None and once is _PLAIN and not watched:
