@@ -40,6 +40,8 @@ class Clock:
     """When the computing stream waited, as far back as something may still be launched beside it."""
     waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     watch: Watch | None = None
+    own_order: bool = True
+    """Whether any stream begins before what was launched ahead of it has ended."""
 
     def play(self, part: Score, follow: str) -> None:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
@@ -189,11 +191,17 @@ class Clock:
         """
         now = self.compute
         self.host = max(self.host, now - longest)
+        # without streams of their own order nothing begins before now
+        host = self.host if self.own_order else now
+        if self.streams:
+            self.streams = {name: at for name, at in self.streams.items() if at > host}
+        if self.ready:
+            self.ready = {name: made for name, made in self.ready.items() if made[0] > now or made[0] > host}
+        if self.flying:
+            self.flying = [item for item in self.flying if item[1] > now]
+        if self.gaps:
+            self.gaps = [gap for gap in self.gaps if gap[1] > host]
         host = self.host
-        self.streams = {name: at for name, at in self.streams.items() if at > host}
-        self.ready = {name: made for name, made in self.ready.items() if made[0] > now or made[0] > host}
-        self.flying = [item for item in self.flying if item[1] > now]
-        self.gaps = [gap for gap in self.gaps if gap[1] > host]
         if not (self.streams or self.ready or self.flying or self.gaps):
             return (round(host - now, 10),)
         return (

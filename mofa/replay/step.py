@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +15,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.compose import Rows, hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
-from mofa.cost.scan import EXPOSED
+from mofa.cost.scan import EXPOSED, OWN_ORDER
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
 from mofa.replay.orders import Action, Order, Program, order_of, program_of
@@ -60,6 +63,9 @@ class _Plan:
     """Ranks and micro-batches whose ops are kept."""
     jitter: float = 0.0
     seed: int = 0
+    kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """Chunks that hold the same, by number."""
+    longest: dict[tuple[int, str, int], float] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,6 +89,7 @@ class _Player:
     factors: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
+        self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.plan.order.num_micro_batches)
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
@@ -130,26 +137,34 @@ class _Player:
 
     # -- computing
     def _result(self, action: Action, c: int, phase: Phase) -> _Result:
-        pieces, order = self.chunks[c], self.plan.order
-        book = self.plan.books[action.micro_batch % len(self.plan.books)]
-        labels = pieces if phase == "F" else pieces[::-1]
+        variant = action.micro_batch % len(self.plan.books)
         every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
         once = self.added.once.get(action, _PLAIN)
         # what data parallelism launches once may begin long before: the host's whole lead counts
-        longest = sum(book.score(p.label, phase).longest for p in labels) if once is _PLAIN else np.inf
+        longest = self._longest(c, phase, variant) if once is _PLAIN else np.inf
         state = self.clock.settle(longest)
         watched = (self.rank, action.micro_batch) in self.plan.watched
         key = None
         if self.plan.cache is not None and once is _PLAIN and not watched:
-            of = c if every is not _PLAIN else -1
-            key = (tuple(p.label for p in labels), phase, action.micro_batch % len(self.plan.books), of, state)
-            if key in self.plan.cache:
-                return self.plan.cache[key]
-        result = self._play(book, phase, labels, once, every, watched)
+            of = (self.rank, c) if every is not _PLAIN else None
+            key = (self.kinds[c], phase, variant, of, state)
+            known = self.plan.cache.get(key)
+            if known is not None:
+                return known
+        pieces = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
+        result = self._play(self.plan.books[variant], phase, pieces, once, every, watched)
         if key is not None and self.plan.cache is not None:
             self.plan.cache[key] = result
-        assert order is self.plan.order
         return result
+
+    def _longest(self, c: int, phase: Phase, variant: int) -> float:
+        """Time after which nothing from before a computation matters to it. [s]"""
+        key = (self.kinds[c], phase, variant)
+        found = self.plan.longest.get(key)
+        if found is None:
+            book = self.plan.books[variant]
+            found = self.plan.longest[key] = sum(book.score(p.label, phase).longest for p in self.chunks[c])
+        return found
 
     def _play(
         self, book: Book, phase: Phase, labels: Chunk, once: Extra, every: Extra, watched: bool
@@ -178,6 +193,7 @@ class _Player:
         clock.steps(every.after)
         clock.steps(once.after)
         clock.watch = None
+        clock.settle(np.inf)
         now = clock.compute
         return _Result(
             now - start, clock.host - now, tuple((n, at - now) for n, at in clock.streams.items()),
@@ -191,10 +207,14 @@ class _Player:
         clock = self.clock
         now = start + result.seconds
         clock.host = now + result.host
-        clock.streams = {name: now + at for name, at in result.streams}
-        clock.ready = {name: (now + at, family) for name, at, family in result.ready}
-        clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in result.flying]
-        clock.gaps = [(now + begin, now + end) for begin, end in result.gaps]
+        if result.streams or clock.streams:
+            clock.streams = {name: now + at for name, at in result.streams}
+        if result.ready or clock.ready:
+            clock.ready = {name: (now + at, family) for name, at, family in result.ready}
+        if result.flying or clock.flying:
+            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in result.flying]
+        if result.gaps or clock.gaps:
+            clock.gaps = [(now + begin, now + end) for begin, end in result.gaps]
         clock.compute = start + factor * result.seconds
         use = self.uses.setdefault(id(result), [0.0, 0.0])
         use[0] += factor
@@ -250,8 +270,9 @@ def time_of(
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
     if order is None:
-        order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, num)
-        program = program_of(order, rows.schedule, fw.name)
+        with no_collection():
+            program = _program(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+        order = program.order
     else:
         program = _own(order, stages.pp, stages.vpp, num)
     books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
@@ -262,17 +283,37 @@ def time_of(
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     optimizer = _optimizer_seconds(rows)
+    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in books for d in b.drafts.values()
+                    for line in d.lines) or rows.mode.pipelined  # fmt: skip
     players = []
     for r in range(stages.pp):
         chunks = chunks_of(rows, order, r)
         extra = added(rows, books[0], chunks, order, r)
-        clock = Clock(curves.host.sync_s.value)
+        clock = Clock(curves.host.sync_s.value, own_order=own_order)
         players.append(_Player(plan, r, chunks, extra, clock))
     ends = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
     for player, seconds in zip(players, ends, strict=True):
         player.clock.compute = player.clock.host = seconds - min(ends)
-    flights = run(program, players, plan.hop_s)
-    return _finish(plan, players, optimizer, flights if detail else ())
+    with no_collection():
+        flights = run(program, players, plan.hop_s)
+        return _finish(plan, players, optimizer, flights if detail else ())
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's cycle collector, which looks through hundreds of thousands of objects that all stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@lru_cache(maxsize=2)
+def _program(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Program:
+    return program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework)
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Compute = Literal["F", "B", "I", "W"]
@@ -42,8 +43,12 @@ class Order:
 
     def rank_of(self, stage: int) -> int:
         """The rank that holds a stage."""
-        turn, position = divmod(stage, self.pp)
-        return self.pp - 1 - position if self.placement == "v" and turn % 2 else position
+        return self._ranks_of_stages[stage]
+
+    @cached_property
+    def _ranks_of_stages(self) -> tuple[int, ...]:
+        turns = (divmod(stage, self.pp) for stage in range(self.num_stages))
+        return tuple(self.pp - 1 - at if self.placement == "v" and turn % 2 else at for turn, at in turns)
 
     def chunk_of(self, stage: int) -> int:
         """Which of its rank's chunks a stage is."""
