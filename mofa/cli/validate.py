@@ -33,6 +33,9 @@ def validate(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the table of runs to a file.")
     ] = None,
     out: opt.Out = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, help="Runs predicted at once; by default one a core.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of groups.")] = False,
 ) -> None:
     """Predict every reference run from its configuration alone and compare with what it measured."""
@@ -52,7 +55,7 @@ def validate(
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
         report = mofa.validate.validate(
             references, group="measured" if group is GroupChoice.measured else "published" if group else None,
-            progress=progress,
+            processes=processes, progress=progress,
         )  # fmt: skip
     text = report.model_dump_json(indent=2) + "\n"
     if json_file is not None:

@@ -87,10 +87,10 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
     """
     fw, s, stages = rows.framework, rows.shards, rows.layout.stages
-    pp, vpp = stages.pp, stages.vpp
+    pp, vpp, width = stages.pp, stages.vpp, fw.reduced_bytes_per_param
     slow = _slowdown(rows)
     zero = rows.table.zero[:, None]
-    reduce = np.where(zero >= 1, _over(rows, "reduce_scatter", 4.0), _over(rows, "all_reduce", 4.0))
+    reduce = np.where(zero >= 1, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))
     gather = np.where(zero >= 1, _over(rows, "all_gather", 2.0), 0.0)
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)
@@ -122,7 +122,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         beside = np.maximum(gather[:, 0] - worst, 0.0)
         exposed, hidden = exposed + worst + slow * beside, hidden + beside
     if rows.workload.model.tied_embeddings and pp > 1:
-        tied = rows.workload.model.vocab * rows.workload.model.hidden * 4.0 / rows.table.tp
+        tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.table.tp
         exposed = exposed + collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
     return Outside(exposed, hidden, held)
 

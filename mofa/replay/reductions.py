@@ -194,7 +194,7 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
     for c in range(len(me.chunks)):
         last = me.last(c)
         for bucket in _buckets(me, c, _bucket_size(me, c)):
-            seconds = me.seconds(kind, 4.0, bucket.dense, bucket.expert)
+            seconds = me.seconds(kind, me.rows.framework.reduced_bytes_per_param, bucket.dense, bucket.expert)
             if not seconds:
                 continue
             step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")

@@ -405,7 +405,7 @@ def _tied_seconds(rows: Rows) -> float:
     model = rows.workload.model
     if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
         return 0.0
-    tied = model.vocab * model.hidden * 4.0 / rows.table.tp
+    tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
     return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.cluster)[0])
 
 

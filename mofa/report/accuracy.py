@@ -176,10 +176,12 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
 
 def markdown_report(report: ValidationReport, references: Path | None = None) -> str:
     """``docs/accuracy.md``: the tables and a hash of what they rest on."""
+    from mofa.validate.score import MAX_PLAYED
     from mofa.validate.stale import inputs_hash
 
     parts = [INTRODUCTION.format(
         runs=len(report.runs), left_out=len(report.not_scored), false_fits=report.false_fits,
+        closed=sum(not run.played_out for run in report.runs), limit=MAX_PLAYED,
     ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
         markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
     for name in dict.fromkeys(run.group for run in report.runs):
@@ -206,14 +208,16 @@ INTRODUCTION = """\
 # How accurate predictions are
 
 Written by `mofa validate --markdown docs/accuracy.md`; a test fails when it is stale. Each run is predicted from its
-configuration alone by `mofa.estimate`. An error is predicted / measured − 1, of the step and of the memory of the
+configuration alone by `mofa.estimate`: steps are played out, {closed} of more than {limit} passes are told by closed
+forms. An error is predicted / measured − 1, of the step and of the memory of the
 fullest rank. {runs} runs, {left_out} more left out by a rule on their columns, {false_fits} that went out of memory but
 were said to fit.
 
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
-- `published-SOURCE` are rows of other people's tables, which hang together within a source and model: *mean by model*
-  averages within those first. Blank recomputation is the framework's default, in a group `-default-recompute`.
+- `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
+  source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a
+  group `-default-recompute`.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
 - *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200
   have no measured profile: theirs rests on datasheets and on curves transferred from it."""

@@ -61,7 +61,7 @@ class FrameworkSpec(Spec):
     """Of the parameters that compute reads, unless sharded. [B/param]"""
     grads_bytes_per_param: float
     reduced_bytes_per_param: float = 4.0
-    """Of FSDP's gradients as they are summed over its ranks. [B/param]"""
+    """Of gradients as FSDP, or Megatron over data-parallel ranks, sums them. [B/param]"""
     states_bytes_per_param: float
     """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool

@@ -50,6 +50,7 @@ def validate(
     folder: Path | None = None,
     *,
     group: Group | None = None,
+    processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ValidationReport:
     """Predict every reference run from its configuration alone and compare with what was measured.
@@ -60,6 +61,8 @@ def validate(
         With ``measured`` and ``published`` in it; the repository's by default.
     group
         Only one of the two.
+    processes
+        That predict runs beside each other; one a core by default. [-]
     progress
         Is told how many runs are predicted and how many there are.
 
@@ -71,7 +74,7 @@ def validate(
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         found, left_out = references(reference_dir(folder), Path(scratch), group)
-        runs, not_scored = score(found, left_out, progress=progress)
+        runs, not_scored = score(found, left_out, processes=processes, progress=progress)
         families = _families(found, reference_dir(folder) / "traces")
     return ValidationReport(
         groups=group_scores(runs),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final, Literal
@@ -19,6 +22,11 @@ from mofa.validate.reference import LeftOut, Reference
 SCHEMA_VERSION: Final = "1.0"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
+MAX_PLAYED = 512
+"""Forward and backward passes of all stages in one step up to which a run is played out. A rule on its configuration:
+beyond it a step takes seconds to play, and closed forms say its time and memory instead. [-]"""
+BATCH = 4
+"""Runs that a process takes at once. [-]"""
 
 
 class Compared(Spec):
@@ -53,6 +61,7 @@ class RunScore(Spec):
     provenance: dict[Provenance, float] = Field(description="Shares of the predicted step. [-]")
     weak_fraction: float = Field(description="Share that rests on assumed or extrapolated numbers. [-]")
     exposed: dict[str, float] = Field(description="Where the predicted step goes. [s]")
+    played_out: bool = Field(description="Whether steps were played out, or closed forms were taken for a long one.")
     source: str
     notes: tuple[str, ...] = ()
 
@@ -159,6 +168,9 @@ def score_run(reference: Reference) -> RunScore:
     """
     workload, cluster, framework, strategy = reference.resolve()
     plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
+    played_out = passes_of(plan, workload) <= MAX_PLAYED
+    if played_out:
+        plan = estimate(workload, cluster, strategy, framework=framework)
     outcome, stages = reference.outcome, plan.memory.by_stage
     return RunScore(
         id=reference.id,
@@ -180,9 +192,16 @@ def score_run(reference: Reference) -> RunScore:
         provenance=plan.provenance,
         weak_fraction=sum(plan.provenance.get(p, 0.0) for p in WEAK),
         exposed={str(name): value for name, value in plan.time.exposed.items() if value > 0},
+        played_out=played_out,
         source=reference.source,
         notes=reference.notes,
     )
+
+
+def passes_of(plan: Plan, workload: WorkloadSpec) -> int:
+    """Forward and backward passes of all stages in one step. [-]"""
+    s = plan.strategy
+    return 2 * s.pp * s.vpp * (workload.batch.global_batch // (s.dp * s.micro_batch) if s.pp > 1 else 1)
 
 
 def _fp8(workload: WorkloadSpec) -> list[str]:
@@ -272,12 +291,24 @@ def score(
     references: Sequence[Reference],
     left_out: Sequence[LeftOut] = (),
     *,
+    processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[RunScore], list[NotScored]]:
-    """Predict every run; ``progress`` is told how many are done and how many there are."""
+    """Predict every run in ``processes`` (by default one a core); ``progress`` is told how many are done and to do."""
     runs = []
-    for i, reference in enumerate(references):
-        runs.append(score_run(reference))
-        if progress is not None:
-            progress(i + 1, len(references))
+    with _mapped(min(processes or os.cpu_count() or 1, len(references) // BATCH)) as mapped:
+        for run in mapped(references):
+            runs.append(run)
+            if progress is not None:
+                progress(len(runs), len(references))
     return runs, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
+
+
+@contextmanager
+def _mapped(processes: int) -> Iterator[Callable[[Sequence[Reference]], Iterable[RunScore]]]:
+    """``score_run`` over references, in their order."""
+    if processes < 2:
+        yield lambda references: map(score_run, references)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield lambda references: pool.map(score_run, references, chunksize=BATCH)

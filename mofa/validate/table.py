@@ -32,6 +32,8 @@ FRAMEWORKS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     # "all overlaps OFF; CE fusion" (its overlap_notes)
     "simumax": {"overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": True},
+    # grad_reduce_in_fp32 = False for every model of scripts/performance/configs, whose summary the rows are
+    "bridge": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
     # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)
     "foundry": {
         "attention": "flash1",

@@ -9,9 +9,10 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import Record, read_records, write_record
+from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.run import group_scores, validate
-from mofa.validate.score import RunScore, compare, group_score
+from mofa.validate.score import MAX_PLAYED, RunScore, compare, group_score, score, score_run
 
 MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
 
@@ -27,7 +28,7 @@ def scored(run_id: str = "a", *, group: str = "g", model: str = "m", step: tuple
         id=run_id, group=group, model=model, gpu="h100-sxm", num_gpus=8, framework="megatron", strategy="tp8",
         step_time=compare(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
         predicted_device_bytes=1e9, fits=fits, out_of_memory=oom, provenance={"measured": 0.75, "assumed": 0.25},
-        weak_fraction=0.25, exposed={"gemm": 1.0}, source="by hand",
+        weak_fraction=0.25, exposed={"gemm": 1.0}, played_out=True, source="by hand",
     )  # fmt: skip
 
 
@@ -117,3 +118,23 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "measured").mkdir()
     with pytest.raises(SpecError, match="holds no records"):
         validate(tmp_path, group="measured")
+
+
+def test_processes_predict_what_one_does() -> None:
+    """Runs keep their order; progress counts to the end."""
+    found, _ = published_references(MEASURED.parent / "published")
+    few = [reference for reference in found if reference.group == "published-korth"]
+    told: list[tuple[int, int]] = []
+    beside, _ = score(few, processes=2, progress=lambda done, all_: told.append((done, all_)))
+    alone, _ = score(few, processes=1)
+    assert beside == alone
+    assert told == [(i + 1, len(few)) for i in range(len(few))]
+
+
+def test_only_long_steps_are_told_by_closed_forms() -> None:
+    """Korthikanti's 1T: 64 stages of 512 micro-batches, forward and backward; its 22B is one stage."""
+    found, _ = published_references(MEASURED.parent / "published")
+    runs = {run.id: run for run in map(score_run, (r for r in found if r.id in ("korth-001", "korth-008")))}
+    assert runs["korth-001"].played_out
+    assert not runs["korth-008"].played_out
+    assert MAX_PLAYED < 2 * 64 * 512

@@ -297,7 +297,24 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
            weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
-    return out
+    return expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+
+
+def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
+    """The second products' biases times the probabilities, expert by expert in eager ops, and their concatenation.
+
+    moe/experts.py, ``TEGroupedMLP._apply_bias``; the first products add theirs themselves. An expert's rows are
+    multiplied (2 bytes an element) and added (6), then all are copied (4); backward multiplies and sums twice (12) and
+    concatenates (4).
+    """
+    local, element = ctx.local_experts, ctx.element
+    elements = rows * float(ctx.model.hidden)
+    out = b.tensor("experts.biased", kept * float(ctx.model.hidden) * element)
+    back = Back(8 * elements * element, 5 * local + 1, like="mul")
+    return b.add(
+        Op("experts.bias", "memory_bound", Stream(6 * elements * element, "residual_add"), (x,), (out,),
+           scratch=2 * kept * float(ctx.model.hidden) * element, launches=3 * local + 1, back=back)
+    )  # fmt: skip
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:

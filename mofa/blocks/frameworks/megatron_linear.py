@@ -9,9 +9,6 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, sp_gather, tp_copy, tp_reduce
 
-# a product that adds to the fp32 main gradient reads and writes 4 bytes where one that stands alone writes 2
-FUSED_BYTES_PER_PARAM = 6.0
-
 
 class WeightGrad(TypedDict, total=False):
     """Arguments of a linear about its weight gradient."""
@@ -22,8 +19,8 @@ class WeightGrad(TypedDict, total=False):
 
 def weight_grad(ctx: Context) -> WeightGrad:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
-    if ctx.framework.fuses_wgrad_accumulation:
-        return {"accumulate_bytes_per_param": FUSED_BYTES_PER_PARAM}
+    if ctx.framework.fuses_wgrad_accumulation:  # reads and writes the main gradient where one alone writes 2 bytes
+        return {"accumulate_bytes_per_param": 2.0 * ctx.framework.grads_bytes_per_param - 2.0}
     return {"grad_bytes_per_param": 2.0, "accumulate_bytes_per_param": ctx.framework.accumulation_bytes_per_param}
 
 
