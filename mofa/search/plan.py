@@ -15,6 +15,7 @@ from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
+from mofa.routing.scheduled import scheduling_s
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory
 from mofa.search.result import Plan, Time
@@ -25,7 +26,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from mofa.units import SECONDS_PER_DAY, format_bytes
+from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from mofa.replay.replay import Replayed, Replayer
@@ -113,7 +114,9 @@ def _plan(
         provenance=_provenance(workload, cluster, row, exposed, sizes),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=_notes(workload, cluster, framework, played) + _copies_note(workload, framework, row),
+        notes=_notes(workload, cluster, framework, played)
+        + _copies_note(workload, framework, row)
+        + _balancing_note(workload, row),
     )
 
 
@@ -188,6 +191,18 @@ def _routing_note(routing: RoutingSpec) -> str:
         padded = ", padded" if routing.pad_to_capacity else ""
         note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
     return note
+
+
+def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
+    """What scheduling tokens over replicas rests on."""
+    if workload.model.moe is None or not row.balancing[0]:
+        return ()
+    overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
+    note = (
+        f"balancing micro_moe: {overhead} of host time a layer and micro-batch (the solve measured on one core, the "
+        "rest of the dispatch as published: MicroMoE, figure 9), not overlapped; symmetric placement"
+    )
+    return (note,)
 
 
 def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:

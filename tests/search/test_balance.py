@@ -77,6 +77,7 @@ def test_the_search_takes_scheduling_where_it_pays_and_only_if_asked() -> None:
     with_ = mofa.find_plans(JOB, CLUSTER, fix=fixed, top=1, with_=["micro_moe"], replay=False).report
     assert without.plans[0].strategy.balancing == "none"
     assert with_.plans[0].strategy.balancing == "micro_moe"
+    assert any(note.startswith("balancing micro_moe: 344") for note in with_.plans[0].notes)
     assert with_.plans[0].step_s < without.plans[0].step_s
     assert with_.space == 2 * without.space
 
