@@ -1,0 +1,54 @@
+"""What the power limit and collectives cost, fitted by hand-made rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.fit import fit_curves
+from mofa.calibrate.measurements import Row
+from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve, mixed_clock
+
+
+def row(family: str, op: str, variant: str, seconds: float, mhz: float | None = None, **shape: int) -> Row:
+    case = Case(family, op, variant, "bf16", "grid", {"m": 8192, "n": 8192, "k": 8192, **shape})
+    return Row(case, Sample(seconds, seconds, seconds, 7, mhz), "a GPU", "a host")
+
+
+def test_clocks_of_kernels_alone_and_of_what_runs_between_them() -> None:
+    """Products alone keep three quarters of 2 GHz, with memory-bound kernels between them four fifths: those alone
+    would keep the clock that mixes to it."""
+    rows = [
+        row("sustained", "gemm", "burst", 1.0, 2000.0), row("sustained", "gemm", "2s", 1.2, 1500.0),
+        row("sustained", "gemm", "between_memory", 1.15, 1600.0),
+    ]  # fmt: skip
+    clocks = fit_curves(rows, num_sms=132, gpu="a GPU").clocks
+    assert clocks["gemm bf16"] == 0.75
+    shares = [np.array([BETWEEN_SHARE]), np.array([1 - BETWEEN_SHARE])]
+    assert mixed_clock(shares, [0.75, clocks["memory_bound"]])[0] == pytest.approx(0.8)
+
+
+def test_clocks_that_were_not_read_say_nothing() -> None:
+    rows = [row("sustained", "gemm", v, t) for v, t in (("burst", 1.0), ("2s", 1.2), ("between_memory", 1.1))]
+    assert fit_curves(rows, num_sms=132, gpu="a GPU").clocks == {}
+
+
+def test_rate_at_a_clock_goes_through_both_measured_states() -> None:
+    """Full rate at full clock, 0.85 at 0.75; a kernel whose rate did not fall keeps it at any clock."""
+    curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
+    assert curve.at_clock(np.array([1.0, 0.75])) == pytest.approx([1.0, 0.85])
+    steady = PoweredCurve(provenance="assumed", source="an example", clock=0.97)
+    assert steady.at_clock(np.array([0.7])) == pytest.approx([1.0])
+
+
+def test_slowdown_counts_kernels_that_the_collective_outlasts() -> None:
+    """4 s become 5 beside a collective of 6 s that takes 8: a fifth of 8 s over 6. A longer product says nothing."""
+    times = {
+        "stream_alone": 4.0, "stream_overlapped": 5.0, "collective_alone_stream": 6.0,
+        "collective_overlapped_stream": 8.0, "gemm_alone": 20.0, "gemm_overlapped": 20.5, "collective_alone_gemm": 6.0,
+        "collective_overlapped_gemm": 9.0,
+    }  # fmt: skip
+    rows = [row("overlap", "all_gather", variant, seconds) for variant, seconds in times.items()]
+    assert fit_curves(rows, num_sms=132, gpu="a GPU").overlap_slowdown == pytest.approx(0.2 * 8 / 6)
+    assert fit_curves([], num_sms=132, gpu="a GPU").overlap_slowdown == 0.0
