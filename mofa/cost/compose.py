@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,11 +181,11 @@ class Rows:
         per_stage = np.einsum("nkr,nk->nr", self.layout.plain, plain)
         return np.asarray(per_stage + np.einsum("nkr,nk->nr", self.layout.full, full))
 
-    @property
+    @cached_property
     def is_first(self) -> ArrayN:
         return np.asarray(np.eye(1, self.layout.stages.pp)[0])
 
-    @property
+    @cached_property
     def is_head(self) -> ArrayN:
         return np.asarray(np.eye(1, self.layout.stages.pp, self.layout.stages.head_stage)[0])
 

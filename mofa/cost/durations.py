@@ -87,7 +87,7 @@ def _work_kind(op: Op) -> Hashable:
     if isinstance(w, Attention):
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
     assert isinstance(w, Collective)
-    return Collective, w.kind, w.group
+    return Collective, w.kind
 
 
 def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
@@ -121,10 +121,14 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
             column("rows"), column("groups"), column("n"), column("k"), gpu, kind[1], wgrad=kind[2], sequential=kind[3]
         )
     if kind[0] is Collective:
-        time = collective_time(
-            kind[1], column("payload"), machine.groups[kind[2]], machine.fabric, imbalance=column("imbalance"),
-            spread=machine.spread,
+        places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
+        group = Group(
+            np.array([g.size for g in places]), np.array([g.ranks_per_domain for g in places]),
+            np.array([g.ranks_per_node for g in places]),
         )  # fmt: skip
+        time = collective_time(
+            kind[1], column("payload"), group, machine.fabric, imbalance=column("imbalance"), spread=machine.spread
+        )
         return time.total_s
     return attention_s(
         column("batch"), column("heads"), column("groups"), column("q_len"), column("pairs"), kind[2], kind[3],
