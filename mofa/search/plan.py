@@ -23,6 +23,7 @@ from mofa.search.stage_time import stage_times
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -31,14 +32,10 @@ from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 if TYPE_CHECKING:
     from mofa.replay.replay import Replayed, Replayer
 
-MARGIN_FRACTION = 0.03
-"""Share of the capacity that a plan leaves free for what the model does not see; ``assumed`` until measured residuals
-replace it. [-]"""
-
 
 def margin_bytes(cluster: ClusterSpec) -> float:
-    """The margin of a cluster's GPUs. [B]"""
-    return MARGIN_FRACTION * cluster.gpu.usable_memory_bytes.value
+    """What a plan leaves free for what the model does not see: the 99 % quantile of measured residuals. [B]"""
+    return load_residuals().device_memory.value * cluster.gpu.usable_memory_bytes.value
 
 
 class Candidate:
@@ -98,9 +95,11 @@ def _plan(
     model_rate = per_token * tokens / step_s / gpus
     extra = model_flops_per_token(workload.model, workload.batch.seq_len, "causal") * tokens
     again = max(float(costed.hardware_flops[0]) - extra, 0.0) / step_s / gpus if _recomputes(row) else 0.0
+    band = load_residuals().step_band(framework.name)
     return Plan(
         strategy=row.row(0, framework.name),
         step_s=step_s,
+        step_s_band=(step_s * (1.0 + band.low.value), step_s * (1.0 + band.high.value)),
         tokens_per_s_per_gpu=tokens / step_s / gpus,
         tflops_per_gpu=model_rate / 1e12,
         mfu=model_rate / peak,
@@ -229,8 +228,9 @@ def _notes(
         reserved = "memory: every allocation of three steps played through PyTorch's caching allocator"
         if played.time is None:
             reserved += "; time in closed form"
+    margin = load_residuals().device_memory
     notes = [
-        f"memory margin of {MARGIN_FRACTION:.0%} of the capacity: assumed until measured residuals replace it",
+        f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
         f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,

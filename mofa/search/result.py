@@ -94,6 +94,10 @@ class Plan(LongRunFigures):
 
     strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
+    step_s_band: tuple[float, float] | None = Field(
+        default=None,
+        description="Within which 8 of 10 measured steps of the framework's kind lay about their prediction. [s]",
+    )
     tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
     tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")
     mfu: float = Field(ge=0, description="Model FLOP/s over the dense peak of the GEMM format used. [-]")
