@@ -65,6 +65,12 @@ class Time(Spec):
             raise ValueError(f"time.exposed lacks {', '.join(missing)}")
         check_not_negative("time.exposed", self.exposed)
         check_not_negative("time.hidden", self.hidden)
+        step_s = math.fsum(self.exposed.values())
+        for stage in self.by_stage:
+            if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=REL_TOL):
+                raise ValueError(
+                    f"time.by_stage: the parts of stage {stage.stage} must sum to the step ({step_s:.9g} s)"
+                )
         return self
 
     def stages_to_frame(self) -> pd.DataFrame:
@@ -260,10 +266,11 @@ class FrameworkSummary(Spec):
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
     """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
-    s = plan.strategy
-    if s.tp * s.cp * s.pp * s.dp != cluster.num_gpus:
-        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({cluster.num_gpus})")
-    tokens = plan.tokens_per_s_per_gpu * plan.step_s * cluster.num_gpus
+    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus
+    if s.tp * s.cp * s.pp * s.dp != gpus:
+        less = f", without {plan.spare_gpus} that stand by" if plan.spare_gpus else ""
+        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
+    tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
     check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
 
 

@@ -53,7 +53,7 @@ def test_a_search_keeps_every_promise() -> None:
 
 def test_the_key_of_a_row_is_that_of_its_plan() -> None:
     """The search ranks by arrays what a plan carries as numbers."""
-    plain = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=3, **FIX)
+    plain = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=3, replay=False, **FIX)
     for objective in ("tokens", "kwh"):
         judge = LongRuns(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
         keys = judge.key(plain.costed)
