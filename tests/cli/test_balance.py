@@ -24,10 +24,10 @@ def test_a_group_of_experts(cli: Cli) -> None:
     assert 0 < found["solve_s"]["median"] <= found["solve_s"]["p99"]
 
 
-def test_the_seed_repeats(cli: Cli) -> None:
+def test_the_seed_repeats(capsys: pytest.CaptureFixture[str]) -> None:
     def loads(seed: str) -> dict[str, float]:
-        found = json.loads(cli(*GROUP, "--micro-batches", "5", "--routing", "zipf:1", "--seed", seed, "--json").stdout)
-        return dict(found["max_over_mean"])
+        assert main((*GROUP, "--micro-batches", "5", "--routing", "zipf:1", "--seed", seed, "--json")) == 0
+        return dict(json.loads(capsys.readouterr().out)["max_over_mean"])
 
     assert loads("3") == loads("3") != loads("4")
 
@@ -92,7 +92,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tu
     assert says in one_line_of(capsys.readouterr().err)
 
 
-def test_an_empty_trace(cli: Cli, tmp_path: Path) -> None:
+def test_an_empty_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("iteration,layer,expert,tokens\n")
-    done = cli(*GROUP, "--trace", "t.csv")
-    assert done.returncode == 2 and "has no rows" in one_line_of(done.stderr)
+    assert main((*GROUP, "--trace", str(tmp_path / "t.csv"))) == 2
+    assert "has no rows" in one_line_of(capsys.readouterr().err)

@@ -60,7 +60,7 @@ def highs_optimum(placement: Placement, load: np.ndarray) -> float:
 
 
 @given(placements())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_the_optimum_is_the_density_whoever_computes_it(case: tuple[Placement, np.ndarray]) -> None:
     placement, batches = case
     lp, flow = ReplicaScheduler(placement), FlowScheduler(placement)
