@@ -156,6 +156,7 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         share = curve["form"]["large_rate"] * own["small_rate"] / own["large_rate"]
         curve["form"] = {**curve["form"], "small_rate": share, "small_k_overhead": form["large_k_overhead"]}
     made["attention"] = {**base["attention"], **made["attention"]}
+    made.pop("stream_clock", None)  # no clocks were read: the share of products says how far they fall
     return made
 
 
