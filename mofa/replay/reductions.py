@@ -16,9 +16,10 @@ import numpy as np
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compose import Rows
+from mofa.cost.compute import stream_rate
 from mofa.replay.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
-from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, value
+from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing, value
 from mofa.specs.framework import PYTORCH_MODULES
 
 DDP_BUCKET = 100 * 2**20 / 4
@@ -260,7 +261,10 @@ def _ddp(me: _Rank, out: Added) -> None:
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
                     )
                 held = 0.0
-        extra.after.append(awaiting(("dp.reduced",)))
+        # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes a parameter, played in one
+        copied = 16.0 * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
+        seconds = copied if int(group.size[0]) > 1 else 0.0
+        extra.after.append(computing("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
 
 def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:

@@ -240,6 +240,11 @@ def awaiting(names: tuple[str, ...]) -> Run:
     return Run((), names, (), 0.0, 0.0, -np.inf, ())
 
 
+def computing(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> Run:
+    """A step of one kernel on the computing stream, behind tensors of other streams."""
+    return _run((Kernel(name, seconds, issue_s, FAMILY[family]),), waits, ())
+
+
 def is_comm(family: int) -> bool:
     """Whether a family's time beside computing is reported as hidden."""
     return EXPOSED[family] in COMM_FAMILIES
