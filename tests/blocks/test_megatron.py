@@ -328,3 +328,23 @@ def test_every_expert_has_its_functions() -> None:
     names = ("experts.fc1", "experts.activation", "experts.fc2")
     assert [first(one(tapes.forward, name).functions) for name in names] == [local] * 3
     assert first(one(tapes.forward, "experts.activation").guarded) == local
+
+
+def test_biases_of_experts_are_added_in_eager_ops_expert_by_expert() -> None:
+    """TEGroupedMLP._apply_bias: three ops an expert and their concatenation, 12 bytes an element forward, 16 back."""
+    local = EXPERTS["num_experts"]
+    found = layer("megatron", llama(moe={**EXPERTS, "expert_bias": True}))
+    forward = next(op for op in found.forward.ops if op.name == "experts.bias")
+    back = next(op for op in found.backward.ops if op.name == "experts.bias.backward")
+    assert (forward.launches, back.launches) == (3 * local + 1, 5 * local + 1)
+    assert isinstance(forward.work, Stream) and isinstance(back.work, Stream)
+    rows = TOKENS * EXPERTS["top_k"]
+    assert (first(forward.work.bytes), first(back.work.bytes)) == (12 * rows * H, 16 * rows * H)
+    assert all(op.name != "experts.bias" for op in layer("megatron", MOE).forward.ops)
+
+
+def test_gradients_in_bf16_move_fewer_bytes() -> None:
+    """grad_reduce_in_fp32 = False: the product reads and writes 2 bytes of the main gradient, not 4."""
+    found = layer("megatron", grads_bytes_per_param=2)
+    moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
+    assert [first(w.bytes) for w in moved if isinstance(w, Stream)] == [2 * H * 2 * F]
