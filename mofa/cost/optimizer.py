@@ -99,8 +99,8 @@ def static_bytes(
     narrow = 0.5 if workload.precision.params == "bf16" else 1.0  # everything in training.dtype
     held, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
     if pipelined:
-        held = held + shards.whole(2.0)
-        reduced = reduced + shards.whole(4.0)
+        # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
+        held, reduced = held + shards.whole(2.0), shards.whole(4.0)
     return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary), False)
 
 

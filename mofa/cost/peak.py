@@ -311,6 +311,8 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
     slack = slack + ends
     if rows.framework.shards_params and rows.mode.precision == "mixed" and not rows.mode.pipelined:
         slack = slack + (1.0 - grads) * rows.static.grads
+    elif rows.framework.shards_params and rows.mode.precision == "mixed":  # they come when the others have gone
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)
     if rows.framework.allocator != "expandable":
         slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
     return np.asarray(slack)
