@@ -102,7 +102,7 @@ def cases(num: int, seed: int = SEED) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Closed form over replay - 1: the step, and the fullest rank's memory (None where it was not played)."""
+    """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played)."""
 
     step: float
     allocated: float | None = None
@@ -117,16 +117,17 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     step = float(closed.step_s[0]) / time_of(estimator, detail=False).step_s - 1
     if not memory:
         return Agreement(step)
-    assert closed.detail is not None
+    detail = closed.detail
+    assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
     ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
     outside = sum(outside_of(estimator))
-    fullest = max(ranks, key=lambda rank: rank.peak_reserved)
+    reserved = max(rank.peak_reserved for rank in ranks)
     return Agreement(
         step,
-        float(closed.allocated_bytes[0]) / fullest.allocated - 1,
-        float(closed.reserved_bytes[0]) / fullest.peak_reserved - 1,
-        float(closed.device_bytes[0]) / (fullest.peak_reserved + outside) - 1,
+        float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1,
+        float(detail.reserved_bytes[0].max()) / reserved - 1,
+        float(detail.device_bytes[0].max()) / (reserved + outside) - 1,
     )
 
 
