@@ -27,6 +27,10 @@ def validate(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as docs/accuracy.md has it.")
     ] = None,
+    readme: Annotated[
+        Path | None,
+        typer.Option("--readme", metavar="FILE", help="Make the table between a page's accuracy markers anew."),
+    ] = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: Annotated[
@@ -43,13 +47,20 @@ def validate(
 
     import mofa.validate
     from mofa.cli.progress import progress_bar
-    from mofa.report.accuracy import markdown_report, print_validation, runs_to_frame, save_validation
+    from mofa.report.accuracy import (
+        markdown_report,
+        print_validation,
+        runs_to_frame,
+        save_validation,
+        with_readme_table,
+    )
     from mofa.report.save import check_writable, write_atomic, write_table
     from mofa.report.text import make_console
 
-    for path in (json_file, csv, markdown):
+    for path in (json_file, csv, markdown, readme):
         if path is not None:
             check_writable(path)
+    page = _page(readme) if readme is not None else ""
     if out is not None:
         check_writable(out, directory=True)
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
@@ -64,6 +75,8 @@ def validate(
         write_table(csv, runs_to_frame(report))
     if markdown is not None:
         write_atomic(markdown, markdown_report(report, references).encode())
+    if readme is not None:
+        write_atomic(readme, with_readme_table(page, report).encode())
     if out is not None:
         files = save_validation(report, out)
         if not quiet:
@@ -72,3 +85,18 @@ def validate(
         sys.stdout.write(text)
     else:
         print_validation(report, make_console(), quiet=quiet)
+
+
+def _page(path: Path) -> str:
+    """A page that has a place for the table."""
+    from mofa.errors import SpecError
+    from mofa.report.accuracy import README_MARKERS
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"--readme {path}: cannot be read ({error}); name a page of text") from None
+    if any(marker not in text for marker in README_MARKERS):
+        begin, end = (marker.strip() for marker in README_MARKERS)
+        raise SpecError(f"--readme {path}: has no table to make anew; put {begin} and {end} on lines of their own")
+    return text

@@ -174,6 +174,44 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+README_GROUPS = (
+    "measured-judging", "measured-fitting", "all-published-hopper-bf16", "published-korth", "published-simumax",
+    "all-published",
+)  # fmt: skip
+README_QUANTITIES = ("step_time", "peak_allocated", "peak_reserved")
+README_COLUMNS: Columns = (
+    ("runs", "left"), ("step, mean / worst", "right"), ("allocated", "right"), ("reserved", "right")
+)  # fmt: skip
+README_MARKERS = ("<!-- accuracy -->\n", "<!-- /accuracy -->")
+
+
+def readme_table(report: ValidationReport) -> str:
+    """The README's table: mean and worst error of a few groups."""
+    rows = []
+    for name in README_GROUPS:
+        if name in report.groups:
+            errors = [getattr(report.groups[name], quantity) for quantity in README_QUANTITIES]
+            cells = [f"{percent(e.mean_abs_error)} / {percent(e.worst_abs_error)}" if e.runs else "–" for e in errors]
+            rows.append([f"{name} ({report.groups[name].runs})", *cells])
+    return markdown_table(README_COLUMNS, rows)
+
+
+def with_readme_table(text: str, report: ValidationReport) -> str:
+    """A page with the table between its markers made anew.
+
+    Raises
+    ------
+    ValueError
+        If the page has no markers.
+    """
+    begin, end = README_MARKERS
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"has no table to make anew; put {begin.strip()} and {end} on lines of their own")
+    return f"{before}{begin}{readme_table(report)}\n{end}{after}"
+
+
 def markdown_report(report: ValidationReport, references: Path | None = None) -> str:
     """``docs/accuracy.md``: the tables and a hash of what they rest on."""
     from mofa.validate.score import MAX_PLAYED
@@ -207,7 +245,8 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
 INTRODUCTION = """\
 # How accurate predictions are
 
-Written by `mofa validate --markdown docs/accuracy.md`; a test fails when it is stale. Each run is predicted from its
+Written by `mofa validate --markdown docs/accuracy.md --readme README.md`; a test fails when it is stale. Each run is
+predicted from its
 configuration alone by `mofa.estimate`: steps are played out, {closed} of more than {limit} passes are told by closed
 forms. An error is predicted / measured − 1, of the step and of the memory of the
 fullest rank. {runs} runs, {left_out} more left out by a rule on their columns, {false_fits} that went out of memory but

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mofa.report.accuracy import run_cells
+from mofa.cli.main import main
+from mofa.report.accuracy import README_GROUPS, README_MARKERS, run_cells
 from mofa.validate.run import reference_dir, references
 from mofa.validate.score import score_run
 from mofa.validate.stale import inputs_hash
 
 TEXT = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-COMMAND = "mofa validate --markdown docs/accuracy.md"
+COMMAND = "mofa validate --markdown docs/accuracy.md --readme README.md"
 
 
 def test_its_inputs_are_those_of_today() -> None:
@@ -34,3 +35,27 @@ def test_ten_runs_predicted_anew(tmp_path: Path) -> None:
 def test_every_group_has_its_table(group: str) -> None:
     assert f"\n## {group}\n" in TEXT
     assert re.search(rf"\| {group} \| step time \| \d+ \|", TEXT)
+
+
+def test_the_readme_says_the_same() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = readme.split(README_MARKERS[0])[1].split(README_MARKERS[1])[0]
+    errors: dict[tuple[str, str], str] = {}
+    group = ""
+    for line in TEXT.split("## Errors by group")[1].split("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 9:
+            group = cells[0] or group
+            errors[group, cells[1]] = f"{cells[3]} / {cells[5]}"
+    for name in README_GROUPS:
+        row = next(line for line in table.splitlines() if line.startswith(f"| {name} ("))
+        said = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        assert said == [errors.get((name, q), "–") for q in ("step time", "peak allocated", "peak reserved")]
+
+
+def test_a_page_without_markers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no table\n")
+    assert main(["validate", "--readme", str(page)]) == 2
+    assert "has no table to make anew" in capsys.readouterr().err
+    assert page.read_text() == "no table\n"
