@@ -38,7 +38,7 @@ class OutOfDeviceMemory(Exception):
 class Block:
     """A piece of a segment; what :meth:`Allocator.malloc` returns. ``size`` is what it takes, rounding included. [B]"""
 
-    __slots__ = ("address", "events", "following", "freed_at", "pool", "previous", "size", "state")
+    __slots__ = ("address", "events", "following", "freed_at", "key", "pool", "previous", "size", "state")
 
     def __init__(self, pool: _Pool, address: int, size: int, state: int) -> None:
         self.pool, self.address, self.size, self.state = pool, address, size, state
@@ -46,29 +46,32 @@ class Block:
         self.following: Block | None = None
         self.events = 0
         self.freed_at = 0
+        self.key = 0  # while free
 
 
 class _Pool:
-    """Free blocks of one stream and size class, sorted by size and address; unmapped ranges sorted by address."""
+    """Free blocks of one stream and size class by key, and their keys in order; unmapped ranges sorted by address."""
 
     __slots__ = ("blocks", "keys", "small", "stream", "unmapped")
 
     def __init__(self, stream: int, small: bool) -> None:
         self.stream, self.small = stream, small
         self.keys: list[int] = []
-        self.blocks: list[Block] = []
+        self.blocks: dict[int, Block] = {}
         self.unmapped: list[tuple[int, Block]] = []
 
     def put(self, block: Block) -> None:
-        key = block.size >> 9 << _SHIFT | block.address >> 9
-        at = bisect_left(self.keys, key)
-        self.keys.insert(at, key)
-        self.blocks.insert(at, block)
+        block.key = block.size << _SHIFT - 9 | block.address >> 9
+        insort(self.keys, block.key)
+        self.blocks[block.key] = block
 
     def take(self, block: Block) -> None:
-        at = bisect_left(self.keys, block.size >> 9 << _SHIFT | block.address >> 9)
-        del self.keys[at]
-        del self.blocks[at]
+        del self.keys[bisect_left(self.keys, block.key)]
+        del self.blocks[block.key]
+
+    def free(self) -> list[Block]:
+        """The free blocks, in order."""
+        return [self.blocks[key] for key in self.keys]
 
 
 @dataclass(frozen=True)
@@ -173,36 +176,36 @@ class Allocator:
         keys = pool.keys
         if not small:
             self._searches += 1
-        at = bisect_left(keys, size >> 9 << _SHIFT)
+        at = bisect_left(keys, size << _SHIFT - 9)
         if at < len(keys):
             if self.expandable:
                 at = self._least_expandable(pool, at)
-            del keys[at]
-            block = pool.blocks.pop(at)
+            block = pool.blocks.pop(keys.pop(at))
         else:
             block = self._grow(pool, size)
         rest = block.size - size
-        if rest >= MIN_BLOCK if small or self.expandable else rest > SMALL_SIZE:
-            spare = self._spare
-            if spare:
-                other = spare.pop()
-                other.pool, other.address, other.size, other.freed_at = pool, block.address + size, rest, 0
+        if rest > SMALL_SIZE or (rest and (small or self.expandable)):
+            address = block.address + size
+            if self._spare:
+                other = self._spare.pop()
+                other.pool, other.address, other.size, other.freed_at = pool, address, rest, 0
             else:
-                other = Block(pool, block.address + size, rest, FREE)
+                other = Block(pool, address, rest, FREE)
             other.previous = block
             after = other.following = block.following
             if after is not None:
                 after.previous = other
             block.following = other
             block.size = size
-            key = rest >> 9 << _SHIFT | other.address >> 9
-            at = bisect_left(keys, key)
-            keys.insert(at, key)
-            pool.blocks.insert(at, other)
+            key = other.key = rest << _SHIFT - 9 | address >> 9
+            insort(keys, key)
+            pool.blocks[key] = other
+        else:
+            size += rest
         block.state = ALLOCATED
-        self.allocated += block.size
-        if self.allocated > self.peak_allocated:
-            self.peak_allocated = self.allocated
+        allocated = self.allocated = self.allocated + size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
         return block
 
     def free(self, block: Block, streams: Iterable[int] = ()) -> None:
@@ -230,7 +233,7 @@ class Allocator:
         for stream in list(self._waiting):
             self.finish(stream)
         for pool in self._pools.values():
-            for block in list(pool.blocks):
+            for block in pool.free():
                 if self.expandable:
                     self._unmap(block)
                 elif block.previous is None and block.following is None:
@@ -242,9 +245,9 @@ class Allocator:
         keys, blocks = pool.keys, pool.blocks
         before, after = block.previous, block.following
         if before is not None and before.state == FREE:
-            at = bisect_left(keys, before.size >> 9 << _SHIFT | before.address >> 9)
-            del keys[at]
-            del blocks[at]
+            key = before.key
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
             self._spare.append(before)
             block.address = before.address
             block.size += before.size
@@ -252,9 +255,9 @@ class Allocator:
             if first is not None:
                 first.following = block
         if after is not None and after.state == FREE:
-            at = bisect_left(keys, after.size >> 9 << _SHIFT | after.address >> 9)
-            del keys[at]
-            del blocks[at]
+            key = after.key
+            del keys[bisect_left(keys, key)]
+            del blocks[key]
             self._spare.append(after)
             block.size += after.size
             last = block.following = after.following
@@ -262,15 +265,14 @@ class Allocator:
                 last.previous = block
         block.state = FREE
         block.freed_at = self._searches
-        key = block.size >> 9 << _SHIFT | block.address >> 9
-        at = bisect_left(keys, key)
-        keys.insert(at, key)
-        blocks.insert(at, block)
+        key = block.key = block.size << _SHIFT - 9 | block.address >> 9
+        insort(keys, key)
+        blocks[key] = block
 
     def _least_expandable(self, pool: _Pool, at: int) -> int:
         """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
         keys, blocks = pool.keys, pool.blocks
-        while at + 1 < len(keys) and _reach(blocks[at + 1]) < _reach(blocks[at]):
+        while at + 1 < len(keys) and _reach(blocks[keys[at + 1]]) < _reach(blocks[keys[at]]):
             at += 1
         return at
 
@@ -327,7 +329,7 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        whole = [b for p in pools for b in p.blocks if b.previous is None and b.following is None]
+        whole = [b for p in pools for b in p.free() if b.previous is None and b.following is None]
         age = float(sum(self._searches - b.freed_at for b in whole))
         reclaimed = 0
         while whole and reclaimed < target:
@@ -458,7 +460,7 @@ class Allocator:
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
         firsts: dict[int, Block] = {}
-        for block in (*live, *(b for p in self._pools.values() for b in p.blocks)):
+        for block in (*live, *(b for p in self._pools.values() for b in p.free())):
             while block.previous is not None:
                 block = block.previous
             firsts[block.address] = block

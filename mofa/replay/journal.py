@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -88,13 +89,20 @@ class Journal:
 
     def live(self, event: int) -> tuple[Live, ...]:
         """The tensors alive after an event, by name, largest first."""
+        acts = self.acts[: event + 1]
+        sizes = np.array(self.sizes[: event + 1], dtype=np.int64)
+        # an act is one object however often it is done
+        ids = np.fromiter(map(id, acts), dtype=np.int64, count=len(acts))
+        _, firsts, of = np.unique(ids, return_index=True, return_inverse=True)
+        totals, counts = (np.zeros(len(firsts), dtype=np.int64) for _ in range(2))
+        np.add.at(totals, of, sizes)
+        np.add.at(counts, of, np.where(sizes > 0, 1, -1))
         sums: dict[tuple[int, str], list[int]] = {}
-        for act, size in zip(self.acts[: event + 1], self.sizes, strict=False):
-            item = sums.get((act.group, act.name))
-            if item is None:
-                item = sums[act.group, act.name] = [0, 0]
-            item[0] += size
-            item[1] += 1 if size > 0 else -1
+        for n in np.argsort(firsts):
+            act = acts[firsts[n]]
+            item = sums.setdefault((act.group, act.name), [0, 0])
+            item[0] += int(totals[n])
+            item[1] += int(counts[n])
         found = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
         return tuple(sorted(found, key=lambda live: (-live.bytes, live.name)))
 
@@ -109,7 +117,7 @@ class Journal:
     def by_group(self, start: int) -> NDArray[np.int64]:
         """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
         sizes = np.array(self.sizes, dtype=np.int64)
-        groups = np.fromiter((act.group for act in self.acts), dtype=np.int64, count=len(sizes))
+        groups = np.fromiter(map(attrgetter("group"), self.acts), dtype=np.int64, count=len(sizes))
         deltas = np.zeros((len(sizes), len(GROUPS)), dtype=np.int64)
         deltas[np.arange(len(sizes)), groups] = sizes
         return np.asarray(np.cumsum(deltas, axis=0)[start:])
