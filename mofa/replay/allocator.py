@@ -12,7 +12,7 @@ off. When the device has no room, all free segments are given back and the reque
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MIN_BLOCK = 512
@@ -208,18 +208,19 @@ class Allocator:
             self.peak_allocated = allocated
         return block
 
-    def free(self, block: Block, streams: Iterable[int] = ()) -> None:
+    def free(self, block: Block, streams: Sequence[int] = ()) -> None:
         """Give a block back; it can be used again once other ``streams`` that use it have finished."""
         assert block.state == ALLOCATED, "freed twice"
         self.allocated -= block.size
-        for stream in streams:
-            if stream != block.pool.stream:
-                self._waiting.setdefault(stream, []).append(block)
-                block.events += 1
-        if block.events:
-            block.state = WAITING
-        else:
-            self._join(block)
+        if streams:
+            for stream in streams:
+                if stream != block.pool.stream:
+                    self._waiting.setdefault(stream, []).append(block)
+                    block.events += 1
+            if block.events:
+                block.state = WAITING
+                return
+        self._join(block)
 
     def finish(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""

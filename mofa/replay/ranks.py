@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from mofa.blocks.build import layer_kind
@@ -35,6 +38,12 @@ def rows_of(estimator: Estimator) -> Rows:
 
 def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
+    rank = rank_maker(estimator)
+    return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
+
+
+def rank_maker(estimator: Estimator) -> Callable[[int], Rank]:
+    """What makes any pipeline rank of an estimator of one strategy."""
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
     lives = {
@@ -42,7 +51,7 @@ def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
         for label, block in rows.costs.tapes.items()
     }
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return tuple(_rank(rows, lives, order, r) for r in range(stages.pp))
+    return partial(_rank, rows, lives, order)
 
 
 def outside_of(estimator: Estimator) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -102,9 +103,11 @@ class _Rank:
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
-        raw = list(self._named(chunk, backward))
-        scale = {expert: self._scale(expert) for expert in (False, True)}
-        return [w._replace(params=w.params * scale[w.expert]) for w in raw]
+        return [w._replace(params=w.params * self._scales[w.expert]) for w in self._named(chunk, backward)]
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        return self._scale(False), self._scale(True)
 
     def _scale(self, expert: bool) -> float:
         named = sum(w.params for c in range(len(self.chunks)) for w in self._named(c, False) if w.expert == expert)

@@ -10,7 +10,7 @@ from functools import cached_property
 from mofa.cost.estimate import Estimator
 from mofa.replay.curve import Curve, memory_curve
 from mofa.replay.play import MemoryPlayed, play
-from mofa.replay.ranks import outside_of, ranks_of
+from mofa.replay.ranks import outside_of, rank_maker
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed
 
@@ -58,7 +58,8 @@ class Replayer:
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator
         self.context_bytes, self.communicator_bytes = outside_of(estimator)
-        self.ranks = ranks_of(estimator)
+        self.num_ranks = int(estimator.table.pp[0])
+        self._rank = rank_maker(estimator)
         self._played: dict[int, MemoryPlayed] = {}
 
     def rank(self, r: int) -> MemoryPlayed:
@@ -66,7 +67,7 @@ class Replayer:
         if r not in self._played:
             room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes
             expandable = self.estimator.framework.allocator == "expandable"
-            self._played[r] = play(self.ranks[r], capacity=int(room), expandable=expandable)
+            self._played[r] = play(self._rank(r), capacity=int(room), expandable=expandable)
         return self._played[r]
 
     def device_bytes(self, r: int) -> float:
@@ -80,13 +81,13 @@ class Replayer:
 
     def whole(self) -> Replayed:
         """All ranks' memory, and the time."""
-        for r in range(len(self.ranks)):
+        for r in range(self.num_ranks):
             self.rank(r)
         return self.so_far()
 
     def so_far(self) -> Replayed:
         """The memory of the ranks that have been played, and the time."""
-        ranks = tuple(self._played.get(r) for r in range(len(self.ranks)))
+        ranks = tuple(self._played.get(r) for r in range(self.num_ranks))
         return Replayed(MemoryReplayed(ranks, self.context_bytes, self.communicator_bytes), self.time)
 
     def fullest_bytes(self, expected: Sequence[float], enough: float = math.inf) -> float:

@@ -311,7 +311,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _program(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Program:
     return program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework)
 

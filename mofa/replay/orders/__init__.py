@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mofa.replay.orders.exchange import (
     megatron_one_f_one_b,
     overlapped,
@@ -19,6 +21,7 @@ from mofa.replay.orders.zbv import zbv
 __all__ = ["Action", "Exchange", "Item", "Order", "Program", "order_of", "program_of"]
 
 
+@lru_cache(maxsize=8)
 def order_of(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Order:
     """The order in which a framework's ranks compute.
 
