@@ -27,7 +27,7 @@ def attribute(
 
     kernels = read_trace(trace)
     workload, cluster, framework, strategy = run_of_file(run)
-    found = put_beside(kernels, mofa.estimate(workload, cluster, strategy, framework=framework, replay=False))
+    found = put_beside(kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
     if json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     else:

@@ -42,7 +42,7 @@ def validate(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of groups.")] = False,
 ) -> None:
-    """Predict every reference run from its configuration alone and compare with what it measured."""
+    """Predict every reference run from its configuration and compare with what it measured."""
     import sys
 
     import mofa.validate

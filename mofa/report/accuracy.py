@@ -246,9 +246,9 @@ INTRODUCTION = """\
 # How accurate predictions are
 
 Written by `mofa validate --markdown docs/accuracy.md --readme README.md`; a test fails when it is stale. Each run is
-predicted from its
-configuration alone by `mofa.estimate`: steps are played out, {closed} of more than {limit} passes are told by closed
-forms. An error is predicted / measured − 1, of the step and of the memory of the
+predicted from its configuration by `mofa.estimate`; where routing is skewed, with the tokens per expert that its own
+routers counted. Steps are played out, {closed} of more than {limit} passes are told by closed forms.
+An error is predicted / measured − 1, of the step and of the memory of the
 fullest rank. {runs} runs, {left_out} more left out by a rule on their columns, {false_fits} that went out of memory but
 were said to fit.
 

@@ -196,7 +196,7 @@ def find_plans(
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans:
-        min_gpus, note = smallest_number_of_gpus(job, space)
+        min_gpus, note = smallest_number_of_gpus(job, space, replay=replay)
         if min_gpus is None and fix and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
             row = table.take(np.flatnonzero(reason == why)[:1])

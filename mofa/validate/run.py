@@ -53,7 +53,7 @@ def validate(
     processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ValidationReport:
-    """Predict every reference run from its configuration alone and compare with what was measured.
+    """Predict every reference run from its configuration and compare with what was measured.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def _families(found: Sequence[Reference], traces: Path) -> dict[str, Attribution
         trace = traces / f"{reference.id}.0.json.gz"
         if trace.is_file():
             workload, cluster, framework, strategy = reference.resolve()
-            plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
+            plan = estimate(workload, cluster, strategy, framework=framework)
             out[reference.id] = attribute(read_trace(trace), plan)
     return out
 

@@ -9,6 +9,7 @@ import pytest
 from mofa.search.feasible import Job
 from mofa.search.find import find_plans
 from mofa.search.minimum import MOST_GPUS, fits_on, smallest_number_of_gpus
+from mofa.search.plan import Candidate
 from mofa.search.space import default_space
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, workload
@@ -64,3 +65,13 @@ def test_none_would_do() -> None:
     report = find_plans(job.workload, job.cluster, framework=job.framework).report
     assert report.min_gpus is None and not report.plans
     assert f"{MOST_GPUS:,}" in (report.min_gpus_note or "")
+
+
+def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played out, nothing fits on fewer than 16 GPUs."""
+    job = Job(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
+    space = default_space(job.workload, job.cluster, job.framework)
+    assert fits_on(job, space, 8) and fits_on(job, space, 8, replay=True)
+    monkeypatch.setattr(Candidate, "lacks", lambda self: 1.0 if self.job[1].num_gpus < 16 else -1.0)
+    assert not fits_on(job, space, 8, replay=True)
+    assert smallest_number_of_gpus(job, space, replay=True)[0] == 16
