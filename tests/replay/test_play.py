@@ -60,6 +60,10 @@ def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
     return [play(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
 
 
+MISSED = ("mc2-ep2-mixtral22b-1l-allgather", "mc2-tp2-ep2-qwen30b-4l-full")
+"""Configurations whose allocated memory is 3 to 4 % too high: Megatron's experts, cause not found."""
+
+
 def test_measured_memory() -> None:
     """The runs that may be learned from: peaks over the steps after the first, of the fullest rank."""
     allocated, reserved = [], []
@@ -70,7 +74,7 @@ def test_measured_memory() -> None:
         ranks = _played(run)
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
         reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
-        assert abs(allocated[-1]) < 0.04, name
+        assert abs(allocated[-1]) < (0.04 if name.startswith(MISSED) else 0.025), name
         assert abs(reserved[-1]) < 0.16, name
     assert len(allocated) >= 72
     assert np.abs(allocated).mean() < 0.004
