@@ -1,0 +1,151 @@
+"""Processes that take tasks off this one's hands.
+
+How to use it::
+
+    with Workers(jobs) as workers:          # jobs: processes in all, this one counted; 1 starts none
+        workers.start()                     # optional: let them import while this process does something else
+        for result in workers.map(function, tasks):
+            ...                             # in the order of the tasks, whoever did them
+
+``function`` is one of a module (or a ``functools.partial`` of one), and it, the tasks and the results are pickled: give
+it facts and get numbers, not estimators. It has to give the same whoever calls it. What many tasks need is best made in
+the function and kept by ``lru_cache``. This process works as well: it starts with the last task while the others start
+with the first, so that nothing waits for processes to come up, and work that is done before they are up stays here.
+
+Processes are started afresh (``spawn``), never forked from one that may have threads. As always then, a script that
+asks for more than one must guard what it does by ``if __name__ == "__main__"``. An error that a task raises is raised
+here, and at any exception, Ctrl-C among them, the processes are ended; one that dies (out of memory, perhaps) leaves
+its tasks to this process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+MOST = 4
+"""Processes that are used where nothing else is asked for: each takes some 150 MiB. [-]"""
+
+AHEAD = 2
+"""Tasks that another process is given at once: one that it does and one that waits. [-]"""
+
+
+def cores(most: int = MOST) -> int:
+    """The cores that this process may use, up to a number. [-]"""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, most))
+
+
+class Workers:
+    """So many processes, this one counted.
+
+    Examples
+    --------
+    >>> with Workers(1) as workers:
+    ...     list(workers.map(abs, [-1, 2, -3]))
+    [1, 2, 3]
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        assert jobs >= 1
+        self.jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+        self._mine: list[multiprocessing.process.BaseProcess] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:
+            for process in self._mine:
+                process.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = None
+
+    def start(self) -> None:
+        """Bring the processes up, and go on at once."""
+        if self.jobs == 1 or self._pool is not None:
+            return
+        before = set(multiprocessing.active_children())
+        self._pool = ProcessPoolExecutor(
+            self.jobs - 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+        )
+        for _ in range(self.jobs - 1):  # a process each, as none is up before the last one is asked for
+            self._pool.submit(os.getpid)
+        self._mine = [child for child in multiprocessing.active_children() if child not in before]
+
+    def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """What a function gives for every task, in their order.
+
+        Raises
+        ------
+        Exception
+            What the function raised, for the first task in the order that did.
+        """
+        if self.jobs == 1 or len(tasks) < 2:
+            yield from map(function, tasks)
+            return
+        self.start()
+        given: dict[int, Future[Result]] = {}  # from the first on
+        here: dict[int, Future[Result]] = {}  # from the last on
+        for i in range(len(tasks)):
+            while not (i in here or (i in given and given[i].done())) and len(given) + len(here) < len(tasks):
+                waiting = sum(not future.done() for future in given.values())
+                open_ = len(tasks) - len(here)
+                for n in range(len(given), min(len(given) + AHEAD * (self.jobs - 1) - waiting, open_)):
+                    given[n] = self._submit(function, tasks[n])
+                if len(given) < open_:
+                    here[open_ - 1] = _done(function, tasks[open_ - 1])
+            yield here[i].result() if i in here else _result(given[i], function, tasks[i])
+
+    def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        assert self._pool is not None
+        try:
+            return self._pool.submit(function, task)
+        except BrokenProcessPool as broken:
+            future: Future[Result] = Future()
+            future.set_exception(broken)
+            return future
+
+
+def _done(function: Callable[[Task], Result], task: Task) -> Future[Result]:
+    """What came of a task that is done here; its error waits for its turn."""
+    future: Future[Result] = Future()
+    try:
+        future.set_result(function(task))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _result(future: Future[Result], function: Callable[[Task], Result], task: Task) -> Result:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return function(task)
+
+
+def _begin() -> None:
+    """In a process: end quietly at Ctrl-C, which reaches all of them, and when the one that started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
