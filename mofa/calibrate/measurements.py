@@ -21,7 +21,8 @@ COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low"
 UNIT = "us"
 SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
-    "compiled": ("tokens", "width"), "copy": ("bytes",), "host": ("ops",), "sustained": ("m", "n", "k"),
+    "compiled": ("tokens", "width"), "copy": ("bytes",), "host": ("ops",), "autograd": ("ops",),
+    "sustained": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
 }  # fmt: skip
 """Whole numbers above zero that a shape of each family must hold."""

@@ -18,7 +18,8 @@ MIN_POINTS = 5
 QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
-ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "sustained")
+ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
+                    "sustained")  # fmt: skip
 FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 
 
@@ -30,7 +31,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
-        "sustained": sustained_cases,
+        "autograd": autograd_cases, "sustained": sustained_cases,
     }  # fmt: skip
     if family in ("collective", "overlap"):
         from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
@@ -41,7 +42,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     found = found if fresh else [c for c in found if c.split != "fresh"]
     if quick:
         return _quick(family, found)
-    if family in ("host", "copy", "sustained", "overlap") or full:
+    if family in ("host", "autograd", "copy", "sustained", "overlap") or full:
         return found
     return _grid(found)[::2] + [c for c in found if c.split != "grid"]
 
@@ -54,6 +55,8 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return found
+    if family == "autograd":
+        return []
     if family == "sustained":
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
     if family == "compiled":
@@ -358,6 +361,19 @@ HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm",
 def host_cases() -> list[Case]:
     """The host's issue of ops and its synchronisations."""
     return split_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in HOST_OPS], [], 0)
+
+
+AUTOGRAD_CHAINS = ("grad_silu", "grad_view", "grad_mul", "module_linear", "module_rmsnorm", "autocast_linear",
+                   "function", "guarded", "checkpoint", "selective", "dtensor_linear", "dtensor_silu",
+                   "fsdp_linear")  # fmt: skip
+"""Chains of layers of one kind, timed forward, and with ``_bwd`` behind the name backward."""
+AUTOGRAD_CALLS = ("all_reduce", "all_to_all", "functional_gather", "adamw_fused", "adamw_foreach", "clip")
+
+
+def autograd_cases() -> list[Case]:
+    """The host's issue of what a model's Python adds to bare ops; see `mofa.calibrate.bench.torch_autograd`."""
+    ops = [f"{name}{way}" for name in AUTOGRAD_CHAINS for way in ("", "_bwd")] + list(AUTOGRAD_CALLS)
+    return split_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
 
 
 def sustained_cases() -> list[Case]:

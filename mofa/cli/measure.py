@@ -20,6 +20,7 @@ def measure(
     trace: Annotated[
         bool, typer.Option("--trace", help="Also keep a profile and the allocations of one step, in DIR/../traces.")
     ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Runs that are bound by the host are not repeated.")] = False,
     timeout: Annotated[
         int, typer.Option("--timeout", metavar="S", min=1, help="Seconds after which a run is given up.")
     ] = 300,
@@ -40,8 +41,9 @@ def measure(
         if folder is not None:
             check_writable(folder, directory=True)
     summary = measure_runs(
-        runs, out, parallel=parallel, trace=trace, timeout_s=timeout, logs=logs, progress=_silent if quiet else _say
-    )
+        runs, out, parallel=parallel, trace=trace, once=once, timeout_s=timeout, logs=logs,
+        progress=_silent if quiet else _say,
+    )  # fmt: skip
     print(f"{len(summary.written)} written to {out}, {len(summary.skipped)} there before, {len(summary.failed)} failed")
     if summary.failed:
         first, why = next(iter(summary.failed.items()))

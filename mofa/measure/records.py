@@ -15,6 +15,7 @@ from mofa.specs.base import Spec
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.run import RunSpec
+from mofa.specs.strategy import StrategySpec
 
 Split = Literal["fitting", "judging"]
 HOST_BOUND_IDLE = 0.1
@@ -129,9 +130,15 @@ class Record(Spec):
 
 
 def configuration_hash(run: RunSpec) -> str:
-    """A hash of what a run is, whatever it and its model are called; the run must be spelled out."""
+    """A hash of what a run is, whatever it and its model are called; the run must be spelled out.
+
+    What a strategy says by default is left out, so that a record that was written before a field came is the same
+    configuration as a run that spells the field out.
+    """
     content = run.model_dump(mode="json", by_alias=True, exclude={"id", "hardware"})
     content["model"] = {key: value for key, value in content["model"].items() if key not in ("name", "source")}
+    default = {name: field.default for name, field in StrategySpec.model_fields.items()}
+    content["strategy"] = {k: v for k, v in content["strategy"].items() if k not in default or v != default[k]}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -224,13 +224,15 @@ def measure(
     *,
     parallel: bool = False,
     trace: bool = False,
+    once: bool = False,
     timeout_s: float = 300.0,
     logs: Path | None = None,
     progress: Callable[[str], None] = print,
 ) -> MeasureSummary:
     """Run every run of a file that has no record yet, and write one record each.
 
-    Runs that turn out to be bound by the host are made three times in all, since they vary from start to start.
+    Runs that turn out to be bound by the host are made three times in all, since they vary from start to start, but
+    for ``once``.
 
     Parameters
     ----------
@@ -242,6 +244,8 @@ def measure(
         Runs that together fit the machine's GPUs go side by side.
     trace
         Also keep a profile and the allocations of one step per rank, in ``out/../traces``.
+    once
+        Runs that are bound by the host are not repeated: for microbenchmarks, whose every run is.
     timeout_s
         After which a run is given up. [s]
     logs
@@ -261,7 +265,7 @@ def measure(
     there = {r.run.id for r in records}
     skipped = tuple(id for id in runs if id in there)
     todo = {id: run for id, run in runs.items() if id not in there}
-    if not todo and not repeats_due(runs, records):
+    if not todo and (once or not repeats_due(runs, records)):
         return MeasureSummary(skipped=skipped)
     state = self_test()
     check_machine(state, [run.run for run in runs.values()])
@@ -270,7 +274,7 @@ def measure(
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
         call.run(todo, trace=trace)
-    if due := repeats_due(runs, read_records(out)):
+    if not once and (due := repeats_due(runs, read_records(out))):
         progress(f"{len(due)} repeats of runs that are bound by the host")
         call.run(due, trace=False)
     return MeasureSummary(tuple(call.written), skipped, call.failed)

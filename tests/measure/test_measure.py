@@ -92,6 +92,14 @@ def test_what_the_host_bounds_is_measured_three_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_runners")
+def test_microbenchmarks_are_measured_once(tmp_path: Path) -> None:
+    path, out = runs_file(tmp_path, raw_run("idle-1")), tmp_path / "measured"
+    first = measure_runs(path, out, once=True, progress=lambda _: None)
+    assert [p.stem for p in first.written] == ["idle-1"]
+    assert measure_runs(path, out, once=True, progress=lambda _: None).written == ()
+
+
+@pytest.mark.usefixtures("fake_runners")
 def test_a_run_that_was_repeated_by_hand_is_not_repeated_again(tmp_path: Path) -> None:
     runs = [raw_run("idle-1"), raw_run("idle-1-traced"), raw_run("idle-2-again")]
     out = tmp_path / "measured"

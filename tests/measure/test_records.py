@@ -99,6 +99,13 @@ def test_the_hash_ignores_names_and_sees_everything_else() -> None:
         spec(gpus=2, batch={"seq_len": 64, "micro": 1, "global": 2})
     )
     assert configuration_hash(spec()) != configuration_hash(spec(framework={"name": "torchtitan", "compile": True}))
+    # a record of before a field came, and a run that spells its default out
+    assert configuration_hash(spec(strategy={"tp": 1})) == configuration_hash(
+        spec(strategy={"tp": 1, "token_chunks": 1})
+    )
+    assert configuration_hash(spec(strategy={"tp": 1})) != configuration_hash(
+        spec(strategy={"tp": 1, "token_chunks": 2})
+    )
 
 
 pairs = st.tuples(

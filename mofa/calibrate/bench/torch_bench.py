@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from mofa.calibrate.bench.torch_autograd import autograd_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryOps
@@ -41,6 +42,8 @@ class TorchBench:
     def _measure(self, case: Case) -> Sample:
         if case.family == "host":
             return host_sample(case, self.pool, self.clock)
+        if case.family == "autograd":
+            return autograd_sample(case.op, self.device, case.size("ops"))
         if case.family == "copy":
             return copy_sample(case, self.pool, self.clock)
         if case.family == "sustained":
