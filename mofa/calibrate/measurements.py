@@ -18,12 +18,15 @@ from mofa.errors import SpecError
 
 COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
            "power_w", "gpu", "host")  # fmt: skip
-UNIT = "us"
+UNIT, BYTES = "us", "B"
+BYTES_END = "_bytes"
+"""Ops whose names end so are no timings but bytes, and their rows say so in the unit."""
 SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
     "compiled": ("tokens", "width"), "copy": ("bytes",), "host": ("ops",), "autograd": ("ops",),
     "sustained": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
+    "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip
 """Whole numbers above zero that a shape of each family must hold."""
 ENVIRONMENT = "environment.json"
@@ -31,7 +34,7 @@ ENVIRONMENT = "environment.json"
 
 @dataclass(frozen=True)
 class Row:
-    """One timing as read back. Times are in seconds."""
+    """One timing as read back, in seconds; of an op that ends in ``_bytes`` the sample holds bytes."""
 
     case: Case
     sample: Sample
@@ -47,10 +50,22 @@ def append_row(folder: Path, case: Case, sample: Sample, gpu: str, host: str) ->
         writer = csv.writer(file, lineterminator="\n")
         if new:
             writer.writerow(COLUMNS)
-        times = [f"{t * 1e6:.6g}" for t in (sample.median_s, sample.low_s, sample.high_s)]
+        unit, scale, digits = unit_of(case.op)
+        times = [f"{t * scale:.{digits}g}" for t in (sample.median_s, sample.low_s, sample.high_s)]
         more = ["" if v is None else f"{v:.4g}" for v in (sample.sm_mhz, sample.power_w)]
-        writer.writerow([case.family, case.op, case.variant, case.dtype, case.split, case.shape_text, *times, UNIT,
+        writer.writerow([case.family, case.op, case.variant, case.dtype, case.split, case.shape_text, *times, unit,
                          sample.num_samples, *more, gpu, host])  # fmt: skip
+
+
+def unit_of(op: str) -> tuple[str, float, int]:
+    """The unit of an op's row, how many of it are one in SI, and the digits that the row holds.
+
+    Examples
+    --------
+    >>> unit_of("all_reduce"), unit_of("peak_bytes")
+    (('us', 1000000.0, 6), ('B', 1.0, 12))
+    """
+    return (BYTES, 1.0, 12) if op.endswith(BYTES_END) else (UNIT, 1e6, 6)
 
 
 def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Row]:
@@ -98,8 +113,9 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
     if len(cells) != len(COLUMNS):
         raise fail(f"{len(cells)} columns instead of {len(COLUMNS)}")
     cell = dict(zip(COLUMNS, cells, strict=True))
-    if cell["unit"] != UNIT:
-        raise fail(f"unit {cell['unit']!r} instead of {UNIT!r}; units are not to be mixed")
+    unit, scale, _ = unit_of(cell["op"])
+    if cell["unit"] != unit:
+        raise fail(f"unit {cell['unit']!r} instead of {unit!r}; units are not to be mixed")
     if cell["family"] != path.stem:
         raise fail(f"family {cell['family']!r} in the file of {path.stem!r}")
     if cell["split"] not in SPLITS:
@@ -111,8 +127,8 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         except ValueError:
             raise fail(f"{name} {cell[name]!r} is no number") from None
         if not (math.isfinite(value) and value > 0):
-            raise fail(f"{name} {cell[name]} {UNIT} is no positive, finite time")
-        times.append(value / 1e6)
+            raise fail(f"{name} {cell[name]} {unit} is no positive, finite {'size' if unit == BYTES else 'time'}")
+        times.append(value / scale)
     try:
         more = [float(cell[name]) if cell[name] else None for name in ("sm_mhz", "power_w")]
         num = int(cell["samples"])

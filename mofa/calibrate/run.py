@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mofa.calibrate.cases import Bench, Unsupported
+from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
-from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, cases
+from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
 from mofa.errors import SpecError
 
+LAYERS = "chunked_moe"
+SPAWNED = ("collective", "overlap", LAYERS)
+"""Families that take a process per GPU."""
 Progress = Callable[[int, int, str], None]
 """Called with cases done, cases in all, and what is being timed."""
 
@@ -38,7 +41,7 @@ def run(
         A quarter of the cases: about two minutes on one GPU. ``full`` measures all, in about six minutes; without
         either, half of the grid and all held-out shapes.
     families
-        Only these; see `mofa.calibrate.shapes.FAMILIES`.
+        Only these; see `mofa.calibrate.shapes.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named.
     device
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
     fresh
@@ -63,15 +66,21 @@ def run(
         raise SpecError(f"--families: unknown {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
     bench = open_bench(device)
     found = num_gpus(bench) if gpus is None else gpus
-    wanted = families or (ONE_GPU_FAMILIES if found < 2 else FAMILIES)
+    wanted = families or (ONE_GPU_FAMILIES if found < 2 else SEVERAL_GPU_FAMILIES)
     chosen = [family for family in FAMILIES if family in wanted]
-    todo = [c for family in chosen for c in cases(family, quick=quick, full=full, gpus=found, fresh=fresh)]
+    on_host = str(bench.environment().get("device")) == "cpu"
+    of_layers = 0 if on_host else found
+    todo = [
+        c
+        for family in chosen
+        for c in cases(family, quick=quick, full=full, gpus=of_layers if family == LAYERS else found, fresh=fresh)
+    ]
     host = host_id(str(bench.environment().get("gpu_ids", "")))
     done = prepare(out, bench, host)
     left = [c for c in todo if c.key not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
     started = time.monotonic()
-    single = [c for c in left if c.family not in ("collective", "overlap")]
+    single = [c for c in left if c.family not in SPAWNED]
     skipped: list[str] = []
     for i, case in enumerate(single):
         if limit_s is not None and time.monotonic() - started > limit_s:
@@ -102,11 +111,31 @@ def run(
         counts["measured"] += len(several)
         if any(c.family == "collective" for c in several):
             write_choices([c for c in todo if c.family == "collective"], out, found)
+    layers = [c for c in left if c.family == LAYERS]
+    if layers and not counts["left"]:
+
+        def passed(done: int) -> None:
+            if progress is not None:
+                progress(len(left) - len(layers) + min(done, len(layers)), len(left), "MoE layers in token chunks")
+
+        ran = _measure_layers(layers, out, host, "cpu" if on_host else "cuda", passed)
+        counts["measured" if ran else "unsupported"] += len(layers)
     if skipped:
         (out / "unsupported.txt").write_text("\n".join(skipped) + "\n", encoding="utf-8")
     if progress is not None:
         progress(len(left), len(left), "done")
     return counts
+
+
+def _measure_layers(layers: Sequence[Case], out: Path, host: str, device: str, progress: Callable[[int], None]) -> bool:
+    """Chunked MoE layers, one process a rank; false without torch, which a host may lack."""
+    try:
+        from mofa.calibrate.bench.chunked_ranks import measure_chunked
+    except ImportError:
+        return False
+    progress(0)
+    measure_chunked(layers, out, host, max(c.size("ep") for c in layers), device=device, progress=progress)
+    return True
 
 
 def open_bench(device: str) -> Bench:

@@ -20,19 +20,25 @@ QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
                     "sustained")  # fmt: skip
-FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
+SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
+FAMILIES = (*SEVERAL_GPU_FAMILIES, "chunked_moe")
+"""What can be named; whole layers are measured only where they are, as no curve comes from them."""
 
 
 def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False) -> list[Case]:
     """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid.
 
-    ``fresh`` adds the second held-out set.
+    ``fresh`` adds the second held-out set. ``gpus`` 0 is a host without any.
     """
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
         "autograd": autograd_cases, "sustained": sustained_cases,
     }  # fmt: skip
+    if family == "chunked_moe":
+        from mofa.calibrate.shapes_chunked import chunked_cases
+
+        return chunked_cases(gpus)
     if family in ("collective", "overlap"):
         from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
 
