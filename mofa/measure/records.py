@@ -113,8 +113,11 @@ class Environment(Spec):
     allocator: str
     """PYTORCH_ALLOC_CONF, empty for PyTorch's defaults."""
     settings: dict[str, str] = Field(default={})
-    host_op_s: float | None = None
-    """Time in which the host issued one small eager op after the run: what hosts of one kind differ by."""
+    host: str | None = None
+    """Tells this machine from others; no name or number can be read off it."""
+    host_op_s: float | None = Field(default=None, gt=0)
+    """Time in which the host issued one small eager op after the run, of the slowest rank: what hosts of one kind
+    differ by."""
     side_by_side: bool = False
     """Other runs were on other GPUs of the machine at the same time."""
 

@@ -8,9 +8,11 @@ being measured. It writes ``RESULTS/rankN.json``.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
+import platform
 import re
 import sys
 import time
@@ -133,6 +135,13 @@ def _driver() -> str | None:
     return found[1] if found else None
 
 
+def _host() -> str:
+    """Tells machines apart by what their system and GPUs say of themselves, hashed; as calibration names them."""
+    uuids = " ".join(str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count()))
+    gpus = hashlib.sha256(uuids.encode()).hexdigest()[:12]
+    return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpus}".encode()).hexdigest()[:6]
+
+
 def _host_op_s(num_ops: int = 1000) -> float:
     """Seconds in which this host issues one eager op: what machines of one kind differ by."""
     x = torch.ones(16, device="cuda")
@@ -167,6 +176,7 @@ def _environment(framework_version: str) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, version)),
         "driver": _driver(),
+        "host": _host(),
         "framework": framework_version,
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF", ""),
         "settings": {
