@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.errors import SpecError
+from mofa.measure.records import configuration_hash
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.load import resolve_run
 from mofa.specs.model import ModelSpec
@@ -62,6 +63,14 @@ def expand(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
     workload, _, framework, strategy = resolve_run(run, base_dir)
     micro_batches = run.batch.global_ // (strategy.dp * run.batch.micro)
     return ExpandedRun(run, workload.model, framework, strategy, micro_batches)
+
+
+def configuration_of(run: RunSpec) -> str:
+    """The hash of a run spelled out by the fields of today; equal for two records of one configuration.
+
+    A record says the fields there were when it was written: spelled out anew, it says those that came later too.
+    """
+    return configuration_hash(expand(run).spelled_out())
 
 
 def routed_per_step(run: ExpandedRun) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, expand, routed_per_step, router_bias
+from mofa.measure.expand import ExpandedRun, configuration_of, expand, routed_per_step, router_bias
 from mofa.measure.launch import Outcome, Task, run_tasks
 from mofa.measure.megatron_job import megatron_job
 from mofa.measure.records import (
@@ -154,7 +154,7 @@ def _line(record: Record) -> str:
 
 
 def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Split]:
-    existing = [(str(r.run.framework["name"]), configuration_hash(r.run), r.split) for r in records]
+    existing = [(str(r.run.framework["name"]), configuration_of(r.run), r.split) for r in records]
     there = {r.run.id for r in records}
     wanted = {
         id: (run.framework.name, configuration_hash(run.spelled_out())) for id, run in runs.items() if id not in there
@@ -170,7 +170,7 @@ def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str
     """
     same: dict[str, list[Record]] = {}
     for record in records:
-        same.setdefault(configuration_hash(record.run), []).append(record)
+        same.setdefault(configuration_of(record.run), []).append(record)
     taken = {record.run.id for record in records} | set(runs)
     due: dict[str, ExpandedRun] = {}
     for run in runs.values():

@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, configuration_hash, read_record, read_records
+from mofa.measure.expand import configuration_of
+from mofa.measure.records import Record, read_record, read_records
 from mofa.specs.base import Fact
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
@@ -141,7 +142,7 @@ def _repeats(records: Sequence[Record]) -> list[list[Record]]:
     """Records of one configuration together, the shortest name first; in the order of the names."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        key = (configuration_hash(record.run), record.measured.outcome)
+        key = (configuration_of(record.run), record.measured.outcome)
         groups.setdefault(key, []).append(record)
     return [sorted(same, key=lambda r: (len(r.run.id), r.run.id)) for same in groups.values()]
 

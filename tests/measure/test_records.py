@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
+from mofa.measure.expand import configuration_of
 from mofa.measure.records import (
     Record,
     Split,
@@ -183,7 +184,7 @@ def test_the_frameworks_built_the_model_that_the_run_describes(record: Record) -
 
 def test_committed_splits_balance() -> None:
     for framework in {r.run.framework["name"] for r in RECORDS}:
-        hashes = {configuration_hash(r.run): r.split for r in RECORDS if r.run.framework["name"] == framework}
+        hashes = {configuration_of(r.run): r.split for r in RECORDS if r.run.framework["name"] == framework}
         count = Counter(hashes.values())
         assert abs(count["judging"] - count["fitting"]) <= 0.25 * len(hashes) + 1
 
@@ -213,4 +214,4 @@ def test_no_two_runs_are_almost_the_same() -> None:
 def test_a_repeated_configuration_keeps_its_split() -> None:
     seen: dict[str, Split] = {}
     for one in RECORDS:
-        assert seen.setdefault(configuration_hash(one.run), one.split) == one.split
+        assert seen.setdefault(configuration_of(one.run), one.split) == one.split
