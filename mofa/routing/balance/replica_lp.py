@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
+from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.balance.rounding import round_loads
 from mofa.routing.placement import Placement
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
+BoolA = NDArray[np.bool_]
+UNLIKE = 0.2
+"""Part of the tokens that must have changed experts for a program to be built anew. [-]"""
+SPARE = 2.0
+"""How much more than its tokens an expert's open replicas must hold, were they alone on their GPUs. [-]"""
+AT_ONCE = 16
+"""Experts that open a replica at a time, those first for which it is worth most: a small program is a fast one."""
+_TOLERANCE = 1e-9
+"""Of the optimum, relative."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Schedule:
 
 
 class ReplicaScheduler:
-    """The linear program of one placement, built once and solved again for each micro-batch.
+    """The linear program of one placement, gone on with from micro-batch to micro-batch.
 
     Parameters
     ----------
@@ -43,17 +52,20 @@ class ReplicaScheduler:
 
     Notes
     -----
-    ``minimize m`` subject to ``sum over replicas of e: x = load_e``, ``sum over GPU g: x <= m``, ``x >= 0``. Of each
-    expert the last replica is eliminated, ``x_last = load_e - sum of the others``: an expert with two replicas is one
-    variable with an upper bound, and only experts with three and more have a row of their own. Loads then appear in
-    bounds alone, so that the basis of the micro-batch before stays dual feasible and the dual simplex (GLOP) goes on
-    from it. Tokens are in units of the mean load of a GPU.
+    ``minimize m`` subject to ``sum over replicas of e: x = load_e``, ``sum over GPU g: x <= m``, ``x >= 0``. Few of
+    many replicas are needed at a time, so that the program is solved over those that are *open* (:func:`opened`) and
+    the others have nothing (column generation): a GPU's ``price`` is what one more token on it adds to ``m``, and as
+    long as an expert has a closed replica on a cheaper GPU than any of its open ones, that replica is opened. Where
+    there is none, prices prove the optimum of the whole: ``m = sum of load x cheapest price``. From then on the
+    basis of the micro-batch before is gone on from (:class:`ReplicaProgram`). A program is built anew where loads are
+    unlike those of the micro-batch before. Tokens are in units of the mean load of a GPU.
 
     The optimum is the maximum induced density (:mod:`mofa.routing.density`).
 
     References
     ----------
-    MicroMoE, arXiv 2511.16947, section 5.1, LPP 1, which uses HiGHS; rounding is not discussed there.
+    MicroMoE, arXiv 2511.16947, section 5.1, LPP 1, which uses HiGHS; rounding is not discussed there. Column
+    generation: Dantzig and Wolfe 1960, "Decomposition principle for linear programs", doi:10.1287/opre.8.1.101.
 
     Examples
     --------
@@ -65,37 +77,11 @@ class ReplicaScheduler:
     """
 
     def __init__(self, placement: Placement) -> None:
-        from ortools.linear_solver import pywraplp
-
         self.placement = placement
         self.experts, self.gpus = placement.pairs
-        num_experts, num_gpus = placement.num_experts, placement.num_gpus
-        last = np.append(np.flatnonzero(np.diff(self.experts)), len(self.experts) - 1)
-        self._last = last
-        self._free = np.setdiff1d(np.arange(len(self.experts)), last)
-        count = np.bincount(self.experts, minlength=num_experts)
-        self._two, self._many = count[self.experts[self._free]] == 2, np.flatnonzero(count > 2)
-        solver: Any = pywraplp.Solver.CreateSolver("GLOP")
-        infinity = solver.infinity()
-        m = solver.NumVar(0.0, infinity, "")
-        rows = [solver.Constraint(-infinity, 0.0) for _ in range(num_gpus)]
-        sums = {int(e): solver.Constraint(-infinity, 0.0) for e in self._many}
-        for row in rows:
-            row.SetCoefficient(m, -1.0)
-        variables = []
-        for i in self._free:
-            x = solver.NumVar(0.0, infinity, "")
-            expert = int(self.experts[i])
-            rows[self.gpus[i]].SetCoefficient(x, 1.0)
-            # where both replicas lie on one GPU, nothing is left to decide
-            rows[self.gpus[last[expert]]].SetCoefficient(x, -1.0)
-            if expert in sums:
-                sums[expert].SetCoefficient(x, 1.0)
-            variables.append(x)
-        solver.Objective().SetCoefficient(m, 1.0)
-        solver.Objective().SetMinimization()
-        solver.SetSolverSpecificParametersAsString("use_dual_simplex: true use_preprocessing: false use_scaling: false")
-        self._solver, self._m, self._rows, self._sums, self._variables = solver, m, rows, sums, variables
+        self._open = self._base = np.zeros(len(self.experts), dtype=bool)
+        self._program: ReplicaProgram | None = None
+        self._before = np.zeros(placement.num_experts)
 
     def solve(self, loads: NDArray[Any]) -> Schedule:
         """Schedule one micro-batch.
@@ -113,33 +99,100 @@ class ReplicaScheduler:
         whole = checked_loads(loads, self.placement.num_experts)
         unit = float(whole.sum()) / self.placement.num_gpus
         scaled = whole / unit
-        self._update(scaled)
-        started = time.thread_time()
-        status = self._solver.Solve()
-        solve_s = time.thread_time() - started
-        if status != self._solver.OPTIMAL:
-            raise SpecError(f"replica loads: the solver ended with status {status}; check the loads")
-        x = np.empty(len(self.experts))
-        x[self._free] = [variable.solution_value() for variable in self._variables]
-        x[self._last] = scaled - np.bincount(self.experts[self._free], x[self._free], len(scaled))
-        x = np.maximum(x, 0.0) * unit
+        program = self._program
+        if program is None or np.abs(scaled - self._before).sum() > UNLIKE * scaled.sum():
+            program = self._build(*opened(self.placement, scaled))
+        self._before = scaled
+        solve_s = 0.0
+        while True:
+            found = program.solve(scaled)
+            solve_s += found.solve_s
+            better = self._better(found.price, found.m, scaled)
+            if not better.any():
+                break
+            program = self._build(self._open | better, self._base)
+        x = np.zeros(len(self.experts))
+        x[self._open] = np.maximum(found.x, 0.0) * unit
         tokens = round_loads(x, whole, self.experts, self.gpus, self.placement.num_gpus)
         on_gpu = np.bincount(self.gpus, tokens, self.placement.num_gpus).astype(np.int64)
-        return Schedule(x, tokens, on_gpu, float(self._m.solution_value()) * unit, solve_s)
+        return Schedule(x, tokens, on_gpu, found.m * unit, solve_s)
 
-    def _update(self, scaled: FloatA) -> None:
-        """Loads into the bounds."""
-        infinity = self._solver.infinity()
-        fixed = np.bincount(self.gpus[self._last], scaled, self.placement.num_gpus)
-        for row, load in zip(self._rows, fixed.tolist(), strict=True):
-            row.SetBounds(-infinity, -load)
-        for variable, two, load in zip(
-            self._variables, self._two.tolist(), scaled[self.experts[self._free]].tolist(), strict=True
-        ):
-            if two:
-                variable.SetUb(load)
-        for expert, row in self._sums.items():
-            row.SetBounds(-infinity, float(scaled[expert]))
+    def _build(self, open_: BoolA, base: BoolA) -> ReplicaProgram:
+        self._open, self._base = open_, base
+        self._program = ReplicaProgram(self.experts[open_], self.gpus[open_], base[open_], self.placement.num_gpus)
+        return self._program
+
+    def _better(self, price: FloatA, m: float, scaled: FloatA) -> BoolA:
+        """Closed replicas to open: those on the cheapest GPU of an expert, where it is cheaper than the open ones. (R,)
+
+        None where the prices already prove ``m``.
+        """
+        at = price[self.gpus]
+        cheapest, cheapest_open = np.full((2, len(scaled)), np.inf)
+        np.minimum.at(cheapest, self.experts, at)
+        if m <= float(scaled @ cheapest) * (1 + _TOLERANCE):
+            return np.zeros(len(at), dtype=bool)
+        np.minimum.at(cheapest_open, self.experts[self._open], at[self._open])
+        gain = np.where(cheapest < cheapest_open - _TOLERANCE, scaled * (cheapest_open - cheapest), 0.0)
+        most = np.argsort(-gain, kind="stable")[:AT_ONCE]
+        opens = np.isin(self.experts, most[gain[most] > 0])
+        return np.asarray(~self._open & opens & (at <= cheapest[self.experts]))
+
+
+def opened(placement: Placement, loads: FloatA) -> tuple[BoolA, BoolA]:
+    """Replicas that a program begins with, and of each expert the one that all its tokens begin on.
+
+    Parameters
+    ----------
+    placement
+        Which GPUs hold which experts.
+    loads
+        Tokens of the experts in units of a GPU's mean. (E,) [-]
+
+    Returns
+    -------
+    tuple[BoolA, BoolA]
+        (R,) of truth values, twice.
+
+    Notes
+    -----
+    From the busiest expert down: of its GPUs the least filled, enough to take :data:`SPARE` times its tokens and one
+    more, and its tokens are poured over them up to one level.
+
+    Examples
+    --------
+    The first expert opens three replicas; the second begins on the GPU that is left empty.
+
+    >>> placed = Placement(np.array([[1, 1, 1, 1], [1, 0, 0, 1]]))
+    >>> open_, base = opened(placed, np.array([0.9, 0.3]))
+    >>> open_.tolist(), base.tolist()
+    ([True, True, True, False, True, True], [True, False, False, False, False, True])
+    """
+    experts, gpus = placement.pairs
+    count = np.bincount(experts, minlength=placement.num_experts)
+    first = (np.cumsum(count) - count).tolist()
+    hosts = [part.tolist() for part in np.split(gpus, first[1:])]
+    needed = np.minimum(count, np.ceil(SPARE * loads).astype(np.int64) + 1).tolist()
+    level = [0.0] * placement.num_gpus
+    open_, base = np.zeros(len(experts), dtype=bool), np.zeros(len(experts), dtype=bool)
+    for expert in np.argsort(-loads, kind="stable").tolist():
+        filled = sorted((level[gpu], k) for k, gpu in enumerate(hosts[expert]))
+        mine = [k for _, k in filled[: needed[expert]]]
+        base[first[expert] + mine[0]] = True
+        open_[[first[expert] + k for k in mine]] = True
+        _pour(level, [hosts[expert][k] for k in mine], float(loads[expert]))
+    return open_, base
+
+
+def _pour(level: list[float], gpus: list[int], tokens: float) -> None:
+    """Tokens onto GPUs in ascending order of their levels, so that those that get any end at one level."""
+    total = tokens
+    for count, gpu in enumerate(gpus, start=1):
+        total += level[gpu]
+        if count == len(gpus) or total / count <= level[gpus[count]]:
+            for filled in gpus[:count]:
+                level[filled] = total / count
+            return
 
 
 def checked_loads(loads: NDArray[Any], num_experts: int) -> IntA:

@@ -23,7 +23,7 @@ IntA = NDArray[np.int64]
 Solver = Literal["auto", "lp", "flow", "communication"]
 MAX_CELLS = 2**26
 MAX_EXPERTS = 8192
-LP_GPUS = 32
+LP_GPUS = 64
 SCHEMES = ("plain", "micro_moe", "micro_moe_adaptive", "micro_moe_random", "eplb", "capacity", "lower_bound")
 
 
@@ -31,8 +31,8 @@ SCHEMES = ("plain", "micro_moe", "micro_moe_adaptive", "micro_moe_random", "eplb
 class Setup:
     """A group of GPUs that merges whole expert-parallel groups, and how its tokens are scheduled.
 
-    ``solver`` ``auto`` is the linear program where experts have two replicas on up to 32 GPUs, flows beyond, where the
-    dual simplex may take more than a millisecond (benchmarks/balance_speed.py); both have the same optimum.
+    ``solver`` ``auto`` is the linear program on up to 64 GPUs, where it goes on from the micro-batch before within a
+    millisecond (benchmarks/balance_speed.py), and flows beyond; both have the same optimum.
     ``communication`` is the program that weighs what is sent. ``capacity_factor`` is that of the baseline that drops.
     """
 
@@ -74,7 +74,7 @@ class Setup:
         """What ``auto`` stands for."""
         if self.solver != "auto":
             return self.solver
-        return "lp" if self.merged == 2 and self.num_gpus <= LP_GPUS else "flow"
+        return "lp" if self.num_gpus <= LP_GPUS else "flow"
 
 
 @dataclass(frozen=True)
