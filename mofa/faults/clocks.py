@@ -36,6 +36,9 @@ class Clock:
         Whether node clocks are at zero when the run begins; else they have run for ever, and the rate is steady.
     strikes_restarts
         Whether a restart can fail; else clocks stand still until it is over.
+    counted_failures
+        Failures behind the rate, where it was estimated: every run draws its true rate given that count
+        (:func:`mofa.faults.rates.rate_given_count`). None: the rate is known. [-]
     """
 
     mtbf_s: float
@@ -45,6 +48,7 @@ class Clock:
     lemon_multiple: float = 1.0
     new_nodes: bool = False
     strikes_restarts: bool = True
+    counted_failures: float | None = None
 
     def __post_init__(self) -> None:
         above_zero("mtbf_s", self.mtbf_s, finite=False)
@@ -56,6 +60,8 @@ class Clock:
             raise SpecError(f"num_nodes: is {self.num_nodes}; give at least 1")
         if self.lemon_fraction and self.num_nodes is None:
             raise SpecError(f"lemon_fraction: is {self.lemon_fraction:g} of unknown nodes; give num_nodes")
+        if self.counted_failures is not None:
+            above_zero("counted_failures", self.counted_failures, "")
 
     @property
     def has_node_clocks(self) -> bool:
@@ -75,12 +81,16 @@ class FailureTimes:
     def __init__(self, clock: Clock, n: int, rng: np.random.Generator) -> None:
         self.clock, self.rng = clock, rng
         self.mean_s = np.full(n, clock.mtbf_s)
+        slower = np.ones(n)
+        if clock.counted_failures is not None:
+            slower = clock.counted_failures / rng.gamma(clock.counted_failures + 0.5, size=n)
         nodes = clock.num_nodes
         if nodes is not None and clock.lemon_fraction and not clock.has_node_clocks:
             lemons = rng.binomial(nodes, clock.lemon_fraction, n)
             expected = nodes * float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
             self.mean_s = clock.mtbf_s * expected / (nodes + lemons * (clock.lemon_multiple - 1))
-        self.queue = _NodeClocks(clock, n, rng) if clock.has_node_clocks else None
+        self.mean_s = self.mean_s * slower
+        self.queue = _NodeClocks(clock, n, rng, slower) if clock.has_node_clocks else None
 
     def next_gap(self, at: IntN) -> FloatN:
         """Time from the last failure of these runs to their next. [s]"""
@@ -90,21 +100,21 @@ class FailureTimes:
             return np.full(len(at), np.inf)
         if self.clock.shape == 1:
             return np.asarray(self.rng.exponential(self.mean_s[at]))
-        scale = float(weibull_scale_s(self.clock.mtbf_s, self.clock.shape))
+        scale = weibull_scale_s(self.mean_s[at], self.clock.shape)
         return np.asarray(self.rng.weibull(self.clock.shape, len(at)) * scale)
 
 
 class _NodeClocks:
     """Weibull clocks of all nodes of ``n`` runs; failures come out in windows of time, sorted."""
 
-    def __init__(self, clock: Clock, n: int, rng: np.random.Generator) -> None:
+    def __init__(self, clock: Clock, n: int, rng: np.random.Generator, slower: FloatN) -> None:
         self.clock, self.rng = clock, rng
         nodes = clock.num_nodes or 1
         lemon = rng.random((n, nodes)) < clock.lemon_fraction
         factor = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
         mean_s = clock.mtbf_s * nodes * factor
         scale = float(weibull_scale_s(mean_s, clock.shape))
-        self.scale = np.where(lemon, scale / clock.lemon_multiple, scale)
+        self.scale = np.where(lemon, scale / clock.lemon_multiple, scale) * slower[:, None]
         if clock.new_nodes:
             first = rng.weibull(clock.shape, (n, nodes))
         else:  # what is left of a gap that a random instant meets: gaps weighted by their length, cut evenly

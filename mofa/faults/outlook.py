@@ -19,6 +19,7 @@ from mofa.faults.spares import waiting_share
 from mofa.specs.faults import CheckpointSpec, FaultSpec, ReliabilitySpec, RestartSpec
 
 FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
 MAX_PATTERN = 1024
 """Most fast checkpoints from one safe one to the next. [-]"""
 
@@ -28,7 +29,7 @@ class Way:
     """A way back: the share of failures that take it, whether from the safe level, whether a node is replaced, and its
     seconds per candidate. (n,)"""
 
-    share: float
+    share: FloatN
     safe: bool
     takes_node: bool
     seconds: FloatN
@@ -38,12 +39,12 @@ class Way:
 class Outlook:
     """Expectations of n candidates; arrays (n,) unless said. [s]
 
-    ``interval_s`` is the compute time between checkpoints, ``segments`` how many of them lie between two that storage
-    gets. ``fast`` and ``safe`` are what a checkpoint of either level takes until it can be restored; there is one level
+    ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints,
+    ``segments`` how many of them lie between two that storage gets. ``fast`` and ``safe`` are what a checkpoint of either level takes until it can be restored; there is one level
     where ``fast`` is None. ``restart_s`` stands for all kinds; ``parts`` are the ledger's.
     """
 
-    mtbf_s: float
+    mtbf_s: FloatN
     interval_s: FloatN
     segments: FloatN
     block_s: FloatN
@@ -52,7 +53,7 @@ class Outlook:
     restart_s: FloatN
     parts: dict[str, FloatN]
     ways: tuple[Way, ...]
-    spares: int | None
+    spares: IntN
     repair_s: float
 
     @property
@@ -70,11 +71,12 @@ class Outlook:
                 Level(block, every=int(self.segments[i]), persist_s=safe),
             )
         kinds = tuple(
-            Kind(w.share, float(w.seconds[i]), int(w.safe and len(levels) > 1), w.takes_node) for w in self.ways
+            Kind(float(w.share[i]), float(w.seconds[i]), int(w.safe and len(levels) > 1), w.takes_node)
+            for w in self.ways
         )
         interval = min(float(self.interval_s[i]), work_s)
-        waits = self.spares or None
-        return LongRun(work_s, interval, levels, kinds, clock or Clock(self.mtbf_s), waits, self.repair_s)
+        waits = int(self.spares[i]) or None
+        return LongRun(work_s, interval, levels, kinds, clock or Clock(float(self.mtbf_s[i])), waits, self.repair_s)
 
 
 def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> float:
@@ -88,7 +90,7 @@ def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> f
 
 
 def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Clock:
-    """When failures of a job strike, with the profile's shape and lemons."""
+    """When failures of a job strike, with the profile's shape and lemons, and how well it knows its rate."""
     lemon, multiple = reliability.lemon_fraction, reliability.lemon_multiple
     return Clock(
         mtbf_s,
@@ -96,12 +98,14 @@ def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Cl
         num_nodes=num_nodes,
         lemon_fraction=0.0 if lemon is None else lemon.value,
         lemon_multiple=1.0 if multiple is None else multiple.value,
+        counted_failures=None if reliability.counted_failures is None else reliability.counted_failures.value,
     )
 
 
 def outlook(
-    faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: int, num_nodes: int, gpus_per_node: int,
-    *, spares: int | None = None, work_s: ArrayLike = np.inf,
+    faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: ArrayLike, num_nodes: ArrayLike,
+    gpus_per_node: int, *, spares: ArrayLike | None = None, work_s: ArrayLike = np.inf, rate_factor: ArrayLike = 1.0,
+    interval_s: ArrayLike | None = None,
 ) -> Outlook:  # fmt: skip
     """The expected course of a long run of each candidate.
 
@@ -114,14 +118,19 @@ def outlook(
     step_s
         One optimizer step; checkpoints fall between steps. (n,) [s]
     num_ranks, num_nodes
-        Of the job, without spares. [-]
+        Of the job, without spares; one number or one per candidate. (n,) [-]
     gpus_per_node
         GPUs of a node. [-]
     spares
         Nodes that stand by, which a failed node comes back to; 0 or None leaves replacements to the scheduler, which
-        has others. [nodes]
+        has others; one number or one per candidate. (n,) [nodes]
     work_s
         Productive time of the run, which bounds the interval. (n,) [s]
+    rate_factor
+        True failure rate over the profile's; one number or one per candidate. (n,) [-]
+    interval_s
+        Compute time between checkpoints that is kept whatever comes out, as one that was chosen before the rate was
+        known; the best or the profile's where absent. (n,) [s]
 
     Raises
     ------
@@ -138,44 +147,48 @@ def outlook(
     if reliability is None or restart is None:
         raise SpecError(f"{faults.name}: has no {'reliability' if reliability is None else 'restart'}; add the section")
     step = np.atleast_1d(np.asarray(step_s, dtype=np.float64))
-    zero = np.zeros_like(step)
+    ranks, nodes, factor = (np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor))
+    standing_by = np.asarray(0 if spares is None else spares, dtype=np.int64)
+    zero = np.zeros(np.broadcast_shapes(step.shape, ranks.shape, nodes.shape, factor.shape, standing_by.shape))
+    step, standing_by = step + zero, standing_by + zero.astype(np.int64)
     work = np.asarray(work_s, dtype=np.float64) + zero
-    mtbf = float(job_mtbf_s(failures_per_node_day(reliability, gpus_per_node), num_nodes))
-    ways = _ways_back(reliability, restart, spec, times, num_ranks, spares, mtbf * num_nodes, zero)
-    shares = np.array([w.share for w in ways])
-    seconds = np.stack([w.seconds for w in ways], axis=-1)
-    once = effective_restart_s(seconds, shares, zero + mtbf)
-    waiting = 0.0
-    if spares:
-        gone = sum(w.share for w in ways if w.takes_node)
-        waiting = float(waiting_share(gone / mtbf, restart.repair_s.value, spares))
+    mtbf = job_mtbf_s(failures_per_node_day(reliability, gpus_per_node) * factor, nodes) + zero
+    ways = _ways_back(reliability, restart, spec, times, ranks, standing_by > 0, mtbf * nodes, zero)
+    shares, seconds = np.stack([w.share for w in ways], axis=-1), np.stack([w.seconds for w in ways], axis=-1)
+    once = effective_restart_s(seconds, shares, mtbf)
+    gone = sum((w.share for w in ways if w.takes_node), zero)
+    waiting = np.where(standing_by > 0, waiting_share(gone / mtbf, restart.repair_s.value, standing_by), 0.0)
     blocks = spec.mode == "blocking"
     block = zero + (times.blocking_s if blocks else times.copy_s)
     persist = zero if blocks else zero + times.write_s
     fast = None
     if spec.mode in ("memory", "peer"):
         fast = zero + (times.peer_s if spec.mode == "peer" else 0.0)
-    bound = least_interval_s(persist if fast is None else fast, 1.0, block, 1.0 if fast is not None else spec.in_flight)
-    interval = _whole_steps(faults, exact_s(block, zero + mtbf), zero if blocks else bound, step, work)
+    if interval_s is None:
+        under_way = 1.0 if fast is not None else spec.in_flight
+        bound = zero if blocks else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
+        interval = _whole_steps(faults, exact_s(block, mtbf), bound, step, work)
+    else:
+        interval = np.asarray(interval_s, dtype=np.float64) + zero
     parts = expected_shares(interval, block, mtbf, once, persist, waiting)
     segments = np.ones_like(step)
     if fast is not None:
         segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
-        near = _grouped(ways, shares, seconds, zero + mtbf, safe=False)
-        far = _grouped(ways, shares, seconds, zero + mtbf, safe=True)
-        p = float(np.clip(sum(w.share for w in ways if not w.safe), 0.0, 1.0))
+        near = _grouped(ways, shares, seconds, mtbf, safe=False)
+        far = _grouped(ways, shares, seconds, mtbf, safe=True)
+        p = np.clip(sum((w.share for w in ways if not w.safe), zero), 0.0, 1.0)
         found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), p, (fast, persist))
         productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
         rest = parts["productive"] + parts["lost"] - productive
         parts = {**parts, "productive": productive, "lost": np.maximum(rest, 0.0)}
     return Outlook(
-        mtbf, interval, segments, block, fast, persist, once, parts, ways, spares, restart.repair_s.value
+        mtbf, interval, segments, block, fast, persist, once, parts, ways, standing_by, restart.repair_s.value
     )  # fmt: skip
 
 
 def _ways_back(
-    reliability: ReliabilitySpec, restart: RestartSpec, spec: CheckpointSpec, times: CheckpointTimes, num_ranks: int,
-    spares: int | None, node_mtbf_s: float, zero: FloatN,
+    reliability: ReliabilitySpec, restart: RestartSpec, spec: CheckpointSpec, times: CheckpointTimes, num_ranks: FloatN,
+    has_spares: NDArray[np.bool_], node_mtbf_s: FloatN, zero: FloatN,
 ) -> tuple[Way, ...]:  # fmt: skip
     """Each kind's restart: detection, isolation, its path, setting up, loading, warming up.
 
@@ -184,33 +197,35 @@ def _ways_back(
     """
     common = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks + restart.warm_up_s.value
     path = {
-        "process": restart.process_s.value,
-        "network": restart.reroute_s.value,
-        "node": restart.hot_spare_s.value if spares else restart.reschedule_s.value,
+        "process": zero + restart.process_s.value,
+        "network": zero + restart.reroute_s.value,
+        "node": np.where(has_spares, restart.hot_spare_s.value, restart.reschedule_s.value),
     }
     host = spec.mode in ("memory", "peer")
     total = sum(kind.share.value for kind in reliability.kinds)
     ways = []
     for kind in reliability.kinds:
-        share, node = kind.share.value / total, kind.path == "node"
+        share, node = zero + kind.share.value / total, kind.path == "node"
         before = kind.detect_s.value + kind.isolate_s.value + path[kind.path] + common
         if host and not node:
-            ways.append(Way(share, False, node, zero + before + times.copy_s))
+            ways.append(Way(share, False, node, before + times.copy_s))
         elif node and spec.mode == "peer":
-            second = float(-np.expm1(-(spec.copies - 1) * before / node_mtbf_s))
-            ways.append(Way(share * (1 - second), False, node, zero + before + times.copy_s + times.peer_s))
-            ways.append(Way(share * second, True, node, zero + before + times.load_s))
+            second = -np.expm1(-(spec.copies - 1) * before / node_mtbf_s)
+            ways.append(Way(share * (1 - second), False, node, before + times.copy_s + times.peer_s))
+            ways.append(Way(share * second, True, node, before + times.load_s))
         else:
-            ways.append(Way(share, host, node, zero + before + times.load_s))
+            ways.append(Way(share, host, node, before + times.load_s))
     return tuple(ways)
 
 
 def _grouped(ways: tuple[Way, ...], shares: FloatN, seconds: FloatN, mtbf: FloatN, *, safe: bool) -> FloatN:
     """One restart time for the ways back from one level; 0 where there are none."""
     mine = np.array([w.safe == safe for w in ways])
-    if shares[mine].sum() <= 0:
+    total = shares[:, mine].sum(axis=-1, keepdims=True)
+    if not np.any(total > 0):
         return np.zeros_like(mtbf)
-    return effective_restart_s(seconds[:, mine], shares[mine] / shares[mine].sum(), mtbf)
+    some = np.where(total > 0, shares[:, mine] / np.where(total > 0, total, 1.0), 1.0 / mine.sum())
+    return np.where(total[:, 0] > 0, effective_restart_s(seconds[:, mine], some, mtbf), 0.0)
 
 
 def _whole_steps(faults: FaultSpec, best: FloatN, bound: FloatN, step: FloatN, work: FloatN) -> FloatN:

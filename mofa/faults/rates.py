@@ -88,6 +88,32 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     )  # fmt: skip
 
 
+def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
+    """True rate over the estimated one that is not exceeded with this probability, given what was counted. [-]
+
+    A Gamma distribution of ``n + 1/2`` over n: what Jeffreys' prior leaves after n failures, half a chi-square of
+    ``2 n + 1`` degrees of freedom, which lies between the two of Garwood's interval (:func:`estimate_rate`).
+
+    Parameters
+    ----------
+    failures
+        Counted; at least some. [-]
+    probability
+        From 0 to 1. [-]
+
+    References
+    ----------
+    Jeffreys 1946, "An invariant form for the prior probability in estimation problems", doi:10.1098/rspa.1946.0056.
+
+    Examples
+    --------
+    >>> rate_given_count(419, np.array([0.05, 0.5, 0.95])).round(3).tolist()  # Llama 3: known to within 8 %
+    [0.922, 1.0, 1.083]
+    """
+    counted = above_zero("failures", failures, "")
+    return np.asarray(stats.gamma.ppf(share("probability", probability), counted + 0.5) / counted)
+
+
 def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:
     """Scale of a Weibull distribution with this mean, ``mean / Gamma(1 + 1 / k)``. [s]
 

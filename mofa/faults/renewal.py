@@ -93,7 +93,7 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     restart_s
         Restart time per kind. (..., kinds) [s]
     shares
-        Share of failures of each kind, which sum to 1. (kinds,) [-]
+        Share of failures of each kind, which sum to 1. (kinds,) or (..., kinds) [-]
     mtbf_s
         Mean time between failures of any kind. (...,) [s]
 
@@ -103,8 +103,9 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     300.0
     """
     restart, weights = at_least_zero("restart_s", restart_s, finite=False), share("shares", shares)
-    if not np.allclose(weights.sum(), 1.0, atol=1e-9):
-        raise SpecError(f"shares: sum to {weights.sum():.9g}; make them sum to 1")
+    total = weights.sum(axis=-1)
+    if not np.allclose(total, 1.0, atol=1e-9):
+        raise SpecError(f"shares: sum to {float(np.max(total)):.9g}; make them sum to 1")
     mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
     least = restart.min(axis=-1)  # taken out, so that long restarts don't underflow
     with np.errstate(invalid="ignore", over="ignore"):

@@ -51,30 +51,39 @@ def print_rate(console: Console, rate: RateEstimate) -> None:
     console.print(Text(f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}"))
 
 
+def variant_names(report: GoodputReport) -> list[str]:
+    """Names of the variants that some scale has, in their order."""
+    order: dict[str, None] = {}
+    for point in sorted(report.points, key=lambda point: -len(point.variants)):
+        order |= dict.fromkeys(point.variants)
+    return list(order)
+
+
 def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False) -> None:
     """Print ETTR and effective throughput against scale, and the key factors."""
-    names = list(dict.fromkeys(name for point in report.points for name in point.variants))
+    names = variant_names(report)
     if not quiet:
         batch = "the global batch grows with the GPUs" if report.weak else "the global batch is fixed"
         how = "planned anew at every scale" if report.replan else "dp of one plan replicated"
         title = f"{report.workload.name} on {report.node}, {report.framework.name}, failures of {report.faults}"
         console.print(Text(title, style="bold"))
-        console.print(Text(f"{how}; {batch}; spares come on top of the GPUs\n"))
-    columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right")]
+        console.print(Text(f"{how}; {batch}; spares are nodes of these GPUs, and computing with fewer takes whole "
+                           "micro-batches\n"), soft_wrap=not console.is_terminal)  # fmt: skip
+    columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right"), ("spares", "right")]
     columns += [(name, "right") for name in names]
     for title, cell in (("ETTR", "{0.ettr:.2%}"), ("Effective tokens/s/GPU, spares included",
                         "{0.effective_tokens_per_s_per_gpu:,.1f}")):  # fmt: skip
         rows = []
         for point in report.points:
             if point.step_s is None or point.tokens_per_s_per_gpu is None:
-                rows.append([f"{point.num_gpus:,}", "", "", "", *[""] * len(names)])
+                rows.append([f"{point.num_gpus:,}", "", "", "", "", *[""] * len(names)])
                 continue
             mtbf = "never" if point.mtbf_s is None else format_seconds(point.mtbf_s)
             head = [f"{point.num_gpus:,}", mtbf, format_seconds(point.step_s), f"{point.tokens_per_s_per_gpu:,.1f}"]
-            cells = [
-                cell.format(v) + ("" if v.host_memory_fits else " *") for v in (point.variants[name] for name in names)
-            ]
-            rows.append([*head, *cells])
+            found = [point.variants.get(name) for name in names]
+            cells = ["" if v is None else cell.format(v) + ("" if v.host_memory_fits else " *") for v in found]
+            spares = list(dict.fromkeys(f"{v.spares:,}" for v in point.variants.values() if v.spares))
+            rows.append([*head, " or ".join(spares), *cells])
         print_table(console, title, columns, rows)
     if any(not v.host_memory_fits for point in report.points for v in point.variants.values()):
         console.print(Text("* needs more host memory than a node has\n"))

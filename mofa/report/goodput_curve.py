@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from mofa.report.goodput import variant_names
 from mofa.report.style import INK, new_axes, tidy
 
 if TYPE_CHECKING:
@@ -32,20 +33,21 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     ax = new_axes(ax, 8.5, 5.0)
     points = [point for point in report.points if point.variants]
     gpus = [point.num_gpus for point in points]
-    names = list(points[0].variants)
+    names = variant_names(report)
     if quantity == "throughput":
         ax.plot(gpus, [p.tokens_per_s_per_gpu or 0.0 for p in points], color=INK, linewidth=1.0, linestyle=":",
                 label="without failures")  # fmt: skip
     for name, (colour, line, marker) in zip(names, STYLES, strict=False):
-        found = [point.variants[name] for point in points]
-        values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for v in found]
-        ax.plot(gpus, values, line, color=colour, marker=marker, markersize=4.5, linewidth=1.5, label=name)
+        found = [(point.num_gpus, point.variants[name]) for point in points if name in point.variants]
+        values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for _, v in found]
+        at = [n for n, _ in found]
+        ax.plot(at, values, line, color=colour, marker=marker, markersize=4.5, linewidth=1.5, label=name)
     ax.set_xscale("log", base=2)
     ax.set_xticks(gpus, [f"{n // 1024}K" if n % 1024 == 0 else f"{n:,}" for n in gpus])
     ax.minorticks_off()
     if quantity == "ettr":
         ax.set_ylim(top=1.0)
-    ax.set_xlabel("GPUs of the job")
+    ax.set_xlabel("GPUs, spares included")
     ax.set_ylabel("ETTR" if quantity == "ettr" else "effective throughput [tokens/s/GPU, spares included]")
     what = "Productive share of the wall clock" if quantity == "ettr" else "Effective throughput"
     ax.set_title(f"{what}: {report.workload.name}, failures of {report.faults}", loc="left")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
+from mofa.faults.band import band_s, rate_factors
 from mofa.faults.calculator import LEAST_ETTR
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, job_clock, outlook
-from mofa.faults.simulate import simulate
 from mofa.search.longrun import FIGURES, NO_FAULTS, Days, Figure, LongRunDetail, Objective
 from mofa.search.result import Plan
 from mofa.specs.faults import FaultSpec, PowerSpec
@@ -130,12 +130,18 @@ class LongRuns:
         per_step = self.workload.batch.seq_len * self.workload.batch.global_batch
         return self.workload.tokens / per_step * step_s
 
-    def outlook(self, step_s: FloatN, per_rank_bytes: FloatN) -> Outlook:
-        """What a long run of each candidate expects."""
+    def outlook(
+        self, step_s: FloatN, per_rank_bytes: FloatN, *, num_gpus: ArrayLike | None = None,
+        spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
+    ) -> Outlook:  # fmt: skip
+        """What a long run of each candidate expects, of the job's GPUs and spares or of one number per candidate."""
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
+        ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
         return outlook(
-            self.faults, self.times(per_rank_bytes), step_s, self.cluster.num_gpus, self.num_nodes, node,
-            spares=self.spares, work_s=np.maximum(self.work_s(step_s), step_s),
+            self.faults, self.times(per_rank_bytes), step_s, ranks,
+            np.maximum(ranks // self.cluster.node.gpus_per_node, 1), node,
+            spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
+            rate_factor=rate_factor, interval_s=interval_s,
         )  # fmt: skip
 
     def watts(self, found: Outlook, step_w: FloatN) -> FloatN:
@@ -202,7 +208,7 @@ class LongRuns:
         detail = LongRunDetail(
             faults=self.faults.name,
             mode=self.faults.checkpoint.mode,
-            mtbf_s=None if math.isinf(found.mtbf_s) else found.mtbf_s,
+            mtbf_s=None if math.isinf(found.mtbf_s[0]) else float(found.mtbf_s[0]),
             spares=self.spares,
             whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
             block_s=float(found.block_s[0]),
@@ -228,7 +234,8 @@ class LongRuns:
             unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), why)
             return out
         hours = work / ettr / 3600 * all_gpus
-        out |= {"days": self.band(found, work), "gpu_hours": hours, "kwh": watts * hours / 1000}
+        days = self.band(found, plan.step_s, plan.checkpoint_bytes or 0.0)
+        out |= {"days": days, "gpu_hours": hours, "kwh": watts * hours / 1000}
         if self.faults.price is not None:
             out["usd"] = hours * self.faults.price.usd_per_gpu_hour.value
         return out
@@ -238,7 +245,9 @@ class LongRuns:
         reliability, storage, restart = self.faults.reliability, self.faults.storage, self.faults.restart
         assert reliability is not None and storage is not None and restart is not None
         rate = reliability.failures_per_node_day
-        of = "components" if rate is None else f"{rate.value * 1000:.3g} per 1000 node-days, {rate.provenance}"
+        counted = reliability.counted_failures
+        known = "the band takes it as known" if counted is None else f"{counted.value:,.0f} counted, in the band"
+        of = "components" if rate is None else f"{rate.value * 1000:.3g} per 1000 node-days, {rate.provenance}, {known}"
         overhead = self.faults.power.node_overhead_w_per_gpu.provenance
         restarts = sorted({getattr(restart, name).provenance for name in type(restart).model_fields})
         return (
@@ -247,29 +256,26 @@ class LongRuns:
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
-    def band(self, found: Outlook, work_s: float) -> Days:
-        """Wall-clock time of a run of candidate 0, with its 10 to 90 % band: the closed form's mean, simulated spread.
+    def band(self, found: Outlook, step_s: float, per_rank_bytes: float) -> Days:
+        """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
-        The wall clock of a long run is a sum of independent stretches, so that its spread grows with the root of its
-        length: it is simulated over at most 200 failures, and over at least a few segments, and scaled. Not so the
-        spread of lemons among the nodes, which stays as long as the run; it grows with its length.
+        Each of many runs has a failure rate of its own (:func:`mofa.faults.band.rate_factors`), at which the closed
+        form gives its mean, with the interval that was chosen for the expected rate. The run's own luck comes on top.
         """
-        mean_days = work_s / float(found.ettr[0]) / SECONDS_PER_DAY
-        if math.isinf(found.mtbf_s) or work_s <= float(found.interval_s[0]) * 1e-6:
-            return Days(p10=mean_days, p50=mean_days, p90=mean_days)
         assert self.faults.reliability is not None
-        clock = job_clock(self.faults.reliability, found.mtbf_s, self.num_nodes)
-        longest = max(BAND_FAILURES * found.mtbf_s * float(found.ettr[0]), 4 * float(found.interval_s[0]))
-        played_s = min(work_s, longest)
-        wall = simulate(found.long_run(0, played_s, clock), BAND_RUNS).wall_s
-        scale = work_s / played_s
-        if clock.lemon_fraction == 0:
-            scale = math.sqrt(scale)
-        low, middle, high = (np.quantile(wall, (0.1, 0.5, 0.9)) - wall.mean()) * scale / SECONDS_PER_DAY
-        least = work_s / SECONDS_PER_DAY
-        return Days(
-            p10=max(mean_days + low, least), p50=max(mean_days + middle, least), p90=max(mean_days + high, least)
-        )
+        work_s, interval = float(self.work_s(np.array([step_s]))[0]), found.interval_s[0]
+        mtbf, ettr = float(found.mtbf_s[0]), float(found.ettr[0])
+        if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
+            return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
+        clock = job_clock(self.faults.reliability, mtbf, self.num_nodes)
+        factors = rate_factors(clock, BAND_RUNS)
+        at = self.outlook(np.array([step_s]), np.array([per_rank_bytes]), rate_factor=factors, interval_s=interval)
+        with np.errstate(divide="ignore"):
+            mean_s = work_s / at.ettr
+        steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
+        longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
+        low, middle, high = band_s(found.long_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
+        return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
 
 
 def _fields(plan: Plan) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
-"""Goodput against scale: one plan replicated, or planned anew, under several ways to keep checkpoints; key factors."""
+"""Goodput against scale: one plan replicated, or planned anew, under several ways to keep checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,23 +14,26 @@ from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import failures_per_node_day
 from mofa.faults.spares import poisson_spares
+from mofa.search.feasible import Job, check
 from mofa.search.find import estimate, find_plans
 from mofa.search.goodput import LongRuns
+from mofa.search.key_factors import Sensitivity, sensitivities
 from mofa.search.result import SCHEMA_VERSION, FrameworkSummary, Plan, WorkloadSummary
 from mofa.specs.base import Spec
-from mofa.specs.faults import CheckpointMode, CheckpointSpec, FaultSpec
+from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
 
-SPARE_QUANTILE = 0.99
+SPARE_QUANTILE = 0.999
+"""More spares than suffice with this probability are not tried. [-]"""
 VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
 )  # fmt: skip
-"""Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or suffice with 99 %."""
+"""Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or pay most."""
 Progress = Callable[[int, int], None]
 
 
@@ -37,7 +41,10 @@ class VariantPoint(Spec):
     """A long run at one scale with one way to keep checkpoints."""
 
     mode: CheckpointMode = Field(description="How checkpoints are kept.")
-    spares: int = Field(ge=0, description="Nodes that stand by, besides num_gpus. [nodes]")
+    spares: int = Field(ge=0, description="Nodes of the point's GPUs that stand by. [nodes]")
+    num_gpus: int = Field(gt=0, description="GPUs that compute; the rest of the point's stands by. [-]")
+    global_batch: int = Field(gt=0, description="Sequences per step: whole micro-batches of the ranks left. [-]")
+    step_s: float = Field(gt=0, description="Time of a step. [s]")
     ettr: float = Field(ge=0, le=1, description="Productive over wall-clock time. [-]")
     checkpoint_interval_s: float | None = Field(description="Compute time between checkpoints; null if never. [s]")
     effective_tokens_per_s_per_gpu: float = Field(ge=0, description="Over all GPUs, spares included. [tokens/s]")
@@ -48,27 +55,14 @@ class VariantPoint(Spec):
 class ScalePoint(Spec):
     """A plan at one number of GPUs."""
 
-    num_gpus: int = Field(gt=0, description="GPUs of the job. [-]")
+    num_gpus: int = Field(gt=0, description="GPUs of the cluster, spares included. [-]")
     global_batch: int = Field(gt=0, description="Sequences per optimizer step. [-]")
-    strategy: StrategySpec | None = Field(description="The plan; null where there is none.")
-    step_s: float | None = Field(description="Time of a step; null without a plan. [s]")
+    strategy: StrategySpec | None = Field(description="The plan on all GPUs; null where there is none.")
+    step_s: float | None = Field(description="Time of a step on all GPUs; null without a plan. [s]")
     tokens_per_s_per_gpu: float | None = Field(description="Without failures; null without a plan. [tokens/s]")
-    mtbf_s: float | None = Field(description="Mean time between failures of the job; null where nothing fails. [s]")
-    why: str | None = Field(description="Why there is no plan; null where there is one.")
+    mtbf_s: float | None = Field(description="Mean time between failures on all GPUs; null where none fails. [s]")
+    why: str | None = Field(description="Why there is no plan, or none that spares nodes; null where there is.")
     variants: dict[str, VariantPoint] = Field(description="Long runs by name of the variant; empty without a plan.")
-
-
-class Sensitivity(Spec):
-    """ETTR with one factor halved and doubled."""
-
-    factor: str = Field(description="What changes.")
-    ettr_halved: float = Field(ge=0, le=1, description="With half of it. [-]")
-    ettr_doubled: float = Field(ge=0, le=1, description="With twice of it. [-]")
-
-    @property
-    def swing(self) -> float:
-        """How far the ETTR moves between the two. [-]"""
-        return abs(self.ettr_doubled - self.ettr_halved)
 
 
 class GoodputReport(Spec):
@@ -98,8 +92,9 @@ class GoodputReport(Spec):
         rows = []
         for point in self.points:
             for name, found in point.variants.items():
-                row = {"num_gpus": point.num_gpus, "variant": name, **found.model_dump(exclude={"ledger"})}
-                rows.append({**row, **found.ledger.model_dump(), "step_s": point.step_s})
+                fields = found.model_dump(exclude={"ledger", "num_gpus"})
+                row = {"num_gpus": point.num_gpus, "variant": name, "job_gpus": found.num_gpus, **fields}
+                rows.append({**row, **found.ledger.model_dump()})
         return rows
 
 
@@ -117,9 +112,9 @@ def goodput_by_scale(
         With reliability, restarts and storage. Its checkpoint mode and spares are what the sensitivity is of; the
         variants have their own.
     numbers
-        GPUs of the job, rising. [-]
+        GPUs of the cluster, spares included, rising. [-]
     strategy
-        The plan at the first number; the best one where absent.
+        The plan at the first number; where absent the best there that can be replicated to the most GPUs.
     weak
         Whether the global batch grows with the GPUs; else it is fixed.
     replan
@@ -137,15 +132,12 @@ def goodput_by_scale(
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, plans = [], []
     base: StrategySpec | None = None
-    for i, number in enumerate(numbers):
-        machines = cluster.model_copy(update={"num_gpus": number})
-        job = workload
-        if weak:
-            batch = workload.batch.model_copy(
-                update={"global_batch": workload.batch.global_batch * number // numbers[0]}
-            )
-            job = workload.model_copy(update={"batch": batch})
-        plan, why = _plan(job, machines, framework, base, strategy, numbers[0], replan)
+    at = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
+    for i, (job, machines) in enumerate(at):
+        if i == 0 and strategy is None and not replan:
+            plan, why = _replicable(at, framework)
+        else:
+            plan, why = _plan(job, machines, framework, base, strategy, numbers[0], replan)
         if plan is not None and base is None and not replan and i == 0:
             base = plan.strategy
         points.append(_point(job, machines, framework, faults, plan, why))
@@ -158,13 +150,50 @@ def goodput_by_scale(
     if not found:
         raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
     plan, job, machines = found[-1]
-    own = LongRuns(job, machines, framework, faults, spares=faults.spares or 0)
-    factors, ettr = sensitivities(own, plan)
+    left = _Left(plan, job, machines, 0)
+    if faults.spares:
+        fewer = _fewer_replicas(left, framework, faults.spares)
+        if fewer is None:
+            raise SpecError(f"--spares: {faults.spares} leave no replica of the plan at {machines.num_gpus:,} GPUs; "
+                            "take fewer, or more GPUs")  # fmt: skip
+        left = fewer
+    factors, ettr = sensitivities(LongRuns(left.job, left.machines, framework, faults, spares=left.spares), left.plan)
     return GoodputReport(
         workload=WorkloadSummary.of(workload), node=cluster.node.name, framework=FrameworkSummary.of(framework),
         faults=faults.name, weak=weak, replan=replan, points=tuple(points), sensitivity=factors,
         sensitivity_num_gpus=machines.num_gpus, sensitivity_ettr=ettr,
     )  # fmt: skip
+
+
+def _job_at(
+    workload: WorkloadSpec, cluster: ClusterSpec, number: int, first: int, weak: bool
+) -> tuple[WorkloadSpec, ClusterSpec]:
+    """The job and the machines at one scale."""
+    machines = cluster.model_copy(update={"num_gpus": number})
+    if not weak:
+        return workload, machines
+    batch = workload.batch.model_copy(update={"global_batch": workload.batch.global_batch * number // first})
+    return workload.model_copy(update={"batch": batch}), machines
+
+
+def _replicable(
+    at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
+) -> tuple[Plan | None, str | None]:
+    """The best plan at the first scale among those whose replicas the framework runs at the most GPUs it can."""
+    job, machines = at[0]
+    found = find_plans(job, machines, framework=framework, top=1, replay=False)
+    if not found.report.plans:
+        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+    fits = np.flatnonzero(found.reasons[found.costed.rows] < 0)
+    table = found.costed.table.take(fits)
+    for larger_job, larger in reversed(at[1:]):
+        wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
+        runs = fits[check(Job(larger_job, larger, framework), wider).reason < 0]
+        if len(runs):
+            best = runs[np.argmin(found.costed.step_s[runs])]
+            strategy = found.costed.table.row(int(best), framework.name)
+            return estimate(job, machines, strategy, framework=framework, replay=False), None
+    return found.report.plans[0], None
 
 
 def _plan(
@@ -190,6 +219,68 @@ def _plan(
     return plan, None
 
 
+@dataclass(frozen=True)
+class _Left:
+    """What computes when ``spares`` nodes stand by."""
+
+    plan: Plan
+    job: WorkloadSpec
+    machines: ClusterSpec
+    spares: int
+
+
+def _fewer_replicas(whole: _Left, framework: FrameworkSpec, least: int) -> _Left | None:
+    """The plan with as many data-parallel replicas as leave at least so many nodes to stand by; None if none is left.
+
+    Every replica takes whole micro-batches, so that the global batch may fall below the one given, by less than one
+    micro-batch per replica (as Megatron's ``--decrease-batch-size-if-needed`` has it); pipelines with virtual stages
+    take them ``pp`` at a time.
+    """
+    s, node = whole.plan.strategy, whole.machines.node.gpus_per_node
+    inner = s.tp * s.cp * s.pp
+    experts = s.ep * s.etp // math.gcd(s.ep * s.etp, s.tp * s.cp) if whole.job.model.moe is not None else 1
+    by = math.lcm(experts, node // math.gcd(node, inner))
+    dp = (whole.machines.num_gpus - least * node) // inner // by * by
+    if dp < 1:
+        return None
+    batch, at_once = whole.job.batch.global_batch, s.micro_batch * dp * (s.pp if s.vpp > 1 else 1)
+    if batch < at_once:
+        return None
+    fewer = whole.job.batch.model_copy(update={"global_batch": batch // at_once * at_once})
+    job = whole.job.model_copy(update={"batch": fewer})
+    machines = whole.machines.model_copy(update={"num_gpus": dp * inner})
+    try:
+        plan = estimate(job, machines, s.model_copy(update={"dp": dp}), framework=framework, replay=False)
+    except StrategyError:
+        return None
+    return _Left(plan, job, machines, (whole.machines.num_gpus - dp * inner) // node) if plan.memory.fits else None
+
+
+def best_spares(runs: LongRuns, plan: Plan) -> int:
+    """Nodes to take out of those of a plan that pay most, by the closed forms of every number at once; at least 1.
+
+    Parameters
+    ----------
+    runs
+        Of all nodes, none of which stands by yet.
+    plan
+        Its step and its checkpoint are taken for those of fewer replicas, with as many GPUs less.
+    """
+    faults, cluster = runs.faults, runs.cluster
+    node, nodes = cluster.node.gpus_per_node, runs.num_nodes
+    reliability, restart = faults.reliability, faults.restart
+    assert reliability is not None and restart is not None
+    gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
+    rate = failures_per_node_day(reliability, node) * nodes * gone / SECONDS_PER_DAY
+    most = min(max(int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE)), 1), nodes - 1)
+    spares = np.arange(1, most + 1)
+    found = runs.outlook(
+        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
+        num_gpus=cluster.num_gpus - spares * node,
+    )  # fmt: skip
+    return int(spares[np.argmax(found.ettr * (nodes - spares))])
+
+
 def _point(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec, plan: Plan | None,
     why: str | None,
@@ -197,17 +288,22 @@ def _point(
     variants: dict[str, VariantPoint] = {}
     mtbf: float | None = None
     if plan is not None:
+        whole = _Left(plan, job, machines, 0)
         for name, mode, stands_by in VARIANTS:
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
-            spares = enough_spares(machines, faults) if stands_by else 0
-            if stands_by and faults.spares is not None:
-                spares = faults.spares
-            runs = LongRuns(
-                job, machines, framework, faults.model_copy(update={"checkpoint": checkpoint}), spares=spares
-            )
-            variants[name] = _variant(runs, plan)
-            found = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
-            mtbf = None if np.isinf(found.mtbf_s) else found.mtbf_s
+            asked = faults.model_copy(update={"checkpoint": checkpoint})
+            runs = LongRuns(job, machines, framework, asked)
+            left: _Left | None = whole
+            if stands_by:
+                least = best_spares(runs, plan) if faults.spares is None and runs.num_nodes > 1 else faults.spares or 0
+                left = _fewer_replicas(whole, framework, least) if least or faults.spares == 0 else None
+            if left is None:
+                why = f"no replica of {plan.strategy.tp * plan.strategy.cp * plan.strategy.pp} GPUs can be spared"
+                continue
+            variants[name] = _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
+            if not stands_by:
+                reference = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
+                mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
     return ScalePoint(
         num_gpus=machines.num_gpus, global_batch=job.batch.global_batch,
         strategy=None if plan is None else plan.strategy, step_s=None if plan is None else plan.step_s,
@@ -216,107 +312,20 @@ def _point(
     )  # fmt: skip
 
 
-def enough_spares(machines: ClusterSpec, faults: FaultSpec) -> int:
-    """Spares that suffice with 99 %; 0 where no failure takes a node. [nodes]"""
-    reliability, restart = faults.reliability, faults.restart
-    assert reliability is not None and restart is not None
-    node = machines.node.gpus_per_node
-    gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
-    rate = failures_per_node_day(reliability, node) * max(machines.num_gpus // node, 1) * gone / SECONDS_PER_DAY
-    return int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE))
-
-
-def _variant(runs: LongRuns, plan: Plan) -> VariantPoint:
-    bytes_ = np.array([plan.checkpoint_bytes or 0.0])
+def _variant(runs: LongRuns, left: _Left) -> VariantPoint:
+    plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
     found = runs.outlook(np.array([plan.step_s]), bytes_)
     ettr, interval = float(found.ettr[0]), float(found.interval_s[0])
     all_gpus = runs.cluster.num_gpus + runs.spare_gpus
     return VariantPoint(
         mode=runs.faults.checkpoint.mode,
         spares=runs.spares,
+        num_gpus=runs.cluster.num_gpus,
+        global_batch=left.job.batch.global_batch,
+        step_s=plan.step_s,
         ettr=ettr,
         checkpoint_interval_s=None if np.isinf(interval) else interval,
         effective_tokens_per_s_per_gpu=plan.tokens_per_s_per_gpu * ettr * runs.cluster.num_gpus / all_gpus,
         host_memory_fits=bool(runs.times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
         ledger=Ledger(**{part: float(found.parts[part][0]) for part in PARTS}),
     )
-
-
-FACTORS: dict[str, tuple[str, ...]] = {
-    "failure rate": ("reliability.failures_per_node_day", "reliability.components.mttf_s"),
-    "noticing and isolating failures": ("reliability.kinds.detect_s", "reliability.kinds.isolate_s"),
-    "restarting processes": ("restart.process_s", "restart.reroute_s"),
-    "replacing a node": ("restart.hot_spare_s", "restart.reschedule_s"),
-    "setting up and warming up": ("restart.initialise_s", "restart.initialise_per_rank_s", "restart.warm_up_s"),
-    "repairing nodes": ("restart.repair_s",),
-    "storage write rate": ("storage.write_bytes_per_s",),
-    "storage read rate": ("storage.read_bytes_per_s",),
-    "bytes of a checkpoint": (),
-}
-"""Facts that each key factor multiplies; a mean time to failure is divided."""
-
-
-def sensitivities(runs: LongRuns, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
-    """ETTR with each factor halved and doubled, at the best interval of each, the strongest first; and as it is. [-]"""
-
-    def ettr(faults: FaultSpec, by_bytes: float = 1.0) -> float:
-        changed = replace(runs, faults=faults)
-        bytes_ = np.array([plan.checkpoint_bytes or 0.0])
-        # the whole checkpoint grows as a rank's share does: as storage that is so much slower, and host links
-        storage = faults.storage
-        if by_bytes != 1.0 and storage is not None:
-            slower = {
-                name: getattr(storage, name).model_copy(update={"value": getattr(storage, name).value / by_bytes})
-                for name in ("write_bytes_per_s", "read_bytes_per_s")
-            }
-            changed = replace(runs, faults=faults.model_copy(update={"storage": storage.model_copy(update=slower)}))
-        return float(changed.outlook(np.array([plan.step_s]), bytes_ * by_bytes).ettr[0])
-
-    out = []
-    for factor, paths in FACTORS.items():
-        if paths:
-            low, high = (ettr(_scaled(runs.faults, paths, by)) for by in (0.5, 2.0))
-        else:
-            low, high = ettr(runs.faults, 0.5), ettr(runs.faults, 2.0)
-        out.append(Sensitivity(factor=factor, ettr_halved=low, ettr_doubled=high))
-    out.sort(key=lambda item: -item.swing)
-    return tuple(out), ettr(runs.faults)
-
-
-def _scaled(faults: FaultSpec, paths: Sequence[str], by: float) -> FaultSpec:
-    raw = faults.model_dump()
-    for path in paths:
-        _scale(raw, path.split("."), 1 / by if path.endswith("mttf_s") else by)
-    return _rebuilt(faults, raw)
-
-
-def _scale(raw: Any, keys: list[str], by: float) -> None:
-    if raw is None:
-        return
-    if isinstance(raw, (list, tuple)):
-        for item in raw:
-            _scale(item, keys, by)
-    elif keys:
-        _scale(raw.get(keys[0]), keys[1:], by)
-    else:
-        raw["value"] *= by
-
-
-def _rebuilt(faults: FaultSpec, raw: Mapping[str, Any]) -> FaultSpec:
-    """The profile of changed facts, whose values are SI already."""
-    from mofa.specs.base import Fact
-
-    def merged(old: Any, new: Any) -> Any:
-        if isinstance(old, Fact):
-            return old.model_copy(update={"value": new["value"]})
-        if isinstance(old, Spec):
-            return old.model_copy(
-                update={name: merged(getattr(old, name), new[name]) for name in type(old).model_fields}
-            )
-        if isinstance(old, tuple):
-            return tuple(merged(a, b) for a, b in zip(old, new, strict=True))
-        return old
-
-    changed = merged(faults, raw)
-    assert isinstance(changed, FaultSpec) and isinstance(changed.checkpoint, CheckpointSpec)
-    return changed

@@ -56,6 +56,8 @@ class ReliabilitySpec(Spec):
 
     failures_per_node_day: NotNegativeFact | None = None
     """Failures that interrupt a job, per node-day, lemons included. [1/(node day)]"""
+    counted_failures: NotNegativeFact | None = None
+    """Failures behind that rate: how well it is known, for the band of days; taken as known where absent. [-]"""
     components: tuple[ComponentSpec, ...] = ()
     """In place of a rate: parts whose rates add up."""
     gpus_per_node: Positive = 8
@@ -72,6 +74,9 @@ class ReliabilitySpec(Spec):
     def _check(self) -> Self:
         if (self.failures_per_node_day is None) == (not self.components):
             raise ValueError("failures_per_node_day and components: give one of the two")
+        if self.counted_failures is not None and (self.components or self.counted_failures.value < 1):
+            raise ValueError(f"counted_failures ({self.counted_failures.value:g}) must be at least 1 and belong to "
+                             "failures_per_node_day; leave it out where the rate was not counted")  # fmt: skip
         total = math.fsum(kind.share.value for kind in self.kinds)
         if not math.isclose(total, 1.0, abs_tol=1e-6):
             raise ValueError(f"kinds: their shares sum to {total:.6g}; make them sum to 1")

@@ -14,9 +14,10 @@ from mofa.report.goodput_curve import plot_goodput_curve
 from mofa.report.long_run import LEDGER_WORDS, print_long_runs
 from mofa.report.text import make_console
 from mofa.report.tornado import plot_tornado
+from mofa.search.key_factors import Sensitivity
 from mofa.search.longrun import Days, LongRunDetail
 from mofa.search.result import Plan
-from mofa.search.scale import VARIANTS, GoodputReport, ScalePoint, Sensitivity, VariantPoint
+from mofa.search.scale import VARIANTS, GoodputReport, ScalePoint, VariantPoint
 from tests.report.fake import FRAMEWORK, WORKLOAD, make_plan
 
 LEDGER = Ledger(productive=0.9, checkpoint=0.04, lost=0.03, restart=0.02, waiting=0.01)
@@ -41,7 +42,8 @@ def report(*, host_memory_fits: bool = True) -> GoodputReport:
     def variant(ettr: float) -> VariantPoint:
         ledger = Ledger(productive=ettr, checkpoint=1 - ettr, lost=0, restart=0, waiting=0)
         return VariantPoint(
-            mode="async", spares=1, ettr=ettr, checkpoint_interval_s=60.0, effective_tokens_per_s_per_gpu=1e3 * ettr,
+            mode="async", spares=3, num_gpus=40, global_batch=250, step_s=8.0, ettr=ettr, checkpoint_interval_s=60.0,
+            effective_tokens_per_s_per_gpu=1e3 * ettr,
             host_memory_fits=host_memory_fits, ledger=ledger,
         )  # fmt: skip
 
@@ -98,7 +100,8 @@ def test_the_tornado_has_a_pair_of_bars_per_factor() -> None:
 def test_scales_are_printed_with_what_has_no_plan() -> None:
     out = io.StringIO()
     print_scale(make_console(out), report(host_memory_fits=False))
-    for words in ("99.36%", "no dp divides the batch", "host memory", "Key factors", "failure rate", "batch is fixed"):
+    for words in ("99.36%", "spares", " 3 ", "no dp divides the batch", "host memory", "Key factors", "failure rate",
+                  "batch is fixed"):  # fmt: skip
         assert words in out.getvalue(), words
 
 

@@ -12,9 +12,10 @@ from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.search.find import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
+from mofa.search.key_factors import FACTORS, sensitivities
 from mofa.search.longrun import FIGURES, Days
 from mofa.search.result import TIME_COMPONENTS, Plan
-from mofa.search.scale import FACTORS, enough_spares, sensitivities
+from mofa.search.scale import best_spares, goodput_by_scale
 from mofa.search.spares import spare_numbers, without_spares
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.load import load_faults
@@ -153,4 +154,44 @@ def test_key_factors() -> None:
     assert by["storage write rate"].ettr_halved <= ettr
     assert by["repairing nodes"].swing == 0  # nothing stands by
     assert ettr == pytest.approx(plan.ettr)
-    assert enough_spares(NODES, facts(reliability__failures_per_node_day=0.1)) >= 1
+
+
+def test_spares_against_scale_are_of_the_gpus() -> None:
+    """What computes and what stands by are all GPUs; each replica keeps whole micro-batches."""
+    report = goodput_by_scale(JOB, NODES, facts(spares=2), [64, 128], MEGATRON, strategy="tp=2 pp=2 micro_batch=2")
+    for point in report.points:
+        for name, found in point.variants.items():
+            stands_by = "spares" in name
+            assert found.num_gpus + 8 * found.spares == point.num_gpus
+            assert (found.spares == 2) == stands_by and (found.spares == 0) == (not stands_by)
+            dp = found.num_gpus // 4
+            assert found.global_batch % (2 * dp) == 0
+            assert JOB.batch.global_batch - 2 * dp < found.global_batch <= JOB.batch.global_batch
+            tokens = found.global_batch * JOB.batch.seq_len / found.step_s
+            assert found.effective_tokens_per_s_per_gpu == pytest.approx(tokens * found.ettr / point.num_gpus)
+
+
+def test_replicas_leave_in_whole_experts_groups_or_not_at_all() -> None:
+    job = mofa.load_workload("deepseek-v3")
+    nodes = mofa.load_cluster("h100-hgx", 2048)
+    wide = goodput_by_scale(job, nodes, facts(), [2048], MEGATRON, strategy="tp=1 pp=16 ep=64 recompute=full").points[0]
+    assert wide.variants["async, spares"].num_gpus == 1024  # two groups of 64 ranks are there, and one is left
+    few = {"strategy": "tp=1 pp=16 ep=64 recompute=full"}
+    alone = goodput_by_scale(job, nodes, facts(), [1024], MEGATRON, **few).points[0]  # type: ignore[arg-type]
+    assert "async, spares" not in alone.variants and alone.why is not None and "no replica" in alone.why
+    with pytest.raises(SpecError, match="leave no replica"):
+        goodput_by_scale(job, nodes, facts(spares=1), [1024], MEGATRON, **few)  # type: ignore[arg-type]
+
+
+def test_the_number_of_spares_pays_most() -> None:
+    """The closed forms over all numbers of spares at once are those of each number alone."""
+    plan = search(facts(spares=0)).report.plans[0]
+    slow = facts(reliability__failures_per_node_day=0.3, restart__repair_s="20 h")
+    runs = LongRuns(JOB, NODES, MEGATRON, slow)
+    best = best_spares(runs, plan)
+    alone = {}
+    for spares in range(1, 7):
+        judge = LongRuns(JOB, without_spares(NODES, spares, "x"), MEGATRON, slow, spares=spares)
+        found = judge.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
+        alone[spares] = float(found.ettr[0]) * (8 - spares)
+    assert best == max(alone, key=alone.__getitem__) > 1

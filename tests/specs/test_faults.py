@@ -43,6 +43,14 @@ def test_published_rates(name: str, per_thousand: float) -> None:
     assert 1000 * reliability.failures_per_node_day.value == pytest.approx(per_thousand, rel=2e-3)
 
 
+@pytest.mark.parametrize(("name", "count", "node_days"), [("llama3", 419, 2048 * 54), ("byterobust", 175, 1200 * 90)])
+def test_counts_behind_the_rates(name: str, count: int, node_days: float) -> None:
+    reliability = load_faults(name).reliability
+    assert reliability is not None and reliability.failures_per_node_day is not None
+    assert reliability.counted_failures is not None and reliability.counted_failures.value == count
+    assert reliability.failures_per_node_day.value == pytest.approx(count / node_days, rel=2e-3)
+
+
 def test_llama_3_kinds_are_the_papers_table() -> None:
     reliability = load_faults("llama3").reliability
     assert reliability is not None
@@ -63,6 +71,7 @@ def fact(value: float) -> dict[str, object]:
     [
         ("reliability.failures_per_node_day", -1.0, "must be at least 0"),
         ("reliability.shape", fact(0.0), "from 0.1 to 10"),
+        ("reliability.counted_failures", 0.0, "at least 1"),
         ("reliability.lemon_fraction", fact(0.1), "give both or none"),
         (
             "reliability.components",
