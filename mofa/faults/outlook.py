@@ -40,8 +40,9 @@ class Outlook:
     """Expectations of n candidates; arrays (n,) unless said. [s]
 
     ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints,
-    ``segments`` how many of them lie between two that storage gets. ``fast`` and ``safe`` are what a checkpoint of either level takes until it can be restored; there is one level
-    where ``fast`` is None. ``restart_s`` stands for all kinds; ``parts`` are the ledger's.
+    ``segments`` how many of them lie between two that storage gets. ``fast_persist_s`` and ``persist_s`` are what a
+    checkpoint of the fast and of the safe level takes until it can be restored; there is one level where the first is
+    None. ``restart_s`` stands for all kinds; ``parts`` are the ledger's.
     """
 
     mtbf_s: FloatN

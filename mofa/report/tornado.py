@@ -38,6 +38,7 @@ def plot_tornado(report: GoodputReport, *, ax: Axes | None = None) -> Axes:
     ax.axvline(base, color=INK, linewidth=1.0)
     ax.set_yticks(rows, [item.factor for item in factors], fontsize=9)
     ax.invert_yaxis()
+    ax.locator_params(axis="x", nbins=6)
     ax.set_xlabel("ETTR")
     ax.set_title(f"Key factors at {report.sensitivity_num_gpus:,} GPUs", loc="left")
     tidy(ax, grid_axis="x")
