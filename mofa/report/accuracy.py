@@ -73,6 +73,29 @@ def verdict_text(run: RunScore) -> str:
     return f"{said}, out of memory" if run.out_of_memory else said
 
 
+def repeat_rows(report: ValidationReport) -> list[list[str]]:
+    """Rows under REPEAT_COLUMNS: every measurement of a configuration that was measured several times."""
+    rows = []
+    for run in report.runs:
+        for repeat in run.repeats:
+            step = repeat.step_time
+            rows.append([
+                repeat.id, "the profile's" if repeat.host_op_s is None else format_seconds(repeat.host_op_s),
+                format_seconds(step.measured) if step else "–", format_seconds(step.predicted) if step else "–",
+                percent(step.error, signed=True) if step else "–", run.group, "; ".join(repeat.notes),
+            ])  # fmt: skip
+    return rows
+
+
+REPEAT_COLUMNS: Columns = (
+    ("run", "left"), ("an op of its host", "right"), ("step", "right"), ("predicted", "right"), ("error", "right"),
+    ("group", "left"), ("notes", "left"),
+)  # fmt: skip
+REPEAT_WORDS = """\
+Every measurement of a configuration that was measured several times, each predicted on its own host. The tables above
+have such a configuration once, with the medians of what was measured and of what was predicted."""
+
+
 def group_rows(report: ValidationReport) -> list[list[str]]:
     """Rows under GROUP_COLUMNS: each group's quantities that some run says something of."""
     rows = []
@@ -225,6 +248,8 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
     for name in dict.fromkeys(run.group for run in report.runs):
         rows = [run_cells(run) for run in report.runs if run.group == name]
         parts += [f"## {name}", markdown_table(RUN_COLUMNS, rows)]
+    if rows := repeat_rows(report):
+        parts += ["## Repeats", REPEAT_WORDS, markdown_table(REPEAT_COLUMNS, rows)]
     if report.families:
         rows = [
             [name if i == 0 else "", *cells]
@@ -258,6 +283,11 @@ were said to fit.
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a
   group `-default-recompute`.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
+- Hosts of one kind differ by a factor of two in how fast they issue ops, which moves small steps as much. A run is
+  predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took right
+  after the run (`environment.host_op_s`), as its GPU is the one it ran on. Runs of before that was recorded take it
+  from their machine (`reference_runs/hosts.yaml`: told apart by the processor's name and cores, learned from fitting
+  runs alone by `python scripts/hosts.py`), and where their machine has too few of those, from the profile.
 - *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200
   have no measured profile: theirs rests on datasheets and on curves transferred from it."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +24,7 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
+from mofa.validate.hosts import MachineHost, at_host, host_op_s, read_hosts
 
 MAX_SPREAD = 0.10
 """A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
@@ -43,6 +44,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """One measurement of a configuration that was measured several times."""
+
+    id: str
+    step_s: float | None
+    host_op_s: float | None
+    """Issue of one small op on its host; None where only the GPU's profile knows. [s]"""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Reference:
     """One run to predict, with what it gave."""
 
@@ -57,11 +69,21 @@ class Reference:
     notes: tuple[str, ...] = ()
     nvls: bool = True
     """Whether NCCL may let the switch reduce."""
+    host_op_s: float | None = None
+    """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
+    repeats: tuple[Repeat, ...] = ()
+    """Every measurement of the configuration, this one's own first; none where there is only one."""
 
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
-        """Everything that the run names."""
+        """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
-        return workload, cluster if self.nvls else _without_nvls(cluster), framework, strategy
+        cluster = at_host(cluster if self.nvls else _without_nvls(cluster), self.host_op_s)
+        return workload, cluster, framework, strategy
+
+    def on_hosts(self) -> list[Reference]:
+        """The run on every host that it was repeated on, its own first; alone where it was measured once."""
+        speeds = dict.fromkeys([self.host_op_s, *(r.host_op_s for r in self.repeats if r.step_s is not None)])
+        return [replace(self, host_op_s=op_s, repeats=()) for op_s in speeds]
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ def why_no_time(record: Record) -> str | None:
     return None
 
 
-def measured_references(folder: Path, scratch: Path) -> tuple[list[Reference], list[LeftOut]]:
+def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> tuple[list[Reference], list[LeftOut]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Parameters
@@ -102,14 +124,16 @@ def measured_references(folder: Path, scratch: Path) -> tuple[list[Reference], l
         Of records.
     scratch
         An empty folder for the routing counts of runs with experts: a record's counts are the run's routing.
+    hosts
+        Whether records that do not say how fast their host was take their machine's.
 
     Returns
     -------
     list[Reference], list[LeftOut]
-        A configuration that was measured several times is one run with the median of its step times; the others are
-        left out.
+        A configuration that was measured several times is one run, with the median of its step times and all of them
+        as its repeats; the others are left out as runs of their own. Every run has its own host's speed.
     """
-    records = read_records(folder)
+    records, machines = read_records(folder), read_hosts(folder) if hosts else ()
     if not records:
         raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
     references, left_out = [], []
@@ -118,8 +142,9 @@ def measured_references(folder: Path, scratch: Path) -> tuple[list[Reference], l
         group = f"measured-{first.split}"
         times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
         why = why_no_time(first)
-        notes: tuple[str, ...] = (why,) if why else ()
-        if len(same) > 1:
+        notes: tuple[str, ...] = (*((why,) if why else ()), _host_note(first, machines))
+        repeats = tuple(_repeat(record, machines) for record in same) if len(same) > 1 else ()
+        if repeats:
             notes += (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
             left_out += [LeftOut(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]]
         references.append(
@@ -133,9 +158,28 @@ def measured_references(folder: Path, scratch: Path) -> tuple[list[Reference], l
                 outcome=_outcome(first, median(times) if times else None),
                 notes=notes,
                 nvls=first.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
+                host_op_s=_host(first, machines),
+                repeats=repeats,
             )
         )
     return references, left_out
+
+
+def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
+    found = host_op_s(record, machines)
+    return None if found is None else found[0]
+
+
+def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
+    found = host_op_s(record, machines)
+    return "host: the profile's" if found is None else f"host: {found[0] * 1e6:.3g} us an op, {found[1]}"
+
+
+def _repeat(record: Record, machines: Sequence[MachineHost]) -> Repeat:
+    why = why_no_time(record)
+    step_s = record.measured.step_time_s if why is None else None
+    notes = (*((why,) if why else ()), _host_note(record, machines))
+    return Repeat(record.run.id, step_s, _host(record, machines), notes)
 
 
 def _repeats(records: Sequence[Record]) -> list[list[Record]]:
@@ -208,7 +252,8 @@ def run_of_file(path: Path) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, S
         record = read_record(path)
         resolved = resolve_run(record.run, path.parent)
         off = record.environment.settings.get("NCCL_NVLS_ENABLE") == "0"
-        return (resolved[0], _without_nvls(resolved[1]) if off else resolved[1], *resolved[2:])
+        cluster = at_host(_without_nvls(resolved[1]) if off else resolved[1], _host(record, read_hosts(path.parent)))
+        return resolved[0], cluster, *resolved[2:]
     runs = load_runs(path)
     if len(runs) != 1:
         raise SpecError(f"{path}: holds {len(runs)} runs; name a file of one")

@@ -19,7 +19,7 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
 
-SCHEMA_VERSION: Final = "1.0"
+SCHEMA_VERSION: Final = "1.1"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 512
@@ -37,8 +37,19 @@ class Compared(Spec):
     error: float = Field(description="predicted / measured - 1. [-]")
 
 
+class RepeatScore(Spec):
+    """One measurement of a configuration that was measured several times, predicted on its own host."""
+
+    id: str
+    host_op_s: float | None = Field(
+        default=None, description="Issue of one small op on its host; null: the profile's. [s]"
+    )
+    step_time: Compared | None = Field(default=None, description="Time of one step; null where it says nothing. [s]")
+    notes: tuple[str, ...] = ()
+
+
 class RunScore(Spec):
-    """One run, predicted."""
+    """One configuration, predicted."""
 
     id: str
     group: str
@@ -47,7 +58,9 @@ class RunScore(Spec):
     num_gpus: int
     framework: str
     strategy: str
-    step_time: Compared | None = Field(default=None, description="Time of one step. [s]")
+    step_time: Compared | None = Field(
+        default=None, description="Time of one step; of repeats the medians of measured and of predicted. [s]"
+    )
     peak_allocated: Compared | None = Field(default=None, description="Peak of the live tensors, fullest rank. [B]")
     peak_reserved: Compared | None = Field(default=None, description="Peak of the allocator's segments. [B]")
     peak_device: Compared | None = Field(default=None, description="Reserved, context and communicators. [B]")
@@ -64,6 +77,10 @@ class RunScore(Spec):
     played_out: bool = Field(description="Whether steps were played out, or closed forms were taken for a long one.")
     source: str
     notes: tuple[str, ...] = ()
+    host_op_s: float | None = Field(
+        default=None, description="Issue of one small op on the run's host; null: the profile's. [s]"
+    )
+    repeats: tuple[RepeatScore, ...] = Field(default=(), description="Every measurement, where there are several.")
 
     @property
     def false_fit(self) -> bool:
@@ -118,7 +135,7 @@ class NotScored(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    schema_version: Literal["1.1"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
@@ -172,6 +189,9 @@ def score_run(reference: Reference) -> RunScore:
     if played_out:
         plan = estimate(workload, cluster, strategy, framework=framework)
     outcome, stages = reference.outcome, plan.memory.by_stage
+    repeats = _repeats(reference, plan, played_out)
+    steps = [repeat.step_time.predicted for repeat in repeats if repeat.step_time is not None]
+    step_s = median(steps) if steps else plan.step_s
     return RunScore(
         id=reference.id,
         group=reference.group,
@@ -180,12 +200,12 @@ def score_run(reference: Reference) -> RunScore:
         num_gpus=cluster.num_gpus,
         framework=" ".join([framework.name, *(["compile"] if framework.compile else []), *_fp8(workload)]),
         strategy=_strategy_text(plan),
-        step_time=compare(outcome.step_s, plan.step_s),
+        step_time=compare(outcome.step_s, step_s),
         peak_allocated=compare(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
         peak_reserved=compare(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
         peak_device=compare(outcome.device_bytes, plan.memory.device_bytes),
         ranks_allocated_errors=_ranks(reference, plan),
-        predicted_step_s=plan.step_s,
+        predicted_step_s=step_s,
         predicted_device_bytes=plan.memory.device_bytes,
         fits=plan.memory.fits,
         out_of_memory=outcome.oom,
@@ -195,6 +215,25 @@ def score_run(reference: Reference) -> RunScore:
         played_out=played_out,
         source=reference.source,
         notes=reference.notes,
+        host_op_s=reference.host_op_s,
+        repeats=repeats,
+    )
+
+
+def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
+    """Every measurement of a configuration beside a prediction on its own host."""
+    steps = {reference.host_op_s: own.step_s}
+    for other in reference.on_hosts()[1:]:
+        workload, cluster, framework, strategy = other.resolve()
+        steps[other.host_op_s] = estimate(workload, cluster, strategy, framework=framework, replay=played_out).step_s
+    return tuple(
+        RepeatScore(
+            id=repeat.id,
+            host_op_s=repeat.host_op_s,
+            step_time=compare(repeat.step_s, steps[repeat.host_op_s]) if repeat.step_s is not None else None,
+            notes=repeat.notes,
+        )
+        for repeat in reference.repeats
     )
 
 

@@ -1,0 +1,77 @@
+"""How fast the hosts of measured runs were: by the run's own record, by its machine, or by the GPU's profile.
+
+Hosts of one kind differ by a factor of two and a profile knows one of them. What a run's host needs for one small op
+is a fact of where it was measured, as its GPU is, and nothing of the step that is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from mofa.measure.records import Record
+from mofa.specs.base import Count, SecondsFact, Spec
+from mofa.specs.build import build
+from mofa.specs.files import load_yaml
+from mofa.specs.hardware import ClusterSpec
+
+HOSTS = "hosts.yaml"
+"""File of machines beside the folder of records."""
+
+
+class MachineHost(Spec):
+    """The host of a machine that several runs were measured on, before records said how fast theirs was."""
+
+    cpu: str
+    cpu_cores: Count
+    host_op_s: SecondsFact
+    """Issue of one small eager op, from runs of the fitting half alone. [s]"""
+    configurations: dict[str, float] = Field(min_length=1)
+    """What it is the median of: the issue at which each of these runs takes as long as it did. [s]"""
+
+
+class Hosts(Spec):
+    """All such machines."""
+
+    machines: tuple[MachineHost, ...] = ()
+
+
+def read_hosts(records: Path) -> tuple[MachineHost, ...]:
+    """The machines of a folder of records; none without a file of them.
+
+    Raises
+    ------
+    SpecError
+        If the file is broken.
+    """
+    path = records.parent / HOSTS
+    return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+
+
+def machine_of(record: Record) -> tuple[str, int]:
+    """What tells machines apart in records of all ages: the processor's name and its cores."""
+    return record.environment.cpu, record.environment.cpu_cores
+
+
+def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
+    """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
+
+    The record's own measurement, else that of its machine.
+    """
+    if record.environment.host_op_s is not None:
+        return record.environment.host_op_s, "measured after the run"
+    for machine in machines:
+        if (machine.cpu, machine.cpu_cores) == machine_of(record):
+            return machine.host_op_s.value, f"of its machine, by {len(machine.configurations)} fitting runs there"
+    return None
+
+
+def at_host(cluster: ClusterSpec, op_s: float | None, source: str = "the run's host") -> ClusterSpec:
+    """A cluster with a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]"""
+    if op_s is None:
+        return cluster
+    curves = cluster.gpu.curves
+    slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": slower})})

@@ -1,0 +1,88 @@
+"""Hosts of measured runs: whose speed counts, what it changes, what it was learned from."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from mofa.errors import SpecError
+from mofa.measure.records import Record, read_records, write_record
+from mofa.specs.load import load_cluster
+from mofa.validate.hosts import HOSTS, at_host, host_op_s, machine_of, read_hosts
+from mofa.validate.reference import measured_references
+from mofa.validate.score import score_run
+
+MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
+MACHINES = read_hosts(MEASURED)
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, Record]:
+    return {record.run.id: record for record in read_records(MEASURED)}
+
+
+def on_host(record: Record, op_s: float | None, id: str | None = None, cpu: str | None = None) -> Record:
+    environment = record.environment.model_copy(
+        update={"host_op_s": op_s, "cpu": cpu if cpu is not None else record.environment.cpu}
+    )
+    run = record.run.model_copy(update={"id": id if id is not None else record.run.id})
+    return record.model_copy(update={"environment": environment, "run": run})
+
+
+def test_a_record_s_own_speed_goes_before_its_machine_s(records: dict[str, Record]) -> None:
+    old = on_host(records["mc1-qwen30b-2l"], None)
+    (machine,) = [m for m in MACHINES if (m.cpu, m.cpu_cores) == machine_of(old)]
+    found = host_op_s(old, MACHINES)
+    assert found is not None
+    assert found[0] == machine.host_op_s.value
+    assert host_op_s(on_host(old, 7e-6), MACHINES) == (7e-6, "measured after the run")
+    assert host_op_s(on_host(old, None, cpu="another"), MACHINES) is None
+
+
+def test_a_slower_host_takes_longer_for_all_it_does() -> None:
+    cluster = load_cluster("h200-hgx", 1)
+    profile = cluster.gpu.curves.host
+    slow = at_host(cluster, 2 * profile.eager_op_s.value).gpu.curves.host
+    assert slow.dtensor_op_s.value == pytest.approx(2 * profile.dtensor_op_s.value)
+    assert slow.sync_s.value == pytest.approx(2 * profile.sync_s.value)
+    assert slow.cpu == profile.cpu
+    assert at_host(cluster, None) is cluster
+
+
+def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, Record], tmp_path: Path) -> None:
+    """One configuration on a fast and on a slow host: the medians of two and two."""
+    folder = tmp_path / "measured"
+    fast = on_host(records["tt1-qwen06b-host-bound"], 5.4e-6)
+    slow = on_host(records["tt1-qwen06b-host-bound"], 10.8e-6, id="tt1-qwen06b-host-bound-again")
+    for record in (fast, slow):
+        write_record(record, folder)
+    (reference,), left_out = measured_references(folder, tmp_path)
+    assert [item.id for item in left_out] == [slow.run.id]
+    run = score_run(reference)
+    first, second = run.repeats
+    assert first.step_time is not None
+    assert second.step_time is not None
+    assert run.step_time is not None
+    # this run is bound by its host through and through
+    assert second.step_time.predicted == pytest.approx(2 * first.step_time.predicted, rel=0.15)
+    both = [first.step_time.predicted, second.step_time.predicted]
+    assert run.step_time.predicted == pytest.approx(statistics.fmean(both))
+    assert run.step_time.measured == fast.measured.step_time_s
+
+
+def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]) -> None:
+    for machine in MACHINES:
+        assert machine.host_op_s.value == pytest.approx(statistics.median(machine.configurations.values()), rel=0.01)
+        for run_id in machine.configurations:
+            assert records[run_id].split == "fitting"
+            assert "fitting" in machine.host_op_s.source
+
+
+def test_a_broken_file_of_hosts_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / HOSTS).write_text("machines: [{cpu: x}]\n")
+    with pytest.raises(SpecError, match="no file of hosts"):
+        read_hosts(tmp_path / "measured")
+    (tmp_path / HOSTS).unlink()
+    assert read_hosts(tmp_path / "measured") == ()
