@@ -63,7 +63,7 @@ def by_machine(records: list[Record]) -> dict[tuple[str, int], dict[str, float]]
             for id in [repeat.id for repeat in reference.repeats] or [reference.id]:
                 record = known[id]
                 step_s = record.measured.step_time_s
-                of_old = record.environment.host_op_s is None and record.split == "fitting"
+                of_old = record.environment.host_issue_s is None and record.split == "fitting"
                 if not of_old or why_no_time(record) is not None or step_s is None:
                     continue
                 own = issue_s(reference, step_s)

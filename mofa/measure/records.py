@@ -115,9 +115,11 @@ class Environment(Spec):
     settings: dict[str, str] = Field(default={})
     host: str | None = None
     """Tells this machine from others; no name or number can be read off it."""
-    host_op_s: float | None = Field(default=None, gt=0)
-    """Time in which the host issued one small eager op after the run, of the slowest rank: what hosts of one kind
-    differ by."""
+    host_issue_s: float | None = Field(default=None, gt=0)
+    """Time in which the host issued one small eager op right after the timed steps, of the slowest rank: what hosts of
+    one kind differ by."""
+    host_op_s: float | None = None
+    """As measured in a few records after the profiled step, with the profiler's instruments attached: too long."""
     side_by_side: bool = False
     """Other runs were on other GPUs of the machine at the same time."""
 

@@ -285,7 +285,7 @@ were said to fit.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
 - Hosts of one kind differ by a factor of two in how fast they issue ops, which moves small steps as much. A run is
   predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took right
-  after the run (`environment.host_op_s`), as its GPU is the one it ran on. Runs of before that was recorded take it
+  after the run (`environment.host_issue_s`), as its GPU is the one it ran on. Runs of before that was recorded take it
   from their machine (`reference_runs/hosts.yaml`: told apart by the processor's name and cores, learned from fitting
   runs alone by `python scripts/hosts.py`), and where their machine has too few of those, from the profile.
 - *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200

@@ -60,8 +60,8 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
 
     The record's own measurement, else that of its machine.
     """
-    if record.environment.host_op_s is not None:
-        return record.environment.host_op_s, "measured after the run"
+    if record.environment.host_issue_s is not None:
+        return record.environment.host_issue_s, "measured after the run"
     for machine in machines:
         if (machine.cpu, machine.cpu_cores) == machine_of(record):
             return machine.host_op_s.value, f"of its machine, by {len(machine.configurations)} fitting runs there"

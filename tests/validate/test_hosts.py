@@ -25,7 +25,7 @@ def records() -> dict[str, Record]:
 
 def on_host(record: Record, op_s: float | None, id: str | None = None, cpu: str | None = None) -> Record:
     environment = record.environment.model_copy(
-        update={"host_op_s": op_s, "cpu": cpu if cpu is not None else record.environment.cpu}
+        update={"host_issue_s": op_s, "cpu": cpu if cpu is not None else record.environment.cpu}
     )
     run = record.run.model_copy(update={"id": id if id is not None else record.run.id})
     return record.model_copy(update={"environment": environment, "run": run})
