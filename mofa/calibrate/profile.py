@@ -51,7 +51,7 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
     curves = merged([fit_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
-    gpu_base, node_base = base or _base_of(curves.gpu, folders[0])
+    gpu_base, node_base = base or base_of(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
     gpu = gpu_profile(_bundled("gpus", gpu_base), curves, name, source)
     node = node_profile(_bundled("nodes", node_base), curves, name, source)
@@ -268,7 +268,8 @@ def plain(curves: Curves) -> dict[str, Any]:
     return found
 
 
-def _base_of(gpu: str, folder: Path) -> tuple[str, str]:
+def base_of(gpu: str, folder: Path) -> tuple[str, str]:
+    """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
     for word, names in BASES.items():
         if word in gpu.replace("-", " ").split():
             return names

@@ -147,16 +147,19 @@ def calibrate_check(
 ) -> None:
     """Compare predicted and measured times on shapes that the fit has not seen.
 
-    Errors are fractions of the measured time; bias is the median with its sign.
+    Errors are fractions of the measured time; bias is the median with its sign. MoE layers in token chunks
+    (`run --families chunked_moe`) are predicted with the bundled profile of their GPU, time and memory.
     """
     import sys
 
     from mofa.calibrate.check import TARGETS, check, predictions
+    from mofa.calibrate.chunked_check import score_layers
     from mofa.report.save import check_writable, save_calibration
 
     if out is not None:
         check_writable(out, directory=True)
-    found = check(folders, by_op=by_op, split="fresh" if fresh else "heldout")
+    layers = score_layers(folders)
+    found = check(folders, by_op=by_op, split="fresh" if fresh else "heldout", needed=not layers)
     if out is not None:
         files = save_calibration(found, predictions(folders), out)
         if not quiet:
@@ -164,9 +167,19 @@ def calibrate_check(
     if json:
         from json import dumps
 
+        from mofa.calibrate.chunked_check import summarise_layers
+
+        if layers:
+            found["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
         sys.stdout.write(dumps(found, indent=2, allow_nan=False) + "\n")
         return
-    _print_check(found, TARGETS)
+    if found["families"]:
+        _print_check(found, TARGETS)
+    if layers:
+        from mofa.report.chunked_layers import print_layers
+        from mofa.report.text import make_console
+
+        print_layers(layers, make_console())
 
 
 def _bases(node: str) -> tuple[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
+from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
 from mofa.report.text import print_table, shares_text
 from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
@@ -157,6 +159,13 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         console.print(f"{WEAK_WORDS}.\n")
     print_table(console, "Errors by group", GROUP_COLUMNS, group_rows(report))
     print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
+    if report.layers:
+        step = [abs(layer.step_time.error) for layer in report.layers]
+        peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
+        console.print(
+            f"{len(step)} MoE layers in token chunks: step {percent(fmean(step))}, "
+            f"peak allocated {percent(fmean(peak) if peak else None)} (mean)."
+        )
     if not quiet:
         console.print(
             f"{len(report.runs)} runs predicted in {report.elapsed_s:.1f} s, {len(report.not_scored)} left out by a "
@@ -257,6 +266,8 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
             for i, cells in enumerate(attribution_rows(found))
         ]
         parts += ["## By family of kernels", FAMILY_WORDS, markdown_table((("run", "left"), *FAMILY_COLUMNS), rows)]
+    if report.layers:
+        parts += ["## Chunked MoE layer", LAYER_WORDS, *layer_tables(report.layers)]
     reasons: dict[str, list[str]] = {}
     for item in report.not_scored:
         reasons.setdefault(f"{item.group}: {item.reason}", []).append(item.id)
@@ -279,6 +290,7 @@ were said to fit.
 
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
+- `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a
   group `-default-recompute`.

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from mofa.calibrate.chunked_check import score_layers
+from mofa.calibrate.shapes_chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.find import estimate
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
-from mofa.validate.score import GroupScore, RunScore, ValidationReport, group_score, score
+from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
 
 Group = Literal["measured", "published"]
 NEWEST_GPUS = ("h100", "h200")
@@ -31,6 +33,11 @@ def reference_dir(folder: Path | None = None) -> Path:
     if not found.is_dir():
         raise SpecError(f"{found}: no folder of reference runs; name one with --references, as in a clone of mofa")
     return found
+
+
+def layer_folders(folder: Path) -> list[Path]:
+    """The folders of measurements beside a folder of reference runs."""
+    return sorted(path.parent for path in (folder.parent / "measurements").glob(f"*/{FAMILY}.csv"))
 
 
 def references(folder: Path, scratch: Path, group: Group | None = None) -> tuple[list[Reference], list[LeftOut]]:
@@ -81,9 +88,26 @@ def validate(
         false_fits=sum(run.false_fit for run in runs),
         runs=tuple(runs),
         not_scored=tuple(not_scored),
+        layers=layers(reference_dir(folder)) if group != "published" else (),
         families=families,
         elapsed_s=time.monotonic() - started,
     )
+
+
+def layers(folder: Path) -> tuple[Layer, ...]:
+    """The MoE layers in token chunks of the measurements beside a folder of reference runs."""
+    found = []
+    for item in score_layers(layer_folders(folder)):
+        of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
+        step = of["step"]
+        assert step is not None
+        found.append(
+            Layer(
+                shape=dict(item.shape), folder=item.folder, step_time=step, peak_allocated=of.get("peak_bytes"),
+                peak_reserved=of.get("reserved_bytes"),
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _families(found: Sequence[Reference], traces: Path) -> dict[str, Attribution]:
@@ -119,9 +143,11 @@ def _complete(run: RunScore) -> bool:
 
 
 GATHERED: dict[str, Callable[[RunScore], bool]] = {
+    "measured-skewed": lambda run: run.group.startswith("measured-") and run.skewed,
     "all-published": _published,
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
 }
-"""Groups over sources: all published runs, and those on H100 and H200 in bf16 whose configuration is complete."""
+"""Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
+H100 and H200 in bf16 whose configuration is complete."""

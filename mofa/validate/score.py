@@ -64,6 +64,7 @@ class RunScore(Spec):
     peak_allocated: Compared | None = Field(default=None, description="Peak of the live tensors, fullest rank. [B]")
     peak_reserved: Compared | None = Field(default=None, description="Peak of the allocator's segments. [B]")
     peak_device: Compared | None = Field(default=None, description="Reserved, context and communicators. [B]")
+    skewed: bool = Field(default=False, description="Whether tokens fall unevenly on experts.")
     ranks_allocated_errors: tuple[float, ...] = Field(
         default=(), description="Error of the peak allocated memory of every rank, by rank. [-]"
     )
@@ -132,6 +133,16 @@ class NotScored(Spec):
     reason: str
 
 
+class Layer(Spec):
+    """A MoE layer in token chunks, measured alone and predicted with the bundled profile."""
+
+    shape: dict[str, int | str] = Field(description="Sizes by their names in the measurements.")
+    folder: str = Field(description="Folder of measurements.")
+    step_time: Compared = Field(description="Forward and backward. [s]")
+    peak_allocated: Compared | None = Field(default=None, description="Of the fullest rank. [B]")
+    peak_reserved: Compared | None = Field(default=None, description="Of the allocator's segments. [B]")
+
+
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
@@ -140,6 +151,7 @@ class ValidationReport(Spec):
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
     not_scored: tuple[NotScored, ...] = ()
+    layers: tuple[Layer, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
     families: dict[str, Attribution] = Field(
         default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
     )
@@ -217,6 +229,7 @@ def score_run(reference: Reference) -> RunScore:
         notes=reference.notes,
         host_op_s=reference.host_op_s,
         repeats=repeats,
+        skewed=workload.model.moe is not None and workload.routing.kind != "balanced",
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from mofa.validate.run import reference_dir
+from mofa.calibrate.shapes_chunked import FAMILY
+from mofa.validate.run import layer_folders, reference_dir
 
 
 def inputs_hash(references: Path | None = None) -> str:
-    """A hash of all reference runs.
+    """A hash of all reference runs and measured layers.
 
     What the predictions rest on besides, the code and the profiles, changes more often; whether it still gives the
     numbers of the report is for a few runs predicted anew to say.
@@ -21,4 +22,7 @@ def inputs_hash(references: Path | None = None) -> str:
             if path.is_file() and path.suffix in (".yaml", ".csv"):
                 digest.update(path.relative_to(folder).as_posix().encode())
                 digest.update(path.read_bytes())
+    for measured in layer_folders(folder):
+        digest.update(measured.name.encode())
+        digest.update((measured / f"{FAMILY}.csv").read_bytes())
     return digest.hexdigest()[:16]

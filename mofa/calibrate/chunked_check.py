@@ -1,0 +1,97 @@
+"""Measured chunked MoE layers beside what the planner's forms say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from mofa.calibrate.cases import Shape
+from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
+from mofa.calibrate.measurements import Row, read_file
+from mofa.calibrate.profile import base_of
+from mofa.calibrate.shapes_chunked import FAMILY, OPS
+from mofa.specs.load import load_cluster, load_framework
+
+QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",
+              "reserved_bytes": "reserved_bytes"}  # fmt: skip
+"""Row of a layer to the field of its prediction."""
+TARGETS = {"peak_bytes": 0.03, "step": 0.08}
+"""Mean absolute error that a good model stays under. [-]"""
+
+
+@dataclass(frozen=True)
+class LayerScore:
+    """One layer: where it was measured, its shape, and quantity to measured and predicted. [s, B]"""
+
+    folder: str
+    shape: Shape
+    values: dict[str, tuple[float, float]]
+
+    def error(self, quantity: str) -> float:
+        """Predicted / measured - 1. [-]"""
+        measured, predicted = self.values[quantity]
+        return predicted / measured - 1
+
+
+def score_layers(folders: Sequence[Path]) -> list[LayerScore]:
+    """Every layer of the folders that was measured whole, predicted with the bundled profile of its GPU.
+
+    Raises
+    ------
+    SpecError
+        If a file is corrupt, or no bundled profile knows the GPU.
+    """
+    framework = load_framework("torchtitan")  # only which communicators share: a layer of plain PyTorch has one
+    found = []
+    for folder in folders:
+        path = folder / f"{FAMILY}.csv"
+        for rows in _layers(read_file(path) if path.exists() else ()):
+            first = next(iter(rows.values()))
+            shape = first.case.shape
+            cluster = load_cluster(base_of(first.gpu, folder)[1], int(shape["ep"]))
+            said = predict_layer(shape, cluster, framework)
+            found.append(LayerScore(folder.name, shape, _beside(rows, said)))
+    return found
+
+
+def _layers(rows: Iterable[Row]) -> list[dict[str, Row]]:
+    """The rows of each layer by op; a layer whose last row is missing was interrupted."""
+    layers: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        layers.setdefault(row.case.shape_text, {})[row.case.op] = row
+    return [ops for ops in layers.values() if OPS[-1] in ops]
+
+
+def _beside(rows: dict[str, Row], said: LayerPrediction) -> dict[str, tuple[float, float]]:
+    return {
+        op: (rows[op].sample.median_s, float(getattr(said, field))) for op, field in QUANTITIES.items() if op in rows
+    }
+
+
+def summarise_layers(scores: Sequence[LayerScore]) -> list[tuple[str, int, dict[str, float]]]:
+    """Groups of layers with their number and each quantity's mean absolute error: all, by width and ranks, by chunks.
+
+    Examples
+    --------
+    >>> shape = {"hidden": 64, "ep": 2, "chunks": 4, "skew": "0.0"}
+    >>> scores = [LayerScore("a", shape, {"step": (1.0, 1.1)}), LayerScore("a", shape, {"step": (1.0, 0.9)})]
+    >>> [(name, n, round(errors["step"], 3)) for name, n, errors in summarise_layers(scores)][:2]
+    [('all', 2, 0.1), ('2 ranks, hidden 64', 2, 0.1)]
+    """
+    groups: dict[str, list[LayerScore]] = {"all": list(scores)}
+    for score in scores:
+        s = score.shape
+        ranks = f"{s['ep']} rank{'s' if int(s['ep']) > 1 else ''}"
+        for name in (f"{ranks}, hidden {s['hidden']}", f"chunks {s['chunks']}", f"Zipf {s['skew']}"):
+            groups.setdefault(name, []).append(score)
+    order = sorted(groups, key=lambda name: (name != "all", "rank" not in name, "chunks" not in name, name))
+    out = []
+    for name in order:
+        of = groups[name]
+        errors = {
+            q: fmean(abs(s.error(q)) for s in of if q in s.values) for q in QUANTITIES if any(q in s.values for s in of)
+        }
+        out.append((name, len(of), errors))
+    return out

@@ -1,0 +1,238 @@
+"""The bench's MoE layer as a tape, and what the planner's forms say of it: nothing here is fitted on its measurements.
+
+`mofa.calibrate.bench.chunked_layer` op by op. The chunks are those of :mod:`mofa.blocks.chunks`, the backward is
+derived from the forward, times are the profile's curves, bytes the tensors' lives: what a plan with ``token_chunks`` is
+made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.chunks import chunked
+from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape, TapeBuilder
+from mofa.calibrate.cases import Shape
+from mofa.calibrate.shapes_chunked import rank_rows
+from mofa.cost.durations import Machine
+from mofa.cost.liveness import block_memory
+from mofa.cost.scan import scan
+from mofa.cost.topology import Group
+from mofa.replay.allocator import Allocator, Block
+from mofa.replay.lives import Deed, life
+from mofa.replay.player import WORKSPACE
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+
+REGION = "moe.chunk"
+"""What a checkpoint holds where all tokens go in one chunk."""
+BF16, FP32, INT64 = 2.0, 4.0, 8.0
+SORT_BYTES = 256.0
+"""A key of 64 bits beside a value of 64, read and written once for each of 8 digits. [B/key]"""
+ACCUMULATE_BYTES = BF16 + 2 * FP32
+"""A bf16 gradient read, the fp32 main one read and written. [B/param]"""
+THREADS, STEPS = 2, 4
+"""Threads with a workspace of cuBLAS, the caller's and autograd's; steps until the allocator's state repeats."""
+
+
+@dataclass(frozen=True)
+class LayerPrediction:
+    """One step of a layer on its slowest rank, and the memory of its fullest. [s, B]"""
+
+    forward_s: float
+    backward_s: float
+    step_s: float
+    static_bytes: float
+    peak_bytes: float
+    reserved_bytes: float
+
+
+def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
+    """What the planner's forms say of a bench layer.
+
+    Parameters
+    ----------
+    shape
+        As in the CSV: ``tokens hidden ffn experts top_k ep chunks skew``.
+    cluster, framework
+        The machine, and how its framework issues ops; the layer itself has no modules around its ops.
+    """
+    tape, chunks = layer_forward(shape), int(shape["chunks"])
+    forward = chunked(tape, chunks)
+    recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
+    tapes = BlockTapes("chunked_moe", forward, backward(forward, recompute))
+    machine = _machine(int(shape["ep"]), cluster, framework)
+    forward_s, backward_s, step_s = (
+        float(scan(half, machine).total[0]) for half in (tapes.forward, tapes.backward, _joined(tapes))
+    )
+    memory = block_memory(tapes, 1)
+    static = static_bytes(shape)
+    out = BF16 * float(shape["tokens"]) * float(shape["hidden"])  # held until the step ends
+    peak = THREADS * WORKSPACE + max(float(memory.forward_peak[0]), float(memory.backward_peak[0]) + out)
+    return LayerPrediction(forward_s, backward_s, step_s, static, static + peak, _reserved(tapes, shape))
+
+
+def _joined(tapes: BlockTapes) -> Tape:
+    """Forward and backward as one, as a step repeats them."""
+    back = tapes.backward
+    return Tape(tapes.forward.ops + back.ops, back.tensors, tapes.forward.inputs, back.outputs)
+
+
+def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine:
+    size = np.array([ep])
+    near = np.minimum(size, cluster.node.gpus_per_node)
+    host = cluster.gpu.curves.host
+    bare = host.model_copy(update={"model_op_s": host.model_op_s.model_copy(update={"value": 0.0})})
+    curves = cluster.gpu.curves.model_copy(update={"host": bare})
+    gpu = cluster.gpu.model_copy(update={"curves": curves})
+    group = Group(size, near, near)
+    return Machine(cluster.model_copy(update={"gpu": gpu}), {"ep": group, "world": group}, framework, 1)
+
+
+def static_tensors(shape: Shape) -> dict[str, float]:
+    """What is there before a step: weights, main gradients, the gate, the inputs. [B]
+
+    Examples
+    --------
+    >>> from mofa.calibrate.shapes_chunked import SMALL
+    >>> static_tensors({**SMALL, "ep": 2, "chunks": 1, "skew": "0.0"})["w1"] == 4 * 2 * 16 * 32 * 2
+    True
+    """
+    t, h, f, e = (float(shape[name]) for name in ("tokens", "hidden", "ffn", "experts"))
+    local = e / float(shape["ep"])
+    w1, w2 = local * 2 * f * h, local * f * h
+    return {
+        "gate": BF16 * e * h, "w1": BF16 * w1, "w2": BF16 * w2, "grad1": FP32 * w1, "grad2": FP32 * w2,
+        "index": INT64 * e, "x": BF16 * t * h, "d_out": BF16 * t * h, "bias": FP32 * t * e,
+    }  # fmt: skip
+
+
+def static_bytes(shape: Shape) -> float:
+    """The sum of :func:`static_tensors`, and the gate's gradient, which stays. [B]"""
+    tensors = static_tensors(shape)
+    return sum(tensors.values()) + tensors["gate"]
+
+
+def layer_forward(shape: Shape) -> Tape:
+    """The forward pass over all tokens in one piece, as the rank with the most rows sees it."""
+    t, h, e, k = (float(shape[name]) for name in ("tokens", "hidden", "experts", "top_k"))
+    f, ep = float(shape["ffn"]), float(shape["ep"])
+    rows, copies, local = float(max(rank_rows(shape))), t * k, e / ep
+    row, several = BF16 * h, ep > 1
+    b = TapeBuilder()
+    x = b.tensor("x", 0.0, grad_bytes=t * row)  # its bytes are static
+    probs, chosen = _router(b, x, t, h, e, k)
+    b.region = REGION
+    rows_of, places, order = (b.tensor(name, INT64 * copies, grad=False) for name in ("rows", "places", "order"))
+    b.add(Op("moe.permute", "memory_bound", Stream((SORT_BYTES + 7 * INT64) * copies), (chosen,),
+             (order, rows_of, places), scratch=3 * INT64 * copies, launches=14))  # fmt: skip
+    sent = b.tensor("sent", copies * row)
+    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "permute"), (x, rows_of, places), (sent,), (places,),
+             functions=1, back=Back((3 * copies + t) * row, 2, scratch=copies * row, like="permute")))  # fmt: skip
+    here = sent
+    if several:
+        here = _dispatch(b, here, copies, rows, e, row, imbalance=rows / copies)
+    out = _experts(b, here, rows, local, h, f)
+    if several:
+        ordered = b.tensor("unsorted", rows * row)
+        out = b.add(_gather("moe.unsort", out, ordered, ("goes", "comes"), rows * row))
+        back = b.tensor("back", copies * row)
+        work = Collective("all_to_all", "ep", copies * row, rows / copies)
+        out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
+    done = b.tensor("out", t * row, grad_bytes=0.0)  # its gradient is static
+    kept = (out, rows_of, places, order, probs)
+    # copies picked and weighted in place, then added; back they are picked again, weighted, added; tokens' are spread
+    b.add(Op("moe.unpermute", "memory_bound", Stream((5 * copies + t) * row, "permute"), kept, (done,), kept,
+             scratch=copies * row, launches=3, functions=1,
+             back=Back((9 * copies + t) * row, 6, scratch=copies * row, like="permute")))  # fmt: skip
+    return b.tape((x,), (done,))
+
+
+def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> tuple[str, str]:
+    """Logits, softmax in fp32, the biased top-k, the chosen probabilities normalised."""
+    logits = b.tensor("logits", BF16 * t * e)
+    b.add(Op("router.gate", "gemm", Gemm(t, e, h), (x,), (logits,), (x,), weight="gate", weight_params=e * h,
+             weight_bytes=BF16 * e * h, accumulate_bytes_per_param=3 * BF16))  # fmt: skip
+    scores = b.tensor("scores", FP32 * t * e)
+    b.add(Op("router.softmax", "memory_bound", Stream((BF16 + FP32) * t * e, "router_softmax"), (logits,), (scores,),
+             (scores,), back=Back((BF16 + 2 * FP32) * t * e, 1, like="router_softmax")))  # fmt: skip
+    chosen = b.tensor("chosen", INT64 * t * k, grad=False)
+    b.add(Op("router.topk", "memory_bound", Stream(FP32 * t * e, "router_topk", t * e, e), (scores,), (chosen,),
+             scratch=FP32 * t * e, launches=2))  # fmt: skip
+    probs = b.tensor("probs", BF16 * t * k)
+    picked = b.tensor("picked", 2 * FP32 * t * k, grad=False)
+    b.add(Op("router.probs", "memory_bound", Stream(32 * t * k), (scores, chosen), (probs, picked), (chosen, picked),
+             launches=4, back=Back(48 * t * k + 2 * FP32 * t * e, 8)))  # fmt: skip
+    return probs, chosen
+
+
+def _gather(name: str, x: str, out: str, index: tuple[str, str], nbytes: float) -> Op:
+    """Rows in another order, back by the inverse order, which is kept."""
+    back = Back(2 * nbytes, 1, like="permute")
+    return Op(name, "memory_bound", Stream(2 * nbytes, "permute"), (x, *index), (out,), index[1:], functions=1,
+              back=back)  # fmt: skip
+
+
+def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row: float, *, imbalance: float) -> str:
+    """Counts travel, the host reads them, rows travel and are put in order of experts."""
+    told = b.tensor("counts", INT64 * e, grad=False)
+    b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", INT64 * e), ("rows",), (told,), stream="ep"))
+    b.add(Op("moe.sums", "memory_bound", Stream(8 * INT64 * e), (told,), launches=4))
+    b.add(Op("moe.sync", "host", HostSync()))
+    goes, comes = (b.tensor(name, INT64 * rows, grad=False) for name in ("goes", "comes"))
+    b.add(Op("moe.blocks", "memory_bound", Stream(10 * INT64 * rows), (told,), (goes, comes),
+             scratch=2 * INT64 * rows, launches=18))  # fmt: skip
+    got = b.tensor("received", rows * row)
+    b.add(Op("moe.dispatch", "ep", Collective("all_to_all", "ep", copies * row, imbalance), (x,), (got,), stream="ep",
+             functions=1))  # fmt: skip
+    ordered = b.tensor("sorted", rows * row)
+    return b.add(_gather("moe.sort", got, ordered, ("comes", "goes"), rows * row))
+
+
+def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: float) -> str:
+    """Two grouped products around SwiGLU, whose kernels are a SiLU and products."""
+
+    def product(name: str, source: str, n: float, k: float) -> str:
+        out = b.tensor(f"{name}.out", BF16 * rows * n)
+        return b.add(
+            Op(name, "grouped_gemm", Grouped(rows, local, n, k), (source,), (out,), (source,), functions=1,
+               weight=name, weight_params=local * n * k, weight_bytes=BF16 * local * n * k,
+               accumulate_bytes_per_param=ACCUMULATE_BYTES)
+        )  # fmt: skip
+
+    both = product("experts.fc1", x, 2 * f, h)
+    act, one = b.tensor("act", BF16 * rows * f), BF16 * rows * f
+    b.add(Op("experts.act", "memory_bound", Stream(5 * one, "swiglu_fwd"), (both,), (act,), (both,), launches=2,
+             functions=1, back=Back(11 * one, 4, scratch=one, like="swiglu_bwd")))  # fmt: skip
+    return product("experts.fc2", act, h, f)
+
+
+def _reserved(tapes: BlockTapes, shape: Shape) -> float:
+    """What PyTorch's allocator reserves after some steps of the layer. [B]"""
+    allocator = Allocator()
+    for size in (*static_tensors(shape).values(), *(WORKSPACE,) * THREADS):
+        allocator.malloc(int(size))
+    lived = life(tapes)
+    held: dict[str, Block] = {}
+    for _ in range(STEPS):
+        if lived.back in held:  # the input's gradient is let go before a step, the output after it
+            allocator.free(held.pop(lived.back))
+        for deed in (*lived.forward, *lived.backward):
+            _do(deed, allocator, held)
+        for name in [name for name in held if name != lived.back]:
+            allocator.free(held.pop(name))
+    return float(allocator.peak_reserved)
+
+
+def _do(deed: Deed, allocator: Allocator, held: dict[str, Block]) -> None:
+    """One op's allocations and frees."""
+    scratch = [allocator.malloc(item.bytes) for item in deed.scratch]
+    held.update({item.name: allocator.malloc(item.bytes) for item in deed.new})
+    for block in scratch:
+        allocator.free(block)
+    for name in deed.free:
+        if name in held:
+            allocator.free(held.pop(name))
