@@ -39,6 +39,9 @@ def estimate(
     spares: long_run.Spares = None,
     checkpoint_mode: long_run.CheckpointMode = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
+    log: long_run.Log = None,
+    log_nodes: long_run.LogNodes = None,
+    log_days: long_run.LogDays = None,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
@@ -54,8 +57,9 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    asked = long_run.LongRunOptions(faults, storage, price, spares, checkpoint_mode, checkpoint_interval)
-    profile = asked.profile()
+    profile = long_run.LongRunOptions(
+        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days
+    ).profile()
     jobs = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
     estimates = [_estimate(job, convention, profile, replay) for job in jobs]
     output.show_estimates(estimates, lambda: [_step(job, profile) for job in jobs])

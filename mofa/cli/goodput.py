@@ -13,7 +13,7 @@ from mofa.cli import options as opt
 
 if TYPE_CHECKING:
     from mofa.cli.goodput_output import GoodputOutput
-    from mofa.faults.rates import RateEstimate
+    from mofa.faults.events import LogReport
     from mofa.search.scale import GoodputReport
     from mofa.specs.faults import FaultSpec
 
@@ -37,13 +37,11 @@ def goodput(
         str | None, typer.Option("--restart", metavar="TIME", help="From a failure to computing again, as 10min.")
     ] = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", metavar="CSV", help="Failures (node, time, kind[, until]) for the rate.")
+    log: long_run.Log = None,
+    nodes: Annotated[
+        int | None, typer.Option("--log-nodes", "--nodes", min=1, help="Nodes that the log is of.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes that the log is of.")] = None,
-    log_days: Annotated[
-        float | None, typer.Option("--log-days", help="How long they were watched; else first to last failure.")
-    ] = None,
+    log_days: long_run.LogDays = None,
     days: Annotated[float | None, typer.Option("--days", help="Productive days of the simulated runs; 54.")] = None,
     runs: Annotated[int | None, typer.Option("--runs", min=2, max=1_000_000, help="Simulated runs; 10,000.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the simulation; 0.")] = None,
@@ -72,8 +70,8 @@ def goodput(
 
     show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     show.check()
-    own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--log": log,
-           "--nodes": nodes, "--log-days": log_days, "--days": days, "--runs": runs, "--seed": seed}  # fmt: skip
+    own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
+           "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
                "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len, "--framework": framework,
                "--global-batch": global_batch, "--set": set_ or None, "--csv": csv, "--out": out}  # fmt: skip
@@ -81,8 +79,9 @@ def goodput(
         if given := [name for name, value in scaling.items() if value is not None]:
             raise SpecError(f"{given[0]}: belongs to a workload and a cluster, which are missing; name them first")
         if log is None and (nodes is not None or log_days is not None):
-            raise SpecError(f"{'--nodes' if nodes is not None else '--log-days'}: belongs to --log, which is missing")
-        rate = None if log is None else _rate(log, nodes, log_days)
+            option = "--log-nodes" if nodes is not None else "--log-days"
+            raise SpecError(f"{option}: belongs to --log, which is missing")
+        rate = None if log is None else _record(log, nodes, log_days)
         others = (mtbf, checkpoint, restart, persist, gpus, faults, checkpoint_interval, days, runs, seed)
         if rate is not None and all(value is None for value in others):
             show.show_rate(rate)
@@ -100,7 +99,9 @@ def goodput(
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
     if replan and strategy is not None:
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
-    profile = long_run.LongRunOptions(faults, storage, None, spares, checkpoint_mode, checkpoint_interval).profile()
+    profile = long_run.LongRunOptions(
+        faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days
+    ).profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
     numbers = scales(gpus)
@@ -138,7 +139,7 @@ def _by_scale(
 
 def _calculator(
     show: GoodputOutput, mtbf: str | None, checkpoint: str | None, persist: str, restart: str | None,
-    interval: str | None, rate: RateEstimate | None, profile: FaultSpec | None, gpus: str | None, days: float,
+    interval: str | None, rate: LogReport | None, profile: FaultSpec | None, gpus: str | None, days: float,
     runs: int, seed: int,
 ) -> None:  # fmt: skip
     from mofa.errors import SpecError
@@ -168,7 +169,7 @@ def _calculator(
     show.show_calculation(found, rate)
 
 
-def _mtbf_s(rate: RateEstimate | None, profile: FaultSpec | None, gpus: str | None) -> float:
+def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:
     """Of a job of so many GPUs, out of a log's rate or a profile's."""
     from mofa.errors import SpecError
     from mofa.faults.outlook import failures_per_node_day
@@ -188,15 +189,15 @@ def _mtbf_s(rate: RateEstimate | None, profile: FaultSpec | None, gpus: str | No
     return float(job_mtbf_s(per_node, max(number / 8, 1.0)))
 
 
-def _rate(log: Path, nodes: int | None, days: float | None) -> RateEstimate:
+def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
     from mofa.errors import SpecError
     from mofa.faults.events import read_log
 
     if nodes is None:
-        raise SpecError("--nodes: is missing; say how many nodes the log is of, those that never failed included")
+        raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")
     if days is not None:
         long_run.at_least("--log-days", days, "d")
-    return read_log(log).rate(nodes, days)
+    return read_log(log).report(nodes, days)
 
 
 def scales(text: str) -> list[int]:

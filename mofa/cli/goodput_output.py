@@ -10,7 +10,7 @@ from mofa.cli.output import Output
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import Calculation
-    from mofa.faults.rates import RateEstimate
+    from mofa.faults.events import LogReport
     from mofa.search.scale import GoodputReport
 
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class GoodputOutput(Output):
     """What the user asked to be shown and written."""
 
-    def show_calculation(self, found: Calculation, rate: RateEstimate | None) -> None:
+    def show_calculation(self, found: Calculation, rate: LogReport | None) -> None:
         """Write and print what the calculator found."""
         from mofa.report.goodput import print_calculation, print_rate
         from mofa.report.text import make_console
@@ -30,8 +30,8 @@ class GoodputOutput(Output):
             print_rate(console, rate)
         print_calculation(console, found, quiet=self.quiet)
 
-    def show_rate(self, rate: RateEstimate) -> None:
-        """Write and print a failure rate."""
+    def show_rate(self, rate: LogReport) -> None:
+        """Write and print what a log says."""
         from mofa.report.goodput import print_rate
         from mofa.report.text import make_console
 

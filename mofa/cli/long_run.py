@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,6 +53,15 @@ CheckpointInterval = Annotated[
     str | None,
     typer.Option("--checkpoint-interval", metavar="TIME", help="Compute time between checkpoints; else the best."),
 ]
+Log = Annotated[
+    Path | None, typer.Option("--log", metavar="CSV", help="Failures (node, time, kind[, until]) for the rate.")
+]
+LogNodes = Annotated[
+    int | None, typer.Option("--log-nodes", min=1, help="Nodes that the log is of, those that never failed included.")
+]
+LogDays = Annotated[
+    float | None, typer.Option("--log-days", help="How long they were watched; else first to last failure.")
+]
 Objective = Annotated[
     ObjectiveChoice, typer.Option("--objective", help="tokens/s/GPU, or days, dollars or energy of the whole run.")
 ]
@@ -67,6 +77,9 @@ class LongRunOptions:
     spares: int | None = None
     mode: ModeChoice | None = None
     interval: str | None = None
+    log: Path | None = None
+    log_nodes: int | None = None
+    log_days: float | None = None
 
     @property
     def given(self) -> bool:
@@ -80,6 +93,7 @@ class LongRunOptions:
 
         if not self.given:
             return None
+        self._check_log()
         spec = load_faults(self.faults) if self.faults else FaultSpec(name="options", source="set by the user")
         changes: dict[str, object] = {}
         if self.storage is not None:
@@ -96,7 +110,31 @@ class LongRunOptions:
             checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
         if checkpoint:
             changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
-        return spec.model_copy(update=changes)
+        spec = spec.model_copy(update=changes)
+        if self.log is None:
+            return spec
+        from mofa.faults.events import read_log
+        from mofa.faults.from_log import profile_with_log
+
+        assert self.log_nodes is not None
+        return profile_with_log(spec, read_log(self.log), self.log_nodes, self.log_days)
+
+    def _check_log(self) -> None:
+        """Refuse a log without its nodes or without a profile, and what belongs to a log without one."""
+        from mofa.errors import SpecError
+
+        if self.log is None:
+            for option, value in (("--log-nodes", self.log_nodes), ("--log-days", self.log_days)):
+                if value is not None:
+                    raise SpecError(f"{option}: belongs to --log, which is missing")
+            return
+        if self.log_nodes is None:
+            raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed "
+                            "included")  # fmt: skip
+        if self.faults is None:
+            raise SpecError("--log: gives rates and kinds alone; name a profile for restarts, such as --faults llama3")
+        if self.log_days is not None:
+            at_least("--log-days", self.log_days, "d")
 
 
 def at_least(option: str, value: float, unit: str) -> float:

@@ -38,6 +38,9 @@ def plan(
     spares: long_run.Spares = None,
     checkpoint_mode: long_run.CheckpointMode = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
+    log: long_run.Log = None,
+    log_nodes: long_run.LogNodes = None,
+    log_days: long_run.LogDays = None,
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
@@ -61,8 +64,9 @@ def plan(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     overrides = parse_overrides(set_)
-    asked = long_run.LongRunOptions(faults, storage, price, spares, checkpoint_mode, checkpoint_interval)
-    profile = asked.profile()
+    profile = long_run.LongRunOptions(
+        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days
+    ).profile()
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)

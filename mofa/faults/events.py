@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.faults.rates import RateEstimate, estimate_rate, fit_weibull_shape
@@ -21,6 +22,15 @@ MAX_BYTES, MAX_EVENTS = 2**26, 1_000_000
 MIN_GAPS = 20
 """Times between failures of the same node below which no shape is fitted. [-]"""
 _COLUMNS = ("node", "time", "kind", "until")
+
+
+class LogReport(RateEstimate):
+    """What a record of failures says: their rate, their kinds, how they cluster."""
+
+    kinds: dict[str, float] = Field(description="Share of the failures of each kind, the most frequent first. [-]")
+    weibull_shape: float | None = Field(
+        description="Of a node's time between failures; null with too few gaps, then exponential. [-]"
+    )
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,11 @@ class FailureLog:
         down_s = float(np.nansum(np.minimum(self.until_s, self.times_s[0] + whole_s) - self.times_s))
         up_days = num_nodes * whole_s / SECONDS_PER_DAY - down_s / SECONDS_PER_DAY
         return estimate_rate(len(self) - (days is None), up_days, confidence)
+
+    def report(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogReport:
+        """:meth:`rate`, :meth:`shares` and :meth:`shape` together."""
+        rate = self.rate(num_nodes, days, confidence)
+        return LogReport(**rate.model_dump(), kinds=self.shares(), weibull_shape=self.shape())
 
     def shares(self) -> dict[str, float]:
         """Share of the failures of each kind, the most frequent first. [-]"""

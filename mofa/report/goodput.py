@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.calculator import Calculation
-    from mofa.faults.rates import RateEstimate
+    from mofa.faults.events import LogReport
     from mofa.search.scale import GoodputReport
 
 FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
@@ -41,14 +41,21 @@ def print_calculation(console: Console, found: Calculation, *, quiet: bool = Fal
         print_ledger(console, found.ledger, "Where the wall clock goes")
 
 
-def print_rate(console: Console, rate: RateEstimate) -> None:
-    """Print a failure rate with its interval."""
+def print_rate(console: Console, rate: LogReport) -> None:
+    """Print a failure rate with its interval, the kinds of failures and how they cluster."""
     per = 1000.0
     low, high = rate.low_per_node_day * per, rate.high_per_node_day * per
     text = (
         f"{rate.failures:,} failures in {rate.node_days:,.1f} node-days: {rate.rate_per_node_day * per:.3g} per 1000 "
     )
     console.print(Text(f"{text}node-days, {rate.confidence:.0%} interval {low:.3g} to {high:.3g}"))
+    kinds = ", ".join(f"{kind} {share:.1%}" for kind, share in rate.kinds.items())
+    console.print(Text(f"Kinds: {kinds}"), soft_wrap=not console.is_terminal)
+    if rate.weibull_shape is None:
+        console.print(Text("Too few failures of one and the same node for a Weibull shape: taken as exponential"))
+    else:
+        words = "below 1: they cluster" if rate.weibull_shape < 1 else "1 is exponential"
+        console.print(Text(f"Weibull shape of a node's time between failures {rate.weibull_shape:.2f} ({words})"))
 
 
 def variant_names(report: GoodputReport) -> list[str]:

@@ -63,6 +63,11 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         (("goodput", "--faults", "lama3", "--gpus", "1K", "--checkpoint", "1s", "--restart", "1s"), "mean llama3"),
         (("goodput", "--faults", "llama3", "--checkpoint", "1s", "--restart", "1s"), "--gpus: is missing"),
         (("goodput", "--log", "none.csv", "--nodes", "4"), "no such file"),
+        (("goodput", "--log", "none.csv"), "--log-nodes: is missing"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--log", "none.csv"), "--log-nodes: is missing"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--log", "x.csv", "--log-nodes", "4"), "name a profile"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--log-days", "4"), "--log-days: belongs to --log"),
+        ((*SMALL, "--log", "none.csv", "--log-nodes", "4"), "no such file"),
         (("goodput", "llama3-8b", "h100-hgx", "--gpus", "64"), "--faults: is missing"),
         (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3"), "--gpus"),
         (("goodput", "llama3-8b", "h100-hgx", "--faults", "rsc-1", "--gpus", "64"), "no storage"),
@@ -92,14 +97,34 @@ def test_bad_input_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) 
 def test_a_rate_out_of_a_log(cli: Cli, tmp_path: Path) -> None:
     rows = "".join(f"n{i % 7},{i * 86400},gpu\n" for i in range(20))
     (tmp_path / "log.csv").write_text("node,time,kind\n" + rows)
-    log = ("goodput", "--log", "log.csv", "--nodes", "16", "--log-days", "20")
+    log = ("goodput", "--log", "log.csv", "--log-nodes", "16", "--log-days", "20")
     done = cli(*log, "--json")
     assert done.returncode == 0, done.stderr
     rate = json.loads(done.stdout)
     assert rate["rate_per_node_day"] == pytest.approx(20 / 320)
     assert rate["low_per_node_day"] < 20 / 320 < rate["high_per_node_day"]
+    assert rate["kinds"] == {"gpu": 1.0} and rate["weibull_shape"] is None
+    said = cli(*log).stdout
+    assert "20 failures in 320.0 node-days" in said and "gpu 100.0%" in said and "exponential" in said
     job = cli(*log, "--gpus", "64", "--checkpoint", "1min", "--restart", "5min", "--runs", "100", "--json")
     assert json.loads(job.stdout)["mtbf_s"] == pytest.approx(86400 * 320 / 20 / 8)
+
+
+def test_a_log_goes_into_plans(cli: Cli, tmp_path: Path) -> None:
+    """Its rate is the plan's, and few failures leave the length of the run less certain than many."""
+    bands = {}
+    for count in (3, 300):
+        rows = "".join(f"n{i % 16},{i * 86400 * 30 / count},node\n" for i in range(count))
+        (tmp_path / "log.csv").write_text("node,time,kind\n" + rows)
+        done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2 pp=2", "--tokens", "1T",
+                   "--faults", "llama3", "--log", "log.csv", "--log-nodes", str(10 * count), "--log-days", "30",
+                   "--no-replay", "--json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        plan = json.loads(done.stdout)
+        assert plan["long_run"]["mtbf_s"] == pytest.approx(86400 * 300 / 8)
+        assert any(f"{count} counted, in the band" in note for note in plan["notes"])
+        bands[count] = plan["days"]["p90"] - plan["days"]["p10"]
+    assert bands[3] > bands[300] > 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.faults.events import read_log
+from mofa.faults.from_log import profile_with_log
+from mofa.specs.faults import FaultSpec
+from mofa.specs.load import load_faults
 
 GOOD = "node,time,kind,until\nn1,2025-01-01T00:00:00,gpu,2025-01-01T12:00:00\nn2,2025-01-03T00:00:00,nic,\n"
 
@@ -84,3 +87,35 @@ def test_what_a_log_cannot_say_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"node,time,kind\n\xff,1,gpu\n")
     with pytest.raises(SpecError, match="not UTF-8"):
         read_log(tmp_path / "bytes.csv")
+
+
+def clustered(folder: Path, *, kinds: tuple[str, ...] = ("node", "network", "node", "process")) -> Path:
+    rng = np.random.default_rng(5)
+    rows = [(float(t), f"n{n}") for n in range(60) for t in np.cumsum(rng.weibull(0.6, 20) * 1e5) if t < 2e6]
+    lines = [f"{node},{at},{kinds[i % len(kinds)]}" for i, (at, node) in enumerate(sorted(rows))]
+    return write(folder, "node,time,kind\n" + "\n".join(lines) + "\n")
+
+
+def test_a_log_in_a_profiles_place(tmp_path: Path) -> None:
+    log = read_log(clustered(tmp_path))
+    preset = load_faults("llama3")
+    found = profile_with_log(preset, log, 64, days=30).reliability
+    assert found is not None and found.failures_per_node_day is not None and found.counted_failures is not None
+    assert found.failures_per_node_day.value == pytest.approx(len(log) / (64 * 30))
+    assert found.counted_failures.value == len(log)
+    shares = {kind.name: kind.share.value for kind in found.kinds}
+    assert shares == pytest.approx({"hardware of a node": 0.5, "network": 0.25, "software": 0.25}, abs=0.01)
+    assert found.shape is not None and found.shape.value == pytest.approx(log.shape()) and found.shape.value < 0.8
+    assert all(kind.share.provenance == "measured" and "a log of" in kind.share.source for kind in found.kinds)
+
+
+def test_kinds_of_a_log_by_name_and_by_path(tmp_path: Path) -> None:
+    one = read_log(write(tmp_path, "node,time,kind\na,0,Software\nb,86400,network\n"))
+    found = profile_with_log(load_faults("llama3"), one, 8, days=2).reliability
+    assert found is not None and [kind.share.value for kind in found.kinds] == [0.0, 0.5, 0.5]
+    assert found.shape is None
+    odd = read_log(write(tmp_path, "node,time,kind\na,0,gpu\n"))
+    with pytest.raises(SpecError, match="kind gpu is none of llama3's; write one of hardware of a node, network"):
+        profile_with_log(load_faults("llama3"), odd, 8, days=2)
+    with pytest.raises(SpecError, match="has no reliability"):
+        profile_with_log(FaultSpec(name="bare", source="a test"), odd, 8, days=2)

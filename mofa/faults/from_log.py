@@ -1,0 +1,70 @@
+"""A fault profile whose failure rate, kinds and clustering come out of a record of failures."""
+
+from __future__ import annotations
+
+from mofa.errors import SpecError
+from mofa.faults.events import FailureLog
+from mofa.specs.base import Fact
+from mofa.specs.faults import FailureKind, FaultSpec, ReliabilitySpec
+
+
+def profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: float | None = None) -> FaultSpec:
+    """The profile with what a log says of its nodes; its restarts, storage and prices stay.
+
+    Parameters
+    ----------
+    faults
+        With reliability, whose kinds say how a job comes back from each.
+    log
+        Failures; its nodes are taken to have as many GPUs as the profile's.
+    num_nodes, days
+        As in :meth:`mofa.faults.events.FailureLog.rate`.
+
+    Raises
+    ------
+    SpecError
+        If the profile has no kinds of failures, or the log names kinds that are neither its kinds nor recovery paths.
+
+    Notes
+    -----
+    The log's kinds are those of the profile, by name or by recovery path (``process``, ``node``, ``network``); several
+    kinds of one path share what the log gives that path as they do in the profile. The Weibull shape is taken over
+    where the log shows enough gaps, and replaces the profile's lemons, which such a shape would count twice.
+    """
+    reliability = faults.reliability
+    if reliability is None:
+        raise SpecError(f"{faults.name}: has no reliability, whose kinds say how a job comes back; add the section")
+    rate, shape = log.rate(num_nodes, days), log.shape()
+    source = f"a log of {rate.failures:,} failures in {rate.node_days:,.1f} node-days"
+
+    def fact(value: float) -> Fact:
+        return Fact(value=value, provenance="measured", source=source)
+
+    kinds = _kinds(reliability.kinds, log.shares(), faults.name, fact(0.0))
+    changes: dict[str, object] = {
+        "failures_per_node_day": fact(rate.rate_per_node_day), "counted_failures": fact(rate.failures),
+        "components": (), "kinds": kinds,
+    }  # fmt: skip
+    if shape is not None:
+        changes |= {"shape": fact(min(max(shape, 0.1), 10.0)), "lemon_fraction": None, "lemon_multiple": None}
+    found = ReliabilitySpec(
+        **{**{name: getattr(reliability, name) for name in ReliabilitySpec.model_fields}, **changes}
+    )
+    return faults.model_copy(update={"reliability": found})
+
+
+def _kinds(known: tuple[FailureKind, ...], shares: dict[str, float], where: str, like: Fact) -> tuple[FailureKind, ...]:
+    """The profile's kinds with the shares of a log."""
+    given = dict.fromkeys(range(len(known)), 0.0)
+    for word, share in shares.items():
+        mine = [i for i, kind in enumerate(known) if kind.name.casefold() == word.casefold()]
+        mine = mine or [i for i, kind in enumerate(known) if kind.path == word.casefold()]
+        if not mine:
+            names = dict.fromkeys([*(kind.name for kind in known), *(kind.path for kind in known)])
+            raise SpecError(f"--log: kind {word} is none of {where}'s; write one of {', '.join(names)}")
+        total = sum(known[i].share.value for i in mine)
+        for i in mine:
+            given[i] += share * (known[i].share.value / total if total else 1 / len(mine))
+    return tuple(
+        kind.model_copy(update={"share": like.model_copy(update={"value": given[i]})}) for i, kind in enumerate(known)
+    )
