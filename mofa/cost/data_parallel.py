@@ -90,7 +90,8 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     pp, vpp, width = stages.pp, stages.vpp, fw.reduced_bytes_per_param
     slow = _slowdown(rows)
     zero = rows.table.zero[:, None]
-    reduce = np.where(zero >= 1, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))
+    scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
+    reduce = np.where(scatters, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))
     gather = np.where(zero >= 1, _over(rows, "all_gather", 2.0), 0.0)
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)
@@ -169,7 +170,7 @@ def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:
     """All-reduce of the sharded gradients over replicas of hybrid sharding, block by block behind the backward."""
     if rows.framework.dp_replicate <= 1:
         return np.zeros_like(m), np.zeros_like(m)
-    payload = rows.shards.sharded(4.0).sum(axis=1)
+    payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param).sum(axis=1)
     once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
     late = np.maximum(once - bwd.sum(axis=1), 0.0)
     times = np.ones_like(m) if rows.mode.pipelined else m

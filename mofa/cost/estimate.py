@@ -113,7 +113,12 @@ class Estimator:
             for local, schedule in _groups(sub):
                 some = sub.take(local)
                 stages = split_layers(
-                    self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name, schedule
+                    self.workload.model,
+                    int(some.pp[0]),
+                    int(some.vpp[0]),
+                    self.framework.name,
+                    schedule,
+                    self.framework.splits_layers,
                 )
                 rows = make_rows(
                     self.workload, self.cluster, self.framework, some, part.costs, self.place[which[chosen[local]]],

@@ -12,7 +12,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.compose import Rows
 from mofa.cost.topology import Group
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, layer_params
 
@@ -279,7 +279,7 @@ def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
     slack = _slack(rows, grads)
     reserved = allocated + slack
     experts = rows.workload.model.moe is not None
-    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework.name, experts, rows.framework.dispatcher)
+    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
     fullest = first_largest(device, axis=1)
     at = np.arange(len(rows.table))
@@ -334,6 +334,9 @@ COLLECTIVE = {
     "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
 }
 """Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
+DEEPSPEED_GROUPS = ("tp", "pp", "mp")
+"""Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
+pipeline (the loss is broadcast) and of the model (the norm); runtime/pipe/topology.py, ``PipelineParallelGrid``."""
 DIRECT = ("ep", "cp", "pp")
 """Groups whose ranks send to one another directly."""
 _EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
@@ -348,7 +351,7 @@ DEEPEP_BUFFER_BYTES = 2.0**30
 
 
 def communicator_bytes(
-    groups: dict[str, Group], cluster: ClusterSpec, framework: str, experts: bool, dispatcher: str = "alltoall"
+    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool
 ) -> ArrayN:
     """Device memory of all communicators of a rank. (n,) [B]
 
@@ -358,19 +361,19 @@ def communicator_bytes(
     """
     spec = cluster.node.communicators
     ones = np.ones(len(np.atleast_1d(groups["world"].size)))
-    total = ones * len(ALWAYS[framework]) * spec.per_group_bytes.value
-    for name in COLLECTIVE[framework]:
+    total = ones * len(ALWAYS[framework.name]) * spec.per_group_bytes.value
+    for name in (*COLLECTIVE[framework.name], *(DEEPSPEED_GROUPS if framework.deepspeed else ())):
         if name not in _EXPERTS or experts:
             total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
     for name in DIRECT:
-        if name in _EXPERTS and (not experts or dispatcher != "alltoall"):
+        if name in _EXPERTS and (not experts or framework.dispatcher != "alltoall"):
             continue
         group = groups[name]
-        peers = group.size - 1 if name == "ep" or framework in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
+        peers = group.size - 1 if name == "ep" or framework.name in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
         peers = np.minimum(peers, 2) if name == "pp" else peers
         near = np.minimum(peers, group.ranks_per_domain - 1)
         held = np.minimum(near, MEASURED_PEERS)
         total = total + held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
-    if experts and dispatcher == "deepep":
+    if experts and framework.dispatcher == "deepep":
         total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
     return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))

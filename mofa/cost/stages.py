@@ -66,13 +66,15 @@ class Stages:
 
 
 @lru_cache(maxsize=512)
-def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: str = "1f1b") -> Stages:
+def split_layers(
+    model: ModelSpec, pp: int, vpp: int, framework: str, schedule: str = "1f1b", splits: str = "even"
+) -> Stages:
     """Split a model's layers over stages and chunks as the framework does.
 
     Megatron splits evenly where the layers divide, else by a layout that makes the heaviest chunk lightest, with the
     head (and multi-token-prediction layers) counted; with one or two layers fewer than chunks the last chunk holds the
     head alone and the first the embedding alone (Llama 3 405B: 126 layers in 128 chunks). torchtitan counts embedding
-    and head as a layer each and gives the first stages one more.
+    and head as a layer each and gives the first stages one more. DeepSpeed's ``splits`` fill all stages but the last.
 
     Raises
     ------
@@ -85,7 +87,9 @@ def split_layers(model: ModelSpec, pp: int, vpp: int, framework: str, schedule: 
         raise ValueError(
             f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
         )
-    if spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
+    if splits != "even" and pp > 1:
+        sizes = _greedy_sizes(model.num_layers, num_chunks, ends=splits == "greedy-embeddings")
+    elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
     elif framework in PYTORCH_MODULES:
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
@@ -149,6 +153,31 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
         end = start
     sizes.append(end)
     return sizes[::-1]
+
+
+def _greedy_sizes(num_layers: int, num_chunks: int, *, ends: bool) -> list[int]:
+    """DeepSpeed's: the smallest size of the fullest stage, which all stages have until none is left.
+
+    ``ends``: the embedding and the head count as a layer each (deepspeed/runtime/utils.py, ``partition_balanced``).
+
+    Raises
+    ------
+    ValueError
+        If a stage gets no layer.
+
+    Examples
+    --------
+    >>> _greedy_sizes(78, 12, ends=False)[-2:], _greedy_sizes(70, 12, ends=True)[:2]
+    ([7, 1], [5, 6])
+    """
+    items = num_layers + 2 * ends
+    most = -(-items // num_chunks)
+    sizes = [max(min(most, items - most * i), 0) for i in range(num_chunks)]
+    sizes[0] -= ends
+    sizes[-1] -= ends
+    if min(sizes) < 1:
+        raise ValueError(f"{num_layers} layers over {num_chunks} stages of up to {most} leave a stage without a layer")
+    return sizes
 
 
 def _torchtitan_sizes(num_layers: int, num_chunks: int) -> list[int]:

@@ -10,6 +10,8 @@ from mofa.specs.model import MlaSpec, MoeSpec
 
 def _attention(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
+    if run.model.positions == "alibi" or run.model.embedding_norm:
+        raise run.refuse("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
     if isinstance(a, MlaSpec):
         raise run.refuse("MLA without Transformer Engine", "use torchtitan")
     if a.sinks or a.window is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
 from mofa.replay.journal import (
     ACTIVATIONS,
@@ -112,6 +113,9 @@ class Player:
         r, where = self.rank, "start"
         self.highest.append((0, 0, 0, 0))
         start = self.note()
+        if r.deepspeed:
+            deepspeed.start(self)
+            return
         params = [self.new(w.param, _outside(PARAMETERS, f"parameter {_short(w.name)}", where)) for w in r.weights]
         if r.contiguous:  # copied into one buffer, the tensors are let go
             total = sum(w.param for w in r.weights)
@@ -135,9 +139,10 @@ class Player:
         self.highest.append((0, 0, 0, 0))
         start = self.note()
         self.journal.computations.append((start[0], "start", 0, 0))
-        for kept in self.grads:
-            self.drop(kept)
-        self.grads = []
+        if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
+            for kept in self.grads:
+                self.drop(kept)
+            self.grads = []
         self.begun = set()
         if r.preallocated and self.step == 1:
             act = _outside(BUFFERS, "pipeline's receive buffers", "start of the step")
@@ -246,6 +251,9 @@ class Player:
 
     def optimize(self) -> None:
         where = "optimizer step"
+        if self.rank.deepspeed:
+            deepspeed.optimize(self)
+            return
         scratch = _outside(TEMPORARIES, "temporaries of the optimizer", where)
         if self.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
             for w in self.in_optimizer():
@@ -296,6 +304,8 @@ class Player:
             self.replace(self.turned, c, i, x, _outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
             self.drop((x, _outside(ACTIVATIONS, INPUT, "send of an output")))
+            if r.sent_bytes:
+                at.out = deepspeed.sent(self)[0]
         else:
             at.out = x
         self.passes[c, i] = at
@@ -328,8 +338,9 @@ class Player:
         if r.sends[c] and not r.preallocated:
             dy, _ = self.new(r.boundary_bytes, _outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
         if not hold:
-            self.first = c not in self.begun
+            self.first = c not in self.begun or r.deepspeed == "bf16"
             self.begun.add(c)
+        deepspeed.before_backward(self)
         for n in range(len(at.slots) - 1, -1, -1):
             code, slots = self.scripts[c][n], at.slots[n]
             if dy is not None and code.given >= 0:
@@ -350,6 +361,7 @@ class Player:
         self.held = {}
         if not hold:
             del self.passes[c, i]
+        deepspeed.after_backward(self)
 
     def run(self, code: Script, acts: tuple[Act, ...], slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the

@@ -58,3 +58,9 @@ class Rank:
     gathered_params: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     """Under pipelines the weights of FSDP's groups per chunk: gathered for the step, reduced at its end. [params]"""
     shard_ranks: float = 1.0
+    deepspeed: str = ""
+    """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
+    optimizer_ranks: float = 1.0
+    """Ranks that DeepSpeed's optimizer states are shared out over. [-]"""
+    sent_bytes: int = 0
+    """What DeepSpeed keeps of a stage's output until its backward. [B]"""

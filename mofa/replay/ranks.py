@@ -28,7 +28,12 @@ def rows_of(estimator: Estimator) -> Rows:
     assert len(table) == 1 and len(estimator.parts) == 1
     schedule = SCHEDULES[int(table.schedule[0])]
     stages = split_layers(
-        estimator.workload.model, int(table.pp[0]), int(table.vpp[0]), estimator.framework.name, schedule
+        estimator.workload.model,
+        int(table.pp[0]),
+        int(table.vpp[0]),
+        estimator.framework.name,
+        schedule,
+        estimator.framework.splits_layers,
     )
     return make_rows(
         estimator.workload, estimator.cluster, estimator.framework, table, part.costs, estimator.place[:1], stages,
@@ -57,9 +62,7 @@ def rank_maker(estimator: Estimator) -> Callable[[int], Rank]:
 def outside_of(estimator: Estimator) -> tuple[float, float]:
     """What the device holds beside the allocator: the CUDA context, and the communicators. [B]"""
     rows = rows_of(estimator)
-    communicators = communicator_bytes(
-        rows.groups, rows.cluster, rows.framework.name, rows.workload.model.moe is not None, rows.framework.dispatcher
-    )
+    communicators = communicator_bytes(rows.groups, rows.cluster, rows.framework, rows.workload.model.moe is not None)
     return float(rows.cluster.gpu.context_bytes.value), float(communicators[0])
 
 
@@ -106,6 +109,7 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     boundary = int(value(ctx.shard) * rows.workload.model.hidden * ctx.residual)
     groups = tuple(tuple(tuple(n for _, n in p.life.weights) for p in c) for c in chunks)
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
+    tp, ds = int(table.tp[0]), fw.deepspeed
     on_head = r == stages.head_stage
     persistent = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     buffers = _rope_tables(rows, vpp)
@@ -118,10 +122,12 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         buffers=tuple(buffers), lazy_buffers=(persistent,) if persistent else (),
-        grads_always=rows.static.grads_always, contiguous=rows.static.grads_always,
+        grads_always=rows.static.grads_always and not ds, contiguous=rows.static.grads_always and not ds,
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
         gathered_params=groups if pipelined else None,
-        shard_ranks=float(rows.shards.dense_ranks[0, 0]),
+        shard_ranks=float(rows.shards.dense_ranks[0, 0]), deepspeed=ds,
+        optimizer_ranks=float(rows.shards.dense_ranks[0, 0]) if int(table.zero[0]) >= 1 else 1.0,
+        sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
 
 

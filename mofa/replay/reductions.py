@@ -192,7 +192,8 @@ def _bucket_size(me: _Rank, chunk: int) -> float:
 
 
 def _megatron_gradients(me: _Rank, out: Added) -> None:
-    kind: CollectiveKind = "reduce_scatter" if int(me.rows.table.zero[0]) >= 1 else "all_reduce"
+    scatters = int(me.rows.table.zero[0]) >= 1 and me.rows.framework.deepspeed != "bf16"
+    kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
     acts = me.order.ranks[me.rank]
     backwards = [a for a in acts if a.kind in ("B", "W")]
     for c in range(len(me.chunks)):
@@ -278,7 +279,8 @@ def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
     pieces = me.of_piece(chunk)
     for i, (dense, expert) in enumerate(reversed(pieces)):
         held = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
-        seconds = float(collective_s("all_reduce", np.array([4.0 * held]), group, me.rows.cluster)[0])
+        payload = np.array([me.rows.framework.reduced_bytes_per_param * held])
+        seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
         step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
         if after:
             extra.after.append(step)

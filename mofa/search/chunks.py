@@ -202,7 +202,8 @@ def _costed(
 
 def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategySpec) -> IntA:
     """The pipeline stage of every layer with experts. (L,)"""
-    stages = split_layers(workload.model, spec.pp, spec.vpp, framework.name, SCHEDULES[SCHEDULES.index(spec.schedule)])
+    schedule = SCHEDULES[SCHEDULES.index(spec.schedule)]
+    stages = split_layers(workload.model, spec.pp, spec.vpp, framework.name, schedule, framework.splits_layers)
     ranks = [r for c in range(spec.vpp) for r in range(spec.pp) for _ in stages.layers[r][c]]
     return np.array([rank for i, rank in enumerate(ranks) if workload.model.is_moe_layer(i)])
 

@@ -127,6 +127,12 @@ def _layers(job: Job, t: StrategyTable) -> FloatN:
         chunks = t.pp * t.vpp
         base = (job.workload.model.num_layers + extra) // chunks
         short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
+    if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
+        ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
+        items = job.workload.model.num_layers + ends
+        most = -(-items // t.pp)
+        needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
+        short = np.where(t.pp > 1, np.maximum(short, needed - items), short)
     return np.asarray(np.maximum(short, 0), dtype=float)
 
 

@@ -42,7 +42,10 @@ def solve_layers(
     for value in np.unique(code):
         same = code == value
         i = rows[np.flatnonzero(same)[0]]
-        stages = split_layers(job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name)
+        stages = split_layers(
+            job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name,
+            splits=job.framework.splits_layers,
+        )  # fmt: skip
         largest[same] = stages.largest_chunk
     unneeded, fits = device[plain] <= limit, device[whole] <= limit
     drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)

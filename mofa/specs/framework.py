@@ -74,6 +74,11 @@ class FrameworkSpec(Spec):
     scatters_pipeline_sends: bool = False
     """Without sequence parallelism a tensor-parallel rank sends its part of a stage's output, which the receivers
     gather over NVLink."""
+    deepspeed: Literal["", "zero0", "zero1", "bf16"] = ""
+    """megatron-2022: DeepSpeed's pipeline engine, with its FP16 optimizer, ZeRO stage 1 or its BF16 optimizer."""
+    splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
+    """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
+    without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
     accumulation_bytes_per_param: float = 10.0
     """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
     [B/param]"""
@@ -93,6 +98,8 @@ class FrameworkSpec(Spec):
             raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
         if self.routed_copies == "index" and (self.name != "megatron" or self.experts != "grouped"):
             raise ValueError(f"routed_copies: index is modelled for megatron's grouped experts, not for {self.name}'s")
+        if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
+            raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):

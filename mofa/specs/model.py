@@ -125,9 +125,12 @@ class ModelSpec(Spec):
     mlp: MlpSpec
     moe: MoeSpec | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    positions: Literal["rope", "learned"] = "rope"
+    positions: Literal["rope", "learned", "alibi"] = "rope"
+    """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
     max_positions: Positive | None = None
     """Rows of a learned position embedding; required with ``positions: learned``."""
+    embedding_norm: bool = False
+    """Whether a norm follows the token embedding (BLOOM)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     num_mtp_layers: Count = 0
     """Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2), counted apart."""

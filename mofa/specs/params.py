@@ -130,7 +130,7 @@ def mtp_params(model: ModelSpec) -> LayerParams:
 def embedding_params(model: ModelSpec) -> int:
     """Parameters of the token embedding and, where learned, the position embedding. [params]"""
     rows = model.vocab + (model.max_positions or 0 if model.positions == "learned" else 0)
-    return rows * model.hidden
+    return rows * model.hidden + (_norm(model, model.hidden) if model.embedding_norm else 0)
 
 
 def head_params(model: ModelSpec) -> int:

@@ -102,7 +102,10 @@ def _dense(row: Row, name: str) -> dict[str, Any]:
         model["norm"] = "layernorm"
     if gpt or mpt:
         model |= {"positions": "learned", "max_positions": number(row, "seq_len"), "tied_embeddings": True}
-    if gpt and "bloom" not in name:
+    if "ALiBi" in row["attention_type"]:  # its script trains with --embed-layernorm
+        model |= {"positions": "alibi", "embedding_norm": True}
+        del model["max_positions"]
+    if gpt:  # Megatron's defaults, which BLOOM inherits as well (bigscience, train/tr11-176B-ml/README.md, Optimizer)
         model["dropout"] = 0.1
     return model
 

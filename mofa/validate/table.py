@@ -17,7 +17,7 @@ from mofa.search.single import one_row
 from mofa.specs.build import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
-from mofa.units import GIB
+from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
 
@@ -67,6 +67,9 @@ OWN_NODES = {
 """Nodes of sources whose network differs from the bundled node's."""
 MEMORY = {"simumax": "allocated", "bridgecard": "allocated", "titan": "reserved", "bloom": "device"}
 """What a source's memory column means (published_runs.md, section 4); not scored where it is unstated."""
+UNIT = {"bloom": 1000 * MIB}
+"""Bytes of a source's unit of memory; GiB elsewhere. The lab book rounds nvidia-smi's MiB to thousands: it has a row at
+80 "GB" on a device of 81 251 MiB, 79.3 GiB."""
 STATES_VPP = ("bridge", "bridgecard", "nemodoc", "simumax", "bloom", "korth", "titan")
 """Sources in which a blank number of virtual stages means one; ``nemo`` gives it for its 24.07 table."""
 RECOMPUTE = {
@@ -81,18 +84,21 @@ UNMODELLED_OVERLAPS = (
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
 )
 DEEPSPEED_BF16 = {
-    "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 6, "accumulation_bytes_per_param": 18,
+    "deepspeed": "bf16", "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 6,
+    "accumulation_bytes_per_param": 18,
 }  # fmt: skip
 """DeepSpeed's BF16_Optimizer keeps fp32 gradients of all parameters beside the bf16 ones, which it clears at the next
 backward pass: 6 bytes a parameter. After each micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read,
 4 written): deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
 DEEPSPEED_ZERO1 = {
-    "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 2, "accumulation_bytes_per_param": 6,
-    "states_bytes_per_param": 16,
+    "deepspeed": "zero1", "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 2,
+    "accumulation_bytes_per_param": 6, "states_bytes_per_param": 16, "reduced_bytes_per_param": 2,
 }  # fmt: skip
 """DeepSpeed's ZeRO stage 1 lets autograd add 16-bit gradients (4 read, 2 written) and turns its partition of them into
 fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the allocator keeps
 from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
+EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
+"""Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
@@ -232,6 +238,10 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["data_parallel"] = "ddp"
     if source == "bloom":
         framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
+        if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
+            framework["deepspeed"] = "zero0"
+        counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
+        framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
     return {
@@ -260,7 +270,7 @@ def measured_of(row: Row) -> dict[str, Any]:
             out["step_s"] = round(tokens / rate, 6)
     kind = MEMORY.get(source_of(row))
     if kind and row["measured_peak_mem_gib"]:
-        out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * GIB
+        out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of(row), GIB)
     if found := re.search(r"max reserved ([\d.]+) GiB", row["notes"]):
         out["reserved_bytes"] = float(found[1]) * GIB
     if found := re.search(r"per-rank max_allocated GiB: ([\d., ]+)", row["notes"]):
@@ -277,8 +287,8 @@ def notes_of(row: Row) -> list[str]:
         notes.append("recomputation not given: the framework's default")
     if gpu_of(row) in POWER_LIMITED:
         notes.append(f"memory only: {gpu_of(row)}")
-    if "ALiBi" in row["attention_type"]:
-        notes.append("ALiBi as learned positions; the vocabulary is the lab book's where the row has none")
+    if source_of(row) == "bloom":
+        notes.append("the vocabulary is the lab book's where the row has none")
     if row["precision"] == "fp16":
         notes.append("fp16 at bf16's rate")
     return notes

@@ -9,6 +9,7 @@ from mofa.cost.breakdown import LIVE_COMPONENTS, MEMORY_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
 from mofa.cost.peak import communicator_bytes
 from mofa.cost.topology import Placement, process_groups
+from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, mla_moe, table, with_facts, workload
 
@@ -134,7 +135,7 @@ def test_communicators_by_hand(name: str, degrees: tuple[int, ...], experts: boo
     machines = machines.model_copy(update={"node": node})
     tp, cp, pp, dp, ep, etp = degrees
     placed = process_groups(*(np.array([v]) for v in (tp, cp, pp, dp, ep, etp)), Placement(8, 8))
-    found = float(communicator_bytes(placed, machines, name, experts)[0])
+    found = float(communicator_bytes(placed, machines, load_framework(name), experts)[0])
     assert found == 1000 * groups + 10 * peers + (1 if tp * cp * pp * dp > 1 else 0)
 
 
@@ -146,3 +147,17 @@ def test_what_a_stage_holds_sums_to_its_device() -> None:
         live = found.detail.components_bytes[: len(LIVE_COMPONENTS)].sum(axis=0)
         np.testing.assert_allclose(live, found.detail.allocated_bytes, rtol=1e-9)
         assert int(found.fullest_stage[0]) == int(found.detail.device_bytes[0].argmax())
+
+
+def test_deepspeeds_communicators() -> None:
+    """Beside Megatron's four: slices of outputs, pipeline and model, where they have several ranks."""
+    machines = cluster(8)
+    facts = {"first_bytes": 0.0, "per_group_bytes": 1000.0, "per_peer_bytes": 0.0, "per_remote_peer_bytes": 0.0}
+    node = machines.node.model_copy(update={"communicators": with_facts(machines.node.communicators, **facts)})
+    machines = machines.model_copy(update={"node": node})
+    plain = load_framework("megatron-2022")
+    for (tp, pp), more in (((1, 1), 0), ((2, 1), 2), ((1, 2), 2), ((2, 2), 3)):
+        placed = process_groups(*(np.array([v]) for v in (tp, 1, pp, 2, 1, 1)), Placement(8, 8))
+        with_deepspeed = plain.model_copy(update={"deepspeed": "bf16"})
+        assert float(communicator_bytes(placed, machines, plain, False)[0]) == 4000
+        assert float(communicator_bytes(placed, machines, with_deepspeed, False)[0]) == 4000 + 1000 * more

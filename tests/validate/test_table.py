@@ -160,7 +160,7 @@ def test_gradients_of_deepspeed(tmp_path: Path) -> None:
     }  # fmt: skip
     late = usable(tmp_path, **bloom, notes="BF16 optimizer with fp32 grad accumulation")
     assert late["run"]["framework"]["grads_bytes_per_param"] == 6
-    assert late["measured"]["device_bytes"] == 59 * GIB
+    assert late["measured"]["device_bytes"] == 59_000 * 2**20  # thousands of nvidia-smi's MiB
     assert usable(tmp_path, **bloom)["run"]["framework"]["grads_bytes_per_param"] == 2
 
 
@@ -220,3 +220,25 @@ def test_an_unnamed_gpu_is_the_one_of_its_repositorys_logs(tmp_path: Path) -> No
     assert ao["measured"]["reserved_bytes"] == 40 * GIB
     titan = usable(tmp_path, **llama, source_url_or_repo_path="github:pytorch/torchtitan:benchmarks/llama3.md")
     assert titan["measured"]["step_s"] == 1.3
+
+
+def test_bloom_as_its_readme_says(tmp_path: Path) -> None:
+    """ALiBi, a norm behind the embedding, Megatron's dropout of 0.1; embeddings count as layers with the BF16 optimizer
+    (bigscience, train/tr11-176B-ml/README.md and chronicles-prequel.md)."""
+    row = {
+        "model": "BLOOM-176B", "params_b": "176", "layers": "70", "hidden": "14336", "ffn": "57344", "heads": "112",
+        "kv_heads": "112", "vocab": "250680", "seq_len": "2048", "gpu": "A100 80GB", "n_gpus": "384", "tp": "4",
+        "sp": "0", "pp": "12", "dp": "8", "mbs": "2", "gbs": "2048", "recompute": "full",
+        "attention_type": "MHA (ALiBi)", "measured_peak_mem_gib": "59",
+    }  # fmt: skip
+    late = usable(tmp_path, id="bloom-001", **row, notes="BF16 optimizer with fp32 grad accumulation")["run"]
+    assert late["model"]["positions"] == "alibi"
+    assert late["model"]["embedding_norm"]
+    assert late["model"]["dropout"] == 0.1
+    assert "max_positions" not in late["model"]
+    assert (late["framework"]["deepspeed"], late["framework"]["splits_layers"]) == ("bf16", "greedy-embeddings")
+    early = usable(tmp_path, id="bloom-002", **row, zero_stage="1")["run"]["framework"]
+    assert (early["deepspeed"], early["splits_layers"]) == ("zero1", "greedy")
+    whole = usable(tmp_path, id="bloom-003", **row, zero_stage="0")["run"]["framework"]
+    assert whole["deepspeed"] == "zero0"
+    assert usable(tmp_path, id="bloom-128", **row)["run"]["framework"]["splits_layers"] == "greedy-embeddings"

@@ -343,6 +343,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     if ctx.model.positions == "learned":
         placed = b.tensor("embedding.placed", nbytes)
         y = stream(b, "embedding.positions", (y,), placed, bytes_=3 * nbytes, back_launches=0)
+    if ctx.model.embedding_norm:
+        y = norm(b, ctx, y, "embedding_norm", h)
     if ctx.model.dropout > 0:
         dropped = b.tensor("embedding.dropped", nbytes)
         mask = b.tensor("embedding.mask", ctx.shard * h, grad=False)

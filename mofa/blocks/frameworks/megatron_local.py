@@ -235,6 +235,12 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
     scores = b.tensor("attn.scores", 2.0 * scores_num)
     operands = (scaled[0], scaled[1])
     b.add(Op("attn.qk", "attention", Gemm(s, s, a.d_qk, count=count), operands, (scores,), operands))
+    if ctx.model.positions == "alibi":  # copied into the product's result, which the product then reads and adds to
+        sloped = b.tensor("attn.sloped", 2.0 * scores_num)
+        slopes = Stream(4.0 * scores_num, "copy")
+        scores = b.add(
+            Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
+        )
     probs = _softmax(b, ctx, scores, scores_num, s)
     if ctx.model.dropout > 0:
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
@@ -466,15 +472,15 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 def persistent_buffers(ctx: Context) -> ArrayK:
     """Bytes of the global "mpu" buffer: its largest use, never freed (utils.py, GlobalMemoryBuffer). [B]
 
-    Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention, and the tokens of
-    the all-gather dispatcher.
+    Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention (the slopes take
+    its place), and the tokens of the all-gather dispatcher.
     """
     model, e = ctx.model, ctx.element
     width = float(model.hidden)
     if model.attention.kind == "mla":
         width = max(width, float(model.attention.q_lora_rank or 0))
     total = where(ctx.gathers, ctx.tokens * width * e, 0.0)
-    if ctx.framework.attention == "unfused":
+    if ctx.framework.attention == "unfused" and model.positions != "alibi":
         total = maximum(total, ctx.micro_batch * ctx.heads * (ctx.seq_len / ctx.cp) ** 2 * e)
     if model.moe is not None and ctx.framework.dispatcher == "allgather":
         ranks = ctx.ep * ctx.etp

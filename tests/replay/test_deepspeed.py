@@ -1,0 +1,106 @@
+"""DeepSpeed's optimizers by hand: what is there from the start, what a backward leaves, what a step adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import mofa
+from mofa.errors import SpecError
+from mofa.replay.deepspeed import BUCKET
+from mofa.replay.lives import Deed, Life, New
+from mofa.replay.play import play
+from mofa.replay.rank import Piece, Rank, Weight
+
+MIB = 1 << 20
+WORKSPACES = 64 * MIB
+
+
+def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
+    """A block that keeps 30 MiB and makes a 16-bit gradient of 200 MiB for its one weight."""
+    block = Life(
+        "toy",
+        (Deed("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (
+            Deed("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
+            Deed("wgrad", (New("dW", 200 * MIB, 0, 2),), free=("kept", "d")),
+            Deed("w.accumulate", grads=("dW",), free=("dW",)),
+        ),
+        "out", "", "", frozenset(), (("w", 100.0 * MIB),),
+    )  # fmt: skip
+    acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
+    weight = Weight("w", 200 * MIB, 0, 0, 0, 100.0 * MIB)
+    return Rank(
+        (weight,), ((Piece("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
+        (), (), grads_always=False, contiguous=False, preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
+        sent_bytes=sent // 4,
+    )  # fmt: skip
+
+
+def test_what_is_there_from_the_start() -> None:
+    """100 Mi parameters over 2 ranks: 2 bytes flat; of the half 4 bytes of parameters and 8 of moments; the BF16
+    optimizer's gradients take 4 bytes of all besides. Without ZeRO the states are whole."""
+    assert play(_toy("zero1", 2)).ready == (200 + 200 + 400) * MIB
+    assert play(_toy("bf16", 2)).ready == (200 + 200 + 400 + 400) * MIB
+    assert play(_toy("zero0", 1)).ready == (200 + 400 + 800) * MIB
+
+
+def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
+    """The 200 MiB gradient of one backward stays until the next; then its 400 MiB copy in fp32 comes beside it."""
+    played = play(_toy("bf16", 2))
+    assert played.between_steps == (1200 + 200) * MIB + WORKSPACES
+    assert played.peak.where == "update of the gradients"
+    assert played.peak.allocated == (1200 + 200 + 400) * MIB + WORKSPACES
+
+
+def test_zero_1_steps_in_copies_of_its_part() -> None:
+    """At the step: the gradients (200), the bucket, the part of them (100) make way for the part flat (100) and in fp32
+    (200); the bucket of 1e9 bytes is rounded to 2 MiB."""
+    played = play(_toy("zero1", 2))
+    bucket = -(-BUCKET // (2 * MIB)) * 2 * MIB
+    assert played.peak.where == "optimizer step"
+    assert played.peak.allocated == (800 + 200 + 100) * MIB + bucket + WORKSPACES
+    assert played.between_steps == 800 * MIB + WORKSPACES
+
+
+def test_without_zero_all_gradients_are_cast() -> None:
+    """200 of gradients, 400 of fp32 copies and 400 of them flat."""
+    played = play(_toy("zero0", 1))
+    assert played.peak.allocated == (1400 + 200 + 400 + 400) * MIB + WORKSPACES
+
+
+def test_a_part_of_what_is_sent_stays() -> None:
+    """Three forwards ahead of the backwards keep a quarter of 40 MiB each besides the 30 MiB."""
+    acts = tuple(("F", 0, i) for i in range(3)) + tuple(("B", 0, i) for i in range(3))
+    rank = _toy("zero1", 2, 3, 40 * MIB)
+    plain = replace(rank, computations=acts, sent_bytes=0)
+    kept = replace(rank, computations=acts)
+    alive = [play(r).journal.sizes for r in (plain, kept)]
+    assert sum(alive[0]) == sum(alive[1])
+    assert alive[1].count(10 * MIB) == alive[0].count(10 * MIB) + 9  # of three steps
+
+
+def test_options_are_of_megatron_2022() -> None:
+    with pytest.raises(SpecError, match="options of megatron-2022"):
+        mofa.load_framework("megatron", overrides={"deepspeed": "zero1"})
+    with pytest.raises(SpecError, match="options of megatron-2022"):
+        mofa.load_framework("torchtitan", overrides={"splits_layers": "greedy"})
+
+
+def test_bloom_has_five_layers_beside_each_embedding() -> None:
+    """bigscience, train/tr11-176B-ml/README.md: 70 layers over 12 stages as 5, ten times 6, 5; the lab book: 78 layers
+    without the embeddings leave one on the last stage."""
+    spec = mofa.load_framework("megatron-2022", overrides={"splits_layers": "greedy-embeddings"})
+    plain = mofa.load_framework("megatron-2022", overrides={"splits_layers": "greedy"})
+
+    def layers(num: int, framework: mofa.FrameworkSpec) -> list[int]:
+        job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": num}})
+        plan = mofa.estimate(
+            job, mofa.load_cluster("a100-hgx", 48), {"tp": 4, "pp": 12, "recompute": "full"}, framework=framework,
+            replay=False,
+        )  # fmt: skip
+        return [stage.num_layers for stage in plan.memory.by_stage]
+
+    assert layers(70, spec) == [5, *[6] * 10, 5]
+    assert layers(78, plain) == [*[7] * 11, 1]
