@@ -99,7 +99,7 @@ class FailureLog:
                 gaps.append(at - back[node])
             back[node] = at if math.isnan(until) else until
         rest = [self.times_s[-1] - at for at in back.values()]
-        if len(gaps) < MIN_GAPS:
+        if len(gaps) < MIN_GAPS or np.ptp(gaps) == 0:
             return None
         return fit_weibull_shape(np.array(gaps), np.array(rest))
 

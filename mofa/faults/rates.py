@@ -161,7 +161,10 @@ def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float6
         weight = np.exp(k * logs)
         return float((weight * logs).sum() / weight.sum() - 1 / k - mean)
 
-    return float(optimize.brentq(score, 1e-3, 1e3))
+    least, most = 1e-3, 1e3  # beyond, gaps are all but equal or span hundreds of decades
+    if score(least) >= 0 or score(most) <= 0:
+        return least if score(least) >= 0 else most
+    return float(optimize.brentq(score, least, most))
 
 
 def lemon_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN:

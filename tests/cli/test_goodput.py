@@ -76,7 +76,7 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "64", "--mtbf", "1h"), "--mtbf"),
         ((*SMALL, "--replan", "--strategy", "tp=2"), "--strategy"),
         ((*SMALL, "--runs", "10"), "--runs"),
-        ((*CALCULATOR, "--nodes", "4"), "--nodes"),
+        ((*CALCULATOR, "--nodes", "4"), "--log-nodes"),
         ((*SMALL, "--storage", "0 B/s"), "above 0 B/s"),
         ((*SMALL, "--storage", "fast"), "--storage"),
         ((*SMALL, "--spares", "8"), "leave nothing"),

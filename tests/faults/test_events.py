@@ -109,6 +109,16 @@ def test_a_log_in_a_profiles_place(tmp_path: Path) -> None:
     assert all(kind.share.provenance == "measured" and "a log of" in kind.share.source for kind in found.kinds)
 
 
+def test_failures_like_clockwork_have_no_shape(tmp_path: Path) -> None:
+    rows = "".join(f"a,{i * 1000},node\n" for i in range(40))
+    assert read_log(write(tmp_path, "node,time,kind\n" + rows)).shape() is None
+    nearly = "".join(f"a,{i * 1000 + (i == 7) * 1e-3},node\n" for i in range(40))
+    log = read_log(write(tmp_path, "node,time,kind\n" + nearly))
+    assert log.shape() == 1e3
+    found = profile_with_log(load_faults("llama3"), log, 1, days=1).reliability
+    assert found is not None and found.shape is not None and found.shape.value == 10.0
+
+
 def test_kinds_of_a_log_by_name_and_by_path(tmp_path: Path) -> None:
     one = read_log(write(tmp_path, "node,time,kind\na,0,Software\nb,86400,network\n"))
     found = profile_with_log(load_faults("llama3"), one, 8, days=2).reliability
