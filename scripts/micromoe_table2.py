@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import mofa
-from mofa.routing.balance.simulate import Setup
+from mofa.routing.balance.setup import Setup
 from mofa.search.balanced_step import balance_step, step_setup
 from mofa.specs.load import build
 from mofa.specs.routing import RoutingSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,8 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mofa.routing.balance.simulate import Setup
+    from mofa.routing.balance.setup import Setup
+    from mofa.routing.placement import Placement
     from mofa.search.balance import BalanceReport, Progress
     from mofa.specs.routing import RoutingSpec
 
@@ -56,7 +58,16 @@ def balance(
     ] = None,
     micro_batches: Annotated[
         int | None,
-        typer.Option("--micro-batches", help="How many to play; 100 without a workload, else the routing's samples."),
+        typer.Option("--micro-batches", help="How many to play; 100 without a workload, else 20, or all of a trace."),
+    ] = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="With a workload: other experts are popular in every micro-batch.")
+    ] = False,
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement", metavar="FILE", help="Replicas, a CSV or Parquet file of expert and gpu, both from 0."
+        ),
     ] = None,
     solver: Annotated[SolverChoice, typer.Option("--solver", help="Program that schedules.")] = SolverChoice.auto,
     capacity_factor: Annotated[
@@ -95,20 +106,20 @@ def balance(
     given = {"--seq-len": seq_len, "--global-batch": global_batch, "--framework": framework, "--set": set_,
              "--strategy": strategy}  # fmt: skip
     chosen = parse_routing(routing)
-    options = {"solver": solver.value, "adaptation": rule, "capacity_factor": capacity_factor}
+    options = {"solver": solver.value, "adaptation": rule, "capacity_factor": capacity_factor, "placement": placement}
     with progress_bar("layers", enabled=not quiet and not json) as progress:
         if workload is None:
-            _refuse(given, "a workload")
-            report = _experts(
+            _refuse(given | {"--redraw": redraw or None}, "a workload")
+            report, setup = _experts(
                 experts, gpus, ep, chosen, trace, assignments, micro_batches, seed or 0, options, progress
             )
         else:
             _refuse({"--experts": experts, "--assignments": assignments}, "no workload")
-            report = _workload(
+            report, setup = _workload(
                 workload, cluster, gpus, ep, strategy, chosen, trace, micro_batches, seed, options, progress,
-                seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_,
+                seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_, redraw=redraw,
             )  # fmt: skip
-    _show(report, output)
+    _show(report, setup.placed, output)
 
 
 def _refuse(given: Mapping[str, object], needs: str) -> None:
@@ -122,7 +133,7 @@ def _refuse(given: Mapping[str, object], needs: str) -> None:
 def _experts(
     experts: int | None, gpus: int | None, ep: int | None, routing: RoutingSpec | None, trace: Path | None,
     assignments: int | None, micro_batches: int | None, seed: int, options: Mapping[str, object], progress: Progress,
-) -> BalanceReport:  # fmt: skip
+) -> tuple[BalanceReport, Setup]:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.search.balance import balance_experts
     from mofa.specs.routing import RoutingSpec
@@ -135,11 +146,12 @@ def _experts(
         _refuse({"--assignments": assignments, "--micro-batches": micro_batches}, "no --trace, which has its own")
     setup = _setup(experts, gpus, ep, seed, options)
     chosen = (routing or RoutingSpec()).model_copy(update={"seed": seed})
-    return balance_experts(
+    report = balance_experts(
         setup, chosen, assignments=DEFAULT_ASSIGNMENTS if assignments is None else assignments,
         micro_batches=DEFAULT_MICRO_BATCHES if micro_batches is None else micro_batches, trace=trace,
         progress=progress,
     )  # fmt: skip
+    return report, setup
 
 
 def _setup(
@@ -147,22 +159,28 @@ def _setup(
 ) -> Setup:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.routing.balance.communication_lp import Weights
-    from mofa.routing.balance.simulate import Setup
+    from mofa.routing.balance.setup import Setup
+    from mofa.routing.placement_file import read_placement
 
     if seed < 0:
         raise SpecError(f"--seed: {seed} must be at least 0")
     weights = Weights(gpus_per_node=gpus_per_node)
-    return Setup(
-        experts, gpus, ep, gpus_per_node=gpus_per_node, weights=weights, seed=seed, **options  # type: ignore[arg-type]
+    file = options["placement"]
+    chosen = {**options, "placement": None}
+    setup = Setup(
+        experts, gpus, ep, gpus_per_node=gpus_per_node, weights=weights, seed=seed, **chosen  # type: ignore[arg-type]
     )  # fmt: skip
+    if file is None:
+        return setup
+    return replace(setup, placement=read_placement(str(file), experts, gpus, setup.slots))
 
 
 def _workload(
     name: str, cluster: str | None, gpus: int | None, ep: int | None, strategy: str | None,
     routing: RoutingSpec | None, trace: Path | None, micro_batches: int | None, seed: int | None,
     options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: int | None,
-    framework: str | None, set_: list[str] | None,
-) -> BalanceReport:  # fmt: skip
+    framework: str | None, set_: list[str] | None, redraw: bool,
+) -> tuple[BalanceReport, Setup]:  # fmt: skip
     import mofa
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
@@ -176,6 +194,8 @@ def _workload(
         job = job.model_copy(update={"routing": routing})
     if trace is not None:
         job = trace_workload(job, trace)
+    if redraw and job.routing.kind == "counts":
+        raise SpecError("--redraw: is given, but a trace says which experts are popular; leave it out")
     moe = job.model.moe
     if moe is None:
         raise SpecError(f"{name}: has no experts to balance; name a model that has")
@@ -191,7 +211,10 @@ def _workload(
         if ep is None:
             raise SpecError("--ep: is missing; without a cluster write --gpus 16 --ep 8, the GPUs of the merged group")
         setup = _setup(moe.num_experts, gpus, ep, drawn, options)
-        return balance_workload(job, setup, tokens=job.batch.seq_len, micro_batches=micro_batches, progress=progress)
+        report = balance_workload(
+            job, setup, tokens=job.batch.seq_len, micro_batches=micro_batches, redraw=redraw, progress=progress
+        )
+        return report, setup
     _refuse({"--ep": ep}, "no cluster: --strategy says ep")
     if strategy is None:
         raise SpecError('--strategy: is missing; write one, such as --strategy "pp=4 ep=8 micro_batch=1"')
@@ -199,12 +222,14 @@ def _workload(
     facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
     num_experts, group, degree = step_setup(job, machines, facts, strategy)
     setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
-    return balance_step(
-        job, machines, strategy, setup, framework=facts, micro_batches=micro_batches, progress=progress
+    report = balance_step(
+        job, machines, strategy, setup, framework=facts, micro_batches=micro_batches, redraw=redraw,
+        progress=progress,
     )  # fmt: skip
+    return report, setup
 
 
-def _show(report: BalanceReport, output: object) -> None:
+def _show(report: BalanceReport, placement: Placement, output: object) -> None:
     import sys
 
     from mofa.cli.output import Output
@@ -219,7 +244,7 @@ def _show(report: BalanceReport, output: object) -> None:
     if output.csv is not None:
         write_table(output.csv, report.to_frame())
     if output.out is not None:
-        files = save_balance(report, output.out)
+        files = save_balance(report, placement, output.out)
         if not output.quiet:
             print(f"wrote {len(files)} files to {output.out}", file=sys.stderr)
     if output.json:

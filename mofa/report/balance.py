@@ -9,6 +9,7 @@ import numpy as np
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.text import print_table
+from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-    from mofa.search.balance import BalanceReport
+    from mofa.routing.placement import Placement
+    from mofa.search.balance import BalanceReport, StepBalance
 
 _STYLES = {
     "plain": ("plain expert parallelism", ACCENT, "-", "o"),
@@ -63,7 +65,7 @@ _NAMES = {
     "capacity": "plain, tokens beyond capacity dropped",
     "eplb": "replicas by past loads (EPLB)",
     "micro_moe_random": "scheduled, random placement",
-    "micro_moe": "scheduled, symmetric placement",
+    "micro_moe": "scheduled",
     "micro_moe_adaptive": "scheduled, adaptive placement",
     "lower_bound": "maximum induced density",
 }
@@ -73,9 +75,12 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     """Print the load of the fullest GPU under every scheme, the solver's time and the step before and after."""
     g = report.group
     rows = [
-        [name, f"{report.max_over_mean[key]:.4f}", f"{report.worst_max_over_mean[key]:.4f}"]
+        [
+            f"{name}, {g.placement} placement" if key == "micro_moe" else name, f"{report.max_over_mean[key]:.4f}",
+            f"{report.worst_max_over_mean[key]:.4f}",
+        ]
         for key, name in _NAMES.items()
-    ]
+    ]  # fmt: skip
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "
@@ -83,15 +88,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     )
     print_table(console, title, columns, rows)
     if report.step is not None:
-        s = report.step
-        steps = [
-            ["plain expert parallelism", format_seconds(s.before_s), "", format_bytes(s.before_bytes)],
-            ["scheduled replicas", format_seconds(s.after_s), f"{s.gain_fraction:+.1%}", format_bytes(s.after_bytes)],
-            ["on adaptive placements", format_seconds(s.adaptive_s), f"{s.before_s / s.adaptive_s - 1:+.1%}", ""],
-            ["were routing balanced", format_seconds(s.balanced_s), f"{s.before_s / s.balanced_s - 1:+.1%}", ""],
-        ]
-        heads = [("step", "left"), ("time", "right"), ("throughput", "right"), ("fullest rank", "right")]
-        print_table(console, s.strategy, heads, steps)
+        _print_step(report.step, console)
     if quiet:
         return
     a = report.adaptive
@@ -106,15 +103,45 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
          f"{report.crossing_over_mean.micro_moe:.3f} scheduled")],
         ["dropped by the capacity", f"{report.dropped_fraction:.1%} of the tokens"],
         ["new placements", f"{a.new_placements}; settled at {settled}"
-         + (f", {format_seconds(a.migration_s)} each" if a.migration_s is not None else "")],
+         + ("" if a.migration_s is None else f", {format_seconds(a.migration_s)} each") + _payback(report)],
     ]  # fmt: skip
     print_table(console, "", [("", "left"), ("", "left")], facts)
     for note in report.notes:
         console.print(note)
 
 
-def save_balance(report: BalanceReport, directory: Path) -> list[Path]:
-    """Write ``balance.json``, the layers as a table and as a figure.
+def _payback(report: BalanceReport) -> str:
+    """After how many steps a new placement has paid for itself."""
+    steps = None if report.step is None else report.step.payback_steps
+    return "" if steps is None else f", paid back after {max(round(steps), 1)} steps"
+
+
+def _print_step(s: StepBalance, console: Console) -> None:
+    times = [
+        ("plain expert parallelism", s.before_s, s.before_bytes, s.fits_before),
+        ("plain, tokens beyond capacity dropped", s.capacity_s, None, True),
+        ("replicas by past loads (EPLB)", s.eplb_s, None, True),
+        ("scheduled replicas", s.after_s, s.after_bytes, s.fits_after),
+        ("scheduled, adaptive placement", s.adaptive_s, None, True),
+        ("were routing balanced", s.balanced_s, None, True),
+    ]
+    rows = [
+        [
+            name, format_seconds(time_s), "" if time_s == s.before_s else f"{s.before_s / time_s - 1:+.1%}",
+            "" if held is None else format_bytes(held), "" if held is None else "yes" if fits else "no",
+        ]
+        for name, time_s, held, fits in times
+    ]  # fmt: skip
+    heads = [("step", "left"), ("time", "right"), ("throughput", "right"), ("fullest rank", "right"), ("fits", "left")]
+    print_table(console, s.strategy, heads, rows)
+    for name, held, fits in (("Plain", s.before_bytes, s.fits_before), ("Scheduled", s.after_bytes, s.fits_after)):
+        if not fits:
+            over = format_bytes(held - s.usable_bytes)
+            console.print(f"{name} does not fit: {over} over the usable {format_bytes(s.usable_bytes)}.", style="red")
+
+
+def save_balance(report: BalanceReport, placement: Placement, directory: Path) -> list[Path]:
+    """Write ``balance.json``, the layers as a table and as a figure, and the placement that was scheduled on.
 
     Returns
     -------
@@ -123,5 +150,6 @@ def save_balance(report: BalanceReport, directory: Path) -> list[Path]:
     """
     files = {"balance.json": (report.model_dump_json(indent=2) + "\n").encode()}
     files["layers.csv"] = csv_bytes(report.to_frame())
+    files["placement.csv"] = placement_rows(placement).encode()
     files |= figure_files("balance", plot_balance(report))
     return write_files(directory, files)

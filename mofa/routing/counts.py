@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.specs.files import did_you_mean, short
+from mofa.routing.table import Columns, first_repeat, read_table
+from mofa.specs.files import short
 from mofa.specs.model import ModelSpec
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-MAX_FILE_BYTES = 2**27
-MAX_ROWS = 10_000_000
 MAX_CELLS = 2**25
 """Largest array of iterations x layers x experts: 256 MiB of float64."""
-MAX_COUNT = 10**12
-MAX_HEADER_BYTES = 4096
-
-_REQUIRED = ("iteration", "layer", "expert", "tokens")
-_OPTIONAL = ("source_rank",)
+_COLUMNS = Columns("counts", ("iteration", "layer", "expert", "tokens"), ("source_rank",))
 
 
 @dataclass(frozen=True)
@@ -40,11 +30,15 @@ class RoutingCounts:
         Indices of the model's layers with experts, from 0, ascending. (L,) [-]
     tokens
         Token copies that an expert received, from all source ranks together. (I, L, E) [tokens]
+    by_source
+        The same from each source rank, in ascending order of those of a layer; None where the file does not say, or it
+        was not asked for. (I, L, E, S) [tokens]
     """
 
     iterations: NDArray[np.int64]
     layers: NDArray[np.int64]
     tokens: NDArray[np.float64]
+    by_source: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Expected:
         return cls(model.name, model.moe.num_experts, moe_layers(model))
 
 
-def read_counts(file: str | Path, model: ModelSpec | Expected) -> RoutingCounts:
+def read_counts(file: str | Path, model: ModelSpec | Expected, *, sources: bool = False) -> RoutingCounts:
     """Token counts per iteration, layer and expert that a CSV or Parquet file holds.
 
     Parameters
@@ -73,6 +67,8 @@ def read_counts(file: str | Path, model: ModelSpec | Expected) -> RoutingCounts:
         and columns. An expert without a row got no tokens in that iteration and layer.
     model
         The model whose experts were counted, or what is known of it.
+    sources
+        Whether to keep source ranks apart, too.
 
     Returns
     -------
@@ -84,8 +80,9 @@ def read_counts(file: str | Path, model: ModelSpec | Expected) -> RoutingCounts:
     SpecError
         Naming the row (the first after a CSV's header is row 1) or the column: a missing or unknown column, a value
         that is missing, negative or no whole number, the same cell twice, an expert or layer that the model does not
-        have, an expert that never occurs, an iteration without one of the model's layers, a layer without tokens;
-        a file that is missing, empty, unreadable or too large.
+        have, an expert that never occurs, an iteration without one of the model's layers, a layer without tokens,
+        layers of different numbers of source ranks where those are asked for; a file that is missing, empty,
+        unreadable or too large.
 
     Notes
     -----
@@ -94,104 +91,14 @@ def read_counts(file: str | Path, model: ModelSpec | Expected) -> RoutingCounts:
     """
     expected = model if isinstance(model, Expected) else Expected.of(model)
     where = f"routing.file {short(str(file), 200)}"
-    frame = _read_frame(Path(file), where)
-    _check_columns([str(c) for c in frame.columns], where)
-    columns = {str(name): _whole_numbers(frame[name], str(name), where) for name in frame.columns}
+    columns = read_table(file, where, _COLUMNS)
     layers = np.unique(columns["layer"]) if expected.layers is None else expected.layers
     _check_known(columns, expected, layers, where)
-    _check_unique(frame, columns, where)
-    return _tabulate(columns, layers, expected.num_experts, where)
-
-
-def _read_frame(path: Path, where: str) -> pd.DataFrame:
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise SpecError(f"{where}: is neither .csv nor .parquet; write the counts as one of the two")
-    try:
-        if not path.is_file():
-            raise SpecError(f"{where}: no such file; check the path")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise SpecError(f"{where}: larger than {MAX_FILE_BYTES // 2**20} MiB; keep fewer iterations")
-        frame = _read_csv(path, where) if suffix == ".csv" else _read_parquet(path, where)
-    except SpecError:
-        raise
-    except Exception as error:  # pandas and pyarrow raise a dozen unrelated types for a file that is not theirs
-        reason = short(getattr(error, "strerror", None) or str(error), 100)
-        raise SpecError(f"{where}: cannot be read as {suffix[1:]} ({reason}); check the file") from None
-    if frame.empty:
-        raise SpecError(f"{where}: has no rows; write columns {', '.join(_REQUIRED)}")
-    if len(frame) > MAX_ROWS:
-        raise SpecError(f"{where}: has {len(frame)} rows, more than {MAX_ROWS}; keep fewer iterations")
-    return frame
-
-
-def _read_csv(path: Path, where: str) -> pd.DataFrame:
-    import pandas as pd
-
-    with path.open("rb") as file:
-        if len(file.readline(MAX_HEADER_BYTES + 1)) > MAX_HEADER_BYTES:
-            raise SpecError(f"{where}: its first line is longer than {MAX_HEADER_BYTES} bytes; check the file")
-    with warnings.catch_warnings():
-        # A row with a field too many: without index_col=False it would turn the first column into an index, unsaid.
-        warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(path, index_col=False, skipinitialspace=True, low_memory=False, encoding="utf-8-sig")
-
-
-def _read_parquet(path: Path, where: str) -> pd.DataFrame:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    with pq.ParquetFile(path) as file:
-        rows = file.metadata.num_rows  # before decompressing: a small file can hold billions of equal rows
-        if rows > MAX_ROWS:
-            raise SpecError(f"{where}: has {rows} rows, more than {MAX_ROWS}; keep fewer iterations")
-        _check_columns(file.schema_arrow.names, where)
-        for field in file.schema_arrow:
-            if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
-                raise SpecError(f"{where}: column {field.name} holds {short(str(field.type))}; write whole numbers")
-        frame: pd.DataFrame = file.read(use_pandas_metadata=False).to_pandas(ignore_metadata=True)
-        return frame
-
-
-def _check_columns(names: list[str], where: str) -> None:
-    for name in _REQUIRED:
-        if name not in names:
-            raise SpecError(f"{where}: column {name} is missing; the columns are {', '.join(_REQUIRED)}[, source_rank]")
-    for i, name in enumerate(names):
-        if name not in _REQUIRED + _OPTIONAL:
-            raise SpecError(f"{where}: unknown column {short(name)}; {did_you_mean(name, _REQUIRED + _OPTIONAL)}")
-        if name in names[:i]:
-            raise SpecError(f"{where}: column {name} occurs twice; keep one")
-
-
-def _whole_numbers(column: pd.Series, name: str, where: str) -> NDArray[np.int64]:
-    """Values of a column as integers between 0 and :data:`MAX_COUNT`, or an error that names the first bad row."""
-    import pandas as pd
-
-    if column.dtype.kind in "iu":
-        values = column.to_numpy()
-        bad = (values < 0) | (values > MAX_COUNT)
-    else:
-        # Booleans and dates convert to numbers, but mean that a column is not what its name says.
-        numeric = None if column.dtype.kind in "bmM" else pd.to_numeric(column, errors="coerce")
-        values = np.full(len(column), np.nan) if numeric is None else numeric.to_numpy(dtype=float, na_value=np.nan)
-        bad = ~((values >= 0) & (values <= MAX_COUNT) & (values == np.floor(values)))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise SpecError(f"{where}: row {row + 1}: {name} {_complaint(column.iloc[row], float(values[row]))}")
-    return np.asarray(values, dtype=np.int64)
-
-
-def _complaint(raw: object, value: float) -> str:
-    shown = short(f"{raw:.15g}" if isinstance(raw, float) else str(raw))
-    if np.isnan(value):
-        missing = raw is None or shown in ("nan", "None", "<NA>", "NaT", "")
-        return "is missing; write a whole number" if missing else f"({shown}) is no number; write a whole number"
-    if value < 0:
-        return f"({shown}) is negative; write a whole number of at least 0"
-    if value > MAX_COUNT:
-        return f"({shown}) is more than {MAX_COUNT}; check the file"
-    return f"({shown}) is fractional; write a whole number"
+    _check_unique(columns, where)
+    counts = _tabulate(columns, layers, expected.num_experts, where)
+    if not sources or "source_rank" not in columns:
+        return counts
+    return replace(counts, by_source=_by_source(columns, counts, where))
 
 
 def _check_known(columns: dict[str, NDArray[np.int64]], model: Expected, layers: NDArray[np.int64], where: str) -> None:
@@ -218,11 +125,10 @@ def _check_known(columns: dict[str, NDArray[np.int64]], model: Expected, layers:
         )
 
 
-def _check_unique(frame: pd.DataFrame, columns: dict[str, NDArray[np.int64]], where: str) -> None:
-    keys = [name for name in ("iteration", "layer", "source_rank", "expert") if name in columns]
-    twice = frame.duplicated(subset=keys).to_numpy()
-    if twice.any():
-        row = int(np.argmax(twice))
+def _check_unique(columns: dict[str, NDArray[np.int64]], where: str) -> None:
+    keys = tuple(name for name in ("iteration", "layer", "source_rank", "expert") if name in columns)
+    row = first_repeat(columns, keys)
+    if row is not None:
         cell = ", ".join(f"{name} {columns[name][row]}" for name in keys)
         raise SpecError(f"{where}: row {row + 1}: {cell} occurs twice; keep one row for each")
 
@@ -253,6 +159,28 @@ def _tabulate(
             "leave the iteration out"
         )
     return RoutingCounts(iterations, layers, tokens)
+
+
+def _by_source(columns: dict[str, NDArray[np.int64]], counts: RoutingCounts, where: str) -> NDArray[np.float64]:
+    """Counts of each source rank; those of a layer are numbered in ascending order, as pipeline stages have others."""
+    layer = np.searchsorted(counts.layers, columns["layer"])
+    pairs, inverse = np.unique(np.stack([layer, columns["source_rank"]]), axis=1, return_inverse=True)
+    per_layer = np.bincount(pairs[0], minlength=counts.layers.size)
+    odd = np.flatnonzero(per_layer != per_layer[0])
+    if odd.size:
+        raise SpecError(
+            f"{where}: column source_rank: layer {counts.layers[odd[0]]} has {per_layer[odd[0]]} source ranks, layer "
+            f"{counts.layers[0]} has {per_layer[0]}; write rows of all"
+        )
+    shape = (*counts.tokens.shape, int(per_layer[0]))
+    if int(np.prod(shape)) > MAX_CELLS:
+        raise SpecError(
+            f"{where}: has {shape[3]} source ranks in {shape[0]} iterations, too many for memory; keep fewer"
+        )
+    source = (np.arange(pairs.shape[1]) - (np.cumsum(per_layer) - per_layer)[pairs[0]])[inverse]
+    key = (np.searchsorted(counts.iterations, columns["iteration"]), layer, columns["expert"], source)
+    sums = np.bincount(np.ravel_multi_index(key, shape), weights=columns["tokens"], minlength=int(np.prod(shape)))
+    return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
 def moe_layers(model: ModelSpec) -> NDArray[np.int64]:

@@ -20,7 +20,8 @@ from mofa.specs.routing import RoutingSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mofa.routing.balance.simulate import Played, Setup
+    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.simulate import Played
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -50,6 +51,7 @@ class GroupSummary(Spec):
     assignments: float = Field(gt=0, description="Token copies of a micro-batch in the group, on average. [tokens]")
     routing: str = Field(description="How tokens fall on experts.")
     seed: int = Field(ge=0, description="Of draws and placements.")
+    placement: Literal["symmetric", "given"] = Field(description="Where replicas are scheduled.")
     solver: Literal["lp", "flow", "communication"] = Field(description="Which program scheduled the replicas.")
 
 
@@ -89,10 +91,21 @@ class StepBalance(Spec):
     after_s: float = Field(gt=0, description="Scheduled replicas, with their overhead. [s]")
     gain_fraction: float = Field(description="Throughput gained: before / after - 1. [-]")
     adaptive_s: float = Field(gt=0, description="Scheduled replicas on adaptive placements; migration apart. [s]")
+    payback_steps: float | None = Field(
+        default=None,
+        ge=0,
+        description="Steps after which one new placement of all layers has gained what it cost; null where none was "
+        "made or none gains. [-]",
+    )
+    eplb_s: float = Field(gt=0, description="Replicas by past loads with equal parts; migration apart. [s]")
+    capacity_s: float = Field(gt=0, description="Plain, tokens beyond the capacity dropped. [s]")
     balanced_s: float = Field(gt=0, description="Were the routing balanced, without scheduling. [s]")
     overhead_s: float = Field(ge=0, description="Of it, host time of scheduling one layer and micro-batch. [s]")
     before_bytes: float = Field(gt=0, description="Memory of the fullest rank before. [B]")
     after_bytes: float = Field(gt=0, description="Memory of the fullest rank after. [B]")
+    usable_bytes: float = Field(gt=0, description="What a rank can use: the capacity less the margin. [B]")
+    fits_before: bool = Field(description="Whether the fullest rank fits before.")
+    fits_after: bool = Field(description="Whether the fullest rank fits after.")
 
 
 class BalanceReport(Spec):
@@ -103,7 +116,8 @@ class BalanceReport(Spec):
     max_over_mean: dict[str, float] = Field(
         description="Tokens of the fullest GPU over the mean, averaged over layers and micro-batches: plain, "
         "micro_moe, micro_moe_adaptive, micro_moe_random (placement), eplb, capacity (over the mean before dropping) "
-        "and lower_bound, the maximum induced density. [-]"
+        "and lower_bound, the maximum induced density; eplb and micro_moe_adaptive follow past loads and count from "
+        "the second micro-batch on. [-]"
     )
     worst_max_over_mean: dict[str, float] = Field(description="The same, the largest that occurred. [-]")
     gap_tokens: float = Field(description="Largest excess of micro_moe's fullest GPU over the density. [tokens]")
@@ -151,20 +165,27 @@ def balance_experts(
     micro_batches
         How many. [-]
     trace
-        Counts to play instead of drawing.
+        Counts to play instead of drawing; where they say from which source rank, GPUs have those.
     progress
         Told layers done and in all.
 
     Raises
     ------
     SpecError
-        If assignments do not divide over the GPUs, or the trace is of other experts.
+        If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.simulate import draw_inputs, play, split_inputs
+    from mofa.routing.balance.inputs import draw_inputs, source_inputs, split_inputs
+    from mofa.routing.balance.simulate import play
 
+    notes: tuple[str, ...] = ()
     if trace is not None:
-        counts = read_counts(trace, Expected("the group", setup.num_experts)).tokens
-        inputs = split_inputs(counts.astype(np.int64), setup.num_gpus, setup.seed)
+        counts = read_counts(trace, Expected("the group", setup.num_experts), sources=True)
+        if counts.by_source is None:
+            inputs = split_inputs(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
+            notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
+        else:
+            inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
+            notes = (f"tokens of each GPU by the trace's {counts.by_source.shape[3]} source ranks",)
     else:
         if micro_batches < 1:
             raise SpecError(f"micro-batches ({micro_batches}) must be at least 1")
@@ -174,15 +195,22 @@ def balance_experts(
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
         inputs = draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
-    return make_report("experts", setup, text, inputs, play(inputs, setup, progress))
+    return make_report("experts", setup, text, inputs, play(inputs, setup, progress), notes=notes)
 
 
 def make_report(
-    name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, step: StepBalance | None = None,
-    migration_s: float | None = None, notes: tuple[str, ...] = (),
-) -> BalanceReport:  # fmt: skip
+    name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
+) -> BalanceReport:
     """The report of a play."""
+    from mofa.routing.balance.simulate import FOLLOWING
+
     warm = played.warm_solve_s
+    # schemes that follow the past count from the second micro-batch on
+    ratio = {
+        key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in played.max_over_mean.items()
+    }
+    if inputs.shape[0] == 1:
+        notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
 
     def mean(values: Mapping[str, FloatA]) -> dict[str, float]:
         return {key: float(value.mean()) for key, value in values.items()}
@@ -192,26 +220,23 @@ def make_report(
             name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.merged,
             experts_per_gpu=setup.slots, layers=inputs.shape[1], micro_batches=inputs.shape[0],
             assignments=float(inputs.sum()) / (inputs.shape[0] * inputs.shape[1]), routing=routing, seed=setup.seed,
-            solver=setup.resolved_solver,
+            solver=setup.resolved_solver, placement="symmetric" if setup.placement is None else "given",
         ),
-        max_over_mean=mean(played.max_over_mean),
-        worst_max_over_mean={key: float(value.max()) for key, value in played.max_over_mean.items()},
+        max_over_mean=mean(ratio),
+        worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
         sent_over_mean=Movement(**mean(played.sent)),
         crossing_over_mean=Movement(**mean(played.crossing)),
-        adaptive=Adaptive(
-            new_placements=len(played.moved), settled_max_over_mean=played.settled, migration_s=migration_s
-        ),
+        adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
         solve_s=Seconds(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())
         ),
         layers=tuple(
             LayerBalance(
-                layer=i, max_over_mean={key: float(value[:, i].mean()) for key, value in played.max_over_mean.items()}
+                layer=i, max_over_mean={key: float(value[:, i].mean()) for key, value in ratio.items()}
             )
             for i in range(inputs.shape[1])
         ),
-        step=step,
         notes=notes,
     )  # fmt: skip

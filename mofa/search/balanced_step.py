@@ -11,24 +11,34 @@ from numpy.typing import NDArray
 
 from mofa.cost.loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError
-from mofa.routing.load import expert_shares
+from mofa.routing.counts import read_counts
+from mofa.routing.load import cap_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.find import with_numerics
 from mofa.search.plan import Candidate
+from mofa.search.result import Plan
 from mofa.search.single import one_row
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import parse_strategy
+from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import MERGED_GROUPS, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
-    from mofa.routing.balance.simulate import Played, Setup
+    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.simulate import Played
 
 FloatA = NDArray[np.float64]
+MICRO_BATCHES = 20
+"""Played by default: placements that follow loads are looked at twice."""
+OVERHEAD_NOTE = (
+    "overhead of scheduling: solving as measured on one core, the rest of the dispatch as published (MicroMoE, figure "
+    "9), not overlapped; new placements' time is not in the steps"
+)
 WEIGHT_BYTES, STATE_BYTES = 2.0, 12.0
 """Of a parameter: the bf16 weight that every replica holds; the fp32 master weight and two moments that an expert's
 replicas share (Megatron-Core's distributed optimizer). [B]"""
@@ -40,6 +50,7 @@ def balance_workload(
     *,
     tokens: int,
     micro_batches: int | None = None,
+    redraw: bool = False,
     progress: Progress | None = None,
 ) -> BalanceReport:
     """Balance the experts of a workload, layer by layer, without a cluster.
@@ -53,12 +64,19 @@ def balance_workload(
     tokens
         Tokens of one micro-batch on one GPU, before routing. [tokens]
     micro_batches
-        How many; by default those of a trace, or enough for the routing's samples.
+        How many; by default those of a trace, or :data:`MICRO_BATCHES`.
+    redraw
+        Whether other experts are popular in every micro-batch; otherwise a layer's stay, as they do in a training run
+        over many steps, and its tokens alone are drawn anew.
     progress
         Told layers done and in all.
     """
-    inputs, played = _play(workload, setup, tokens, micro_batches, progress)
-    return make_report(workload.name, setup, str(workload.routing), inputs, played)
+    from mofa.routing.balance.simulate import play
+
+    inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
+    return make_report(
+        workload.name, setup, str(workload.routing), inputs, play(inputs, setup, progress), notes=notes
+    )  # fmt: skip
 
 
 def balance_step(
@@ -69,6 +87,7 @@ def balance_step(
     *,
     framework: FrameworkSpec,
     micro_batches: int | None = None,
+    redraw: bool = False,
     progress: Progress | None = None,
 ) -> BalanceReport:
     """Balance the experts of a workload and cost its step without and with it.
@@ -79,7 +98,7 @@ def balance_step(
         The job, the machines, the framework.
     strategy
         As ``mofa estimate --strategy`` takes it; ``setup`` must be of its ep and two merged groups.
-    setup, micro_batches, progress
+    setup, micro_batches, redraw, progress
         As in :func:`balance_workload`.
 
     Raises
@@ -94,44 +113,48 @@ def balance_step(
     micro-batches and ranks. Placing a layer's experts anew moves, to each GPU, their weights and its part of the
     optimizer's states over the network between nodes, all layers of a stage one after the other.
     """
+    from mofa.routing.balance.simulate import play
+
     row, spec = _rows(workload, cluster, framework, strategy)
     tokens = int(spec.micro_batch * workload.batch.seq_len / spec.cp / (spec.tp if spec.sp else 1))
-    inputs, played = _play(workload, setup, tokens, micro_batches, progress)
+    inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
+    played = play(inputs, setup, progress)
     workload, framework = with_numerics(workload, cluster, framework, ())
-    model, ep = workload.model, spec.ep
-    assert model.moe is not None
-    overhead_s = scheduling_s(model.moe.num_experts)
-    ratio, quantile = played.max_over_mean, workload.routing.memory_quantile
+    assert workload.model.moe is not None
+    report = make_report(workload.name, setup, str(workload.routing), inputs, played)
+    ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
+    overhead_s = scheduling_s(workload.model.moe.num_experts)
+    held = {scheme: _quantile(rows, quantile) for scheme, rows in played.rank_ratios.items()}
     uniform = 1.0 - 1.0 / setup.num_gpus
+    sent = float(played.sent["micro_moe"].mean()) / uniform
 
-    def loads(scheme: str) -> RoutingLoads:
-        time = {ep: float(ratio["plain"].mean())}
-        memory = {ep: _quantile(played.rank_ratios["plain"], quantile)}
-        held = _quantile(played.rank_ratios["micro_moe"], quantile)
-        sent = float(played.sent["micro_moe"].mean()) / uniform
-        return RoutingLoads(time, memory, {ep: Scheduled(float(ratio[scheme].mean()), held, sent, overhead_s)})
+    def step(scheme: str) -> Plan:
+        """The plan with the load of a scheme: scheduled in the merged group, or as plain expert parallelism."""
+        if scheme.startswith("micro_moe"):
+            given = Scheduled(ratio[scheme], held["micro_moe"], sent, overhead_s)
+            loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
+        else:
+            loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: held["plain"]}), row
+        return Candidate(workload, cluster, framework, table, loads, "causal").plan(replay=False)
 
-    def step(balanced: StrategyTable, given: RoutingLoads) -> tuple[float, float]:
-        plan = Candidate(workload, cluster, framework, balanced, given, "causal").plan(replay=False)
-        return plan.step_s, plan.memory.device_bytes
-
-    scheduled = replace(row, balancing=np.array([1]))
-    before_s, before_bytes = step(row, loads("micro_moe"))
-    after_s, after_bytes = step(scheduled, loads("micro_moe"))
+    before, after, adaptive = step("plain"), step("micro_moe"), step("micro_moe_adaptive")
+    balanced = Candidate(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").plan(replay=False)
+    migration_s, gained_s = _migration_s(cluster, workload.model, setup, played, spec), after.step_s - adaptive.step_s
     result = StepBalance(
-        strategy=strategy, before_s=before_s, after_s=after_s, gain_fraction=before_s / after_s - 1.0,
-        adaptive_s=step(scheduled, loads("micro_moe_adaptive"))[0], balanced_s=step(row, RoutingLoads({}, {}))[0],
-        overhead_s=overhead_s, before_bytes=before_bytes, after_bytes=after_bytes,
+        strategy=strategy, before_s=before.step_s, after_s=after.step_s,
+        gain_fraction=before.step_s / after.step_s - 1.0, adaptive_s=adaptive.step_s,
+        payback_steps=None if migration_s is None or gained_s <= 0 else migration_s / gained_s,
+        eplb_s=step("eplb").step_s, capacity_s=step("capacity").step_s, balanced_s=balanced.step_s,
+        overhead_s=overhead_s, before_bytes=before.memory.device_bytes, after_bytes=after.memory.device_bytes,
+        usable_bytes=before.memory.capacity_bytes - before.memory.margin_bytes, fits_before=before.memory.fits,
+        fits_after=after.memory.fits,
     )  # fmt: skip
-    return make_report(
-        workload.name, setup, str(workload.routing), inputs, played, step=result,
-        migration_s=_migration_s(cluster, model, setup, played, spec),
-        notes=(
-            ("overhead of scheduling: solving as measured on one core, the rest of the dispatch as published "
-            "(MicroMoE, figure 9), not overlapped"),
-            "adaptive_s leaves out migration_s, which every new placement costs once",
-        ),
-    )  # fmt: skip
+    said = (
+        *notes,
+        OVERHEAD_NOTE,
+    )
+    adapted = report.adaptive.model_copy(update={"migration_s": migration_s})
+    return report.model_copy(update={"step": result, "adaptive": adapted, "notes": (*report.notes, *said)})
 
 
 def step_setup(
@@ -164,21 +187,53 @@ def _rows(
     return replace(scheduled, balancing=np.array([0])), spec
 
 
-def _play(
-    workload: WorkloadSpec, setup: Setup, tokens: int, micro_batches: int | None, progress: Progress | None
-) -> tuple[NDArray[np.int64], Played]:
-    from mofa.routing.balance.simulate import draw_inputs, play
+def _inputs(
+    workload: WorkloadSpec, setup: Setup, tokens: int, micro_batches: int | None, redraw: bool
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Tokens of every GPU for every expert, and what must be said of them. (I, L, E, G)"""
+    from mofa.routing.balance.inputs import draw_inputs
 
-    moe = workload.model.moe
+    moe, routing = workload.model.moe, workload.routing
     if moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
-    if workload.routing.capacity_factor is not None:
+    if routing.capacity_factor is not None:
         raise SpecError("routing.capacity_factor: dropping is a baseline here (--capacity-factor); leave it out")
     if tokens < 1:
         raise SpecError(f"tokens ({tokens}) of a GPU must be at least 1; give longer sequences or a lower cp")
-    shares = expert_shares(workload.routing, workload.model, micro_batches)
-    inputs = draw_inputs(shares, tokens * moe.top_k, setup.num_gpus, setup.seed)
-    return inputs, play(inputs, setup, progress)
+    if micro_batches is not None and micro_batches < 1:
+        raise SpecError(f"micro-batches ({micro_batches}) must be at least 1")
+    if routing.kind == "counts":
+        shares, note = _traced_shares(routing, workload.model, setup.num_gpus, micro_batches)
+    elif redraw:
+        shares = expert_shares(routing, workload.model, micro_batches)
+        note = "popular experts are drawn anew for every micro-batch, which no placement by past loads can follow"
+    else:
+        kept = expert_shares(routing, workload.model, 1)
+        shares = np.broadcast_to(kept, (micro_batches or MICRO_BATCHES, *kept.shape[1:]))
+        note = "popular experts stay, a layer's tokens are drawn anew (--redraw: other experts in every micro-batch)"
+    return draw_inputs(shares, tokens * moe.top_k, setup.num_gpus, setup.seed), (note,)
+
+
+def _traced_shares(
+    routing: RoutingSpec, model: ModelSpec, num_gpus: int, micro_batches: int | None
+) -> tuple[FloatA, str]:
+    """Shares of a trace, of each GPU where the trace says where tokens come from. (I, L, E) or (I, L, E, G)"""
+    from mofa.routing.balance.inputs import source_shares
+
+    assert routing.file is not None and model.moe is not None
+    counts = read_counts(routing.file, model, sources=True)
+    held = len(counts.iterations)
+    if micro_batches is not None and micro_batches > held:
+        raise SpecError(f"micro-batches ({micro_batches}): the trace holds {held} iterations; ask for fewer")
+    cap = 1.0 / model.moe.top_k
+    if counts.by_source is None:
+        shares = counts.tokens[:micro_batches]
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+        return cap_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
+    of_gpu = np.moveaxis(source_shares(counts.by_source[:micro_batches], num_gpus), 2, 3)
+    return np.moveaxis(cap_shares(of_gpu, cap), 3, 2), (
+        f"tokens of each GPU by the trace's {counts.by_source.shape[3]} source ranks"
+    )
 
 
 def _quantile(ratios: FloatA, quantile: float) -> float:

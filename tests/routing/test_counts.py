@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mofa.errors import SpecError
-from mofa.routing.counts import read_counts
+from mofa.routing.counts import Expected, read_counts
 from mofa.routing.load import rank_loads, routing_loads
 from mofa.specs.routing import RoutingSpec
 from tests.routing.test_load import moe_model
@@ -158,9 +158,25 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
 def test_large_files_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, parquet = write(frame(), tmp_path / "c.csv"), write(frame(), tmp_path / "c.parquet")
     for name, file, message in (
-        ("MAX_FILE_BYTES", csv, "larger than"), ("MAX_ROWS", csv, "has 16 rows, more than 10"),
-        ("MAX_ROWS", parquet, "has 16 rows, more than 10"), ("MAX_CELLS", csv, "has 2 iterations, too many"),
+        ("table.MAX_FILE_BYTES", csv, "larger than"), ("table.MAX_ROWS", csv, "has 16 rows, more than 10"),
+        ("table.MAX_ROWS", parquet, "has 16 rows, more than 10"),
+        ("counts.MAX_CELLS", csv, "has 2 iterations, too many"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(SpecError, match=message):
-            patch.setattr(f"mofa.routing.counts.{name}", 10)
+            patch.setattr(f"mofa.routing.{name}", 10)
             read_counts(file, MODEL)
+
+
+def test_source_ranks_are_kept_apart_where_asked(tmp_path: Path) -> None:
+    """Ranks of a layer are numbered in ascending order: pipeline stages have others."""
+    rows = ["0,0,0,5,4", "0,0,1,2,9", "0,1,0,3,1", "0,1,1,1,2"]
+    (tmp_path / "s.csv").write_text("iteration,layer,expert,tokens,source_rank\n" + "\n".join(rows) + "\n")
+    expected = Expected("two", 2)
+    assert read_counts(tmp_path / "s.csv", expected).by_source is None
+    found = read_counts(tmp_path / "s.csv", expected, sources=True)
+    assert found.by_source is not None
+    assert found.by_source.tolist() == [[[[5, 0], [0, 2]], [[3, 0], [0, 1]]]]
+    assert np.array_equal(found.by_source.sum(axis=-1), found.tokens)
+    (tmp_path / "s.csv").write_text("iteration,layer,expert,tokens,source_rank\n" + "\n".join(rows[:3]) + "\n")
+    with pytest.raises(SpecError, match="column source_rank: layer 1 has 1 source ranks, layer 0 has 2"):
+        read_counts(tmp_path / "s.csv", expected, sources=True)

@@ -11,7 +11,7 @@ import mofa
 from mofa.cost.estimate import estimate_table
 from mofa.cost.loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
-from mofa.routing.balance.simulate import Setup
+from mofa.routing.balance.setup import Setup
 from mofa.routing.load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.search.balance import balance_experts
@@ -69,6 +69,22 @@ def test_the_step_before_and_after() -> None:
     assert step.after_bytes < step.before_bytes
     assert report.group.layers == 32 and len(report.layers) == 32
     assert report.max_over_mean["plain"] > report.max_over_mean["micro_moe"] >= report.max_over_mean["lower_bound"]
+    # popular experts stay: placements follow them, and moving them pays
+    assert step.balanced_s < step.adaptive_s < step.after_s and step.capacity_s < step.eplb_s < step.before_s
+    assert report.adaptive.migration_s is not None and step.payback_steps is not None
+    assert step.payback_steps == pytest.approx(report.adaptive.migration_s / (step.after_s - step.adaptive_s))
+
+
+def test_the_cost_of_moving_experts_by_hand() -> None:
+    """Mixtral: 3 x 4096 x 14336 parameters an expert, 2 B of weights and 12 / 2 B of states each; 8 layers of a stage
+    over NVLink, by the replicas that the busiest GPU received, on average."""
+    setup = Setup(8, 8, 4)
+    report = balance_step(JOB, CLUSTER, STRATEGY, setup, framework=MEGATRON, micro_batches=3)
+    replica = 3 * 4096 * 14336 * (2 + 12 / 2)
+    assert report.adaptive.migration_s is not None
+    moved = report.adaptive.migration_s * CLUSTER.node.intra.bandwidth_bytes_per_s.value / (replica * 8)
+    assert report.adaptive.new_placements == 32 and 1 <= moved <= setup.slots
+    assert moved * 32 == pytest.approx(round(moved * 32))
 
 
 def test_the_search_takes_scheduling_where_it_pays_and_only_if_asked() -> None:

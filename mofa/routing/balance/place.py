@@ -64,7 +64,7 @@ class Adaptation:
     Parameters
     ----------
     interval
-        Micro-batches between two looks at the placement, and those that the predicted loads are the mean of. [-]
+        Micro-batches between two looks at the placement, and the most that the predicted loads are the mean of. [-]
     threshold
         Maximum over mean of the predicted loads above which experts move. [-]
     samples
@@ -80,6 +80,15 @@ class Adaptation:
             raise SpecError(f"interval ({self.interval}) must be at least 1 micro-batch")
         if not self.threshold >= 1:
             raise SpecError(f"threshold ({self.threshold:g}) must be at least 1, the mean itself")
+
+
+def is_due(done: int, interval: int) -> bool:
+    """Whether a placement is looked at after so many micro-batches: after the first, and every interval from there.
+
+    >>> [done for done in range(8) if is_due(done, 3)]
+    [1, 4, 7]
+    """
+    return done >= 1 and (done - 1) % interval == 0
 
 
 def replace_if_worse(

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
+from mofa.routing.balance.baselines import eplb_fullest
+from mofa.routing.balance.inputs import draw_inputs, source_inputs, source_shares, split_inputs
 from mofa.routing.balance.place import Adaptation
-from mofa.routing.balance.simulate import SCHEMES, Setup, draw_inputs, play, split_inputs
+from mofa.routing.balance.setup import Setup
+from mofa.routing.balance.simulate import SCHEMES, play
+from mofa.routing.placement import Placement
 from mofa.search.balance import ordered_shares
 from mofa.specs.routing import RoutingSpec
 
@@ -82,7 +86,50 @@ def test_eplb_follows_the_past() -> None:
     setup = Setup(32, 8, 4, adaptation=Adaptation(interval=5))
     played = play(zipf_inputs(1.0, setup), setup)
     eplb, plain = played.max_over_mean["eplb"], played.max_over_mean["plain"]
-    assert np.array_equal(eplb[:5], plain[:5]) and np.all(eplb[5:] < plain[5:])
+    assert np.array_equal(eplb[0], plain[0]) and np.all(eplb[1:] < plain[1:])
+
+
+def test_eplb_by_hand() -> None:
+    """4 experts on 4 GPUs of two slots; the past has (80, 20, 20, 0): counts 4, 2, 1, 1 by 20, 10, 20, 0 a replica.
+
+    Packed from the heaviest: 20 of expert 0 on each GPU, then 20 of expert 2, 10 and 10 of expert 1, 0 of expert 3.
+    With (40, 40, 20, 20) the parts are 10, 20, 20, 20, and every GPU has 10 + 20 tokens.
+    """
+    setup = Setup(4, 4, 2)
+    loads = np.array([[80, 20, 20, 0], [40, 40, 20, 20]])
+    plain = np.array([[50, 10, 50, 10], [40, 20, 40, 20]])
+    assert eplb_fullest(loads, plain, setup).tolist() == [50.0, 30.0]
+
+
+def test_own_placement_by_hand() -> None:
+    """Two experts of 60 and 20 tokens, both replicas of each on the same two GPUs: nothing can flow between pairs."""
+    apart = Placement(np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]))
+    inputs = np.zeros((1, 1, 4, 4), dtype=int)
+    inputs[0, 0, 0], inputs[0, 0, 1] = 15, 5
+    found = play(inputs, Setup(4, 4, 2, placement=apart))
+    assert found.max_over_mean["micro_moe"][0, 0] == found.max_over_mean["lower_bound"][0, 0] == 30 / 20
+    with pytest.raises(SpecError, match="placement: is of 4 experts on 4 GPUs, the group has 32 on 8"):
+        Setup(32, 8, 4, placement=apart)
+    with pytest.raises(SpecError, match="placement: GPU 0 has 4 replicas, and a GPU holds 2"):
+        Setup(4, 4, 2, placement=Placement(np.ones((4, 4), dtype=int)))
+
+
+def test_source_ranks_become_gpus() -> None:
+    by_source = np.arange(2 * 3 * 4).reshape(1, 2, 3, 4)
+    assert np.array_equal(source_inputs(by_source, 4), by_source)
+    folded = source_inputs(by_source, 2)
+    assert folded[0, 0, 0].tolist() == [0 + 1, 2 + 3]
+    dealt = source_inputs(by_source, 8)
+    assert np.array_equal(dealt.reshape(1, 2, 3, 4, 2).sum(axis=-1), by_source)
+    shares = source_shares(by_source.astype(float), 8)
+    assert np.array_equal(shares[..., 0::2], shares[..., 1::2]) and shares.sum(axis=2) == pytest.approx(
+        np.ones((1, 2, 8))
+    )
+    idle = source_shares(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2)
+    assert idle[0, 0, :, 1].tolist() == [0.75, 0.25]
+    for wrong in (source_inputs, source_shares):
+        with pytest.raises(SpecError, match=r"column source_rank: 4 ranks are no multiple and no part .* 6 GPUs"):
+            wrong(by_source, 6)
 
 
 @given(st.floats(0, 2), st.integers(0, 99), st.sampled_from([(8, 4, 2), (12, 6, 3), (16, 8, 2)]))

@@ -1,0 +1,70 @@
+"""What is done about uneven loads without scheduling tokens: nothing, dropping, replicas by past loads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.routing.balance.place import is_due
+from mofa.routing.balance.setup import Setup
+from mofa.routing.placement import Placement, packed
+
+FloatA = NDArray[np.float64]
+IntA = NDArray[np.int64]
+
+
+def plain_tokens(inputs: IntA, setup: Setup) -> IntA:
+    """Tokens of all GPUs where every expert-parallel group keeps to itself. (I, L, E, G) -> (I, L, G)
+
+    >>> plain_tokens(np.array([[[[7, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 2], [0, 1, 0, 0]]]]), Setup(4, 4, 2)).tolist()
+    [[[7, 1, 2, 2]]]
+    """
+    shape = inputs.shape
+    groups = inputs.reshape(*shape[:3], setup.merged, setup.ep).sum(axis=-1)
+    ranks = groups.reshape(*shape[:2], setup.ep, setup.slots, setup.merged).sum(axis=3)
+    return np.asarray(np.swapaxes(ranks, 2, 3).reshape(*shape[:2], setup.num_gpus))
+
+
+def plain_flow(inputs: IntA, placement: Placement, ep: int) -> IntA:
+    """Tokens from each GPU to each GPU under plain expert parallelism. (E, G) -> (G, G)"""
+    gpus = np.arange(placement.num_gpus)
+    same = gpus[:, None] // ep == gpus // ep
+    return np.asarray((inputs.T @ placement.copies) * same)
+
+
+def kept_below_capacity(inputs: IntA, factor: float) -> IntA:
+    """Tokens that are left where every GPU drops what is beyond ``ceil(tokens / E * factor)`` for an expert.
+
+    >>> kept_below_capacity(np.array([[[[5], [3], [0], [0]]]]), 1.0).ravel().tolist()
+    [2, 2, 0, 0]
+    """
+    most = np.ceil(inputs.sum(axis=2, keepdims=True) / inputs.shape[2] * factor)
+    return np.asarray(np.minimum(inputs, most), dtype=np.int64)
+
+
+def eplb_fullest(loads: IntA, plain_rows: IntA, setup: Setup) -> FloatA:
+    """Tokens of the fullest GPU with replicas packed by the mean load of the past, each with an equal part.
+
+    Parameters
+    ----------
+    loads
+        Tokens of the experts of one layer. (I, E) [tokens]
+    plain_rows
+        Tokens of the GPUs under plain expert parallelism, which the first micro-batch has. (I, G) [tokens]
+    setup
+        The group; its GPUs have as many slots as without replicas.
+
+    Returns
+    -------
+    FloatA
+        (I,) [tokens]
+    """
+    every = setup.adaptation.interval
+    fullest = plain_rows.max(axis=-1).astype(np.float64)
+    placed: Placement | None = None
+    for i, load in enumerate(loads):
+        if is_due(i, every):
+            placed = packed(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.slots)
+        if placed is not None:
+            fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()
+    return np.asarray(fullest)
