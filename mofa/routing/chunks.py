@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -65,6 +66,32 @@ def published_terms(model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: in
     unit = ELEMENT_BYTES * micro_batch / (tp * cp)
     width = 5 * h + a.num_heads * a.d_qk + 2 * a.num_kv_heads * a.d_qk + model.moe.num_experts
     return ActivationTerms(unit * seq_len * width, unit * (2 * h + 2 * model.moe.expert_hidden))
+
+
+def published_static(model: ModelSpec, layers: int, ep: int, bytes_per_param: float) -> float:
+    """MemFine's static memory of a rank (equation 1): weights, gradients, optimizer of its layers with experts. [B]
+
+    Parameters
+    ----------
+    layers
+        Layers of the rank, ``v l``. The paper's ``l = L`` says all, its ``p = 4`` a quarter. [-]
+    ep
+        Expert-parallel degree that the experts are split over. [ranks]
+    bytes_per_param
+        ``D_para + D_grad + 4 D_opt``, whose terms are not printed. [B]
+
+    Notes
+    -----
+    As printed: no embedding, no head, dense layers like the others, nothing sharded over data parallelism.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_workload
+    >>> round(published_static(load_workload("memfine-model-1").model, 4, 32, 20.0) / 1e9, 1)
+    46.8
+    """
+    layer = layer_params(model, moe=True)
+    return layers * bytes_per_param * (layer.total - layer.routed + layer.routed / ep)
 
 
 def published_in_flight(pp: int, stage: int, vpp: int = 1) -> int:

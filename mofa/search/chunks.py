@@ -83,10 +83,11 @@ class ChunkReport(Spec):
 
 @dataclass(frozen=True)
 class _Curves:
-    """Costs of one number of chunks at the grid's loads: stage bytes (GRID, pp), step seconds (GRID,)."""
+    """Costs of one number of chunks at the grid's loads: bytes and seconds of stages (GRID, pp), of steps (GRID,)."""
 
     grid: FloatA
     stage_bytes: FloatA
+    stage_s: FloatA
     step_s: FloatA
 
     def bytes_of(self, ratios: FloatA, stage: IntA) -> FloatA:
@@ -94,9 +95,28 @@ class _Curves:
         columns = [np.interp(ratios[:, i], self.grid, self.stage_bytes[:, s]) for i, s in enumerate(stage)]
         return np.stack(columns, axis=1)
 
-    def seconds_of(self, ratios: FloatA) -> FloatA:
-        """Step if all layers had this load. [s]"""
-        return np.asarray(np.interp(ratios, self.grid, self.step_s))
+    def seconds_of(self, ratios: FloatA, stage: IntA) -> FloatA:
+        """A micro-batch of a layer's stage if all its layers had this load. (I, L), (L,) -> (I, L) [s]"""
+        columns = [np.interp(ratios[:, i], self.grid, self.stage_s[:, s]) for i, s in enumerate(stage)]
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """How stages that differ make a step: ``even`` is a step whose stages take ``even_s``. [s], (pp,) [s]"""
+
+    even: float
+    even_s: FloatA
+    micro_batches: int
+    vpp: int
+
+    def step_s(self, stage_s: FloatA) -> FloatA:
+        """Steps of iterations whose stages take so long. (I, pp) -> (I,) [s]"""
+        return np.asarray(self.even + self._schedule(stage_s) - self._schedule(self.even_s))
+
+    def _schedule(self, stage_s: FloatA) -> FloatA:
+        slowest = stage_s.max(axis=-1)
+        return np.asarray(self.micro_batches * slowest + (stage_s.sum(axis=-1) - slowest) / self.vpp)
 
 
 def plan_chunks(
@@ -125,9 +145,10 @@ def plan_chunks(
     -----
     For every bin the strategy is costed with its token chunks at a few loads from balanced to the largest that occurs;
     memory of every stage and time are straight lines between. A layer gets the smallest bin with which its stage fits
-    (MACT), all layers of a stage taken to be as loaded as it; where no bin fits, the largest is costed. An iteration's
-    step is the mean over layers of the step in which all have that load and number of chunks, which is exact where
-    stages are alike. A load of every micro-batch of an iteration is the iteration's.
+    (MACT), all layers of a stage taken to be as loaded as it; where no bin fits, the largest is costed. A stage's time
+    is the sum over its layers, each with its own load and chunks; the slowest stage sets the pace of a step, the others
+    count once as the pipeline fills: ``m max_r t_r + (sum_r t_r - max_r t_r) / v``, plus what the step with even loads
+    takes beyond that. A load of every micro-batch of an iteration is the iteration's.
 
     References
     ----------
@@ -156,15 +177,19 @@ def plan_chunks(
     expected = np.minimum(seen_before(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus
 
+    first = curves[bins[0]]
+    m = max(workload.batch.global_batch // (spec.dp * spec.micro_batch), 1)
+    pipeline = _Pipeline(float(first.step_s[0]), first.stage_s[0], m, spec.vpp)
+
     def policy(name: str, chunks: IntA) -> Policy:
         memory = np.zeros_like(ratios)
         seconds = np.zeros_like(ratios)
         for c, curve in curves.items():
             here = chunks == c
             memory = np.where(here, curve.bytes_of(ratios, stage), memory)
-            seconds = np.where(here, curve.seconds_of(ratios), seconds)
+            seconds = np.where(here, curve.seconds_of(ratios, stage), seconds)
         over = int((memory > limit).sum())
-        step_s = float(seconds.mean())
+        step_s = float(pipeline.step_s(_of_stages(seconds, stage, first.stage_s[0])).mean())
         return Policy(
             name=name, fits=over == 0, over=over, peak_bytes=float(memory.max()), step_s=step_s,
             tokens_per_s_per_gpu=tokens / step_s, mean_chunks=float(chunks.mean()),
@@ -190,14 +215,25 @@ def _costed(
     grid: FloatA,
 ) -> _Curves:  # fmt: skip
     row = one_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
-    memory, seconds = [], []
+    memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}
         costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).rows(detail=True)
         assert costed.detail is not None
         memory.append(costed.detail.device_bytes[0])
+        stages.append(costed.detail.time_s[0])
         seconds.append(float(costed.step_s[0]))
-    return _Curves(grid, np.array(memory), np.array(seconds))
+    return _Curves(grid, np.array(memory), np.array(stages), np.array(seconds))
+
+
+def _of_stages(seconds: FloatA, stage: IntA, without: FloatA) -> FloatA:
+    """Each stage's time: as its time goes with the sum over layers, the mean over them of what all like one would take.
+
+    A stage ``without`` layers with experts takes that. (I, L), (L,), (pp,) -> (I, pp) [s]
+    """
+    columns = [seconds[:, stage == r].mean(axis=1) if (stage == r).any() else np.full(len(seconds), t)
+               for r, t in enumerate(without)]  # fmt: skip
+    return np.stack(columns, axis=1)
 
 
 def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategySpec) -> IntA:
