@@ -61,7 +61,7 @@ class Clock:
             elif type(step) is Beside:
                 self._beside(step)
             elif type(step) is Sync:
-                self.synchronise()
+                self.synchronise(step.host_s)
             elif type(step) is Same:
                 source = self.ready.get(step.source)
                 if source is None:
@@ -69,9 +69,9 @@ class Clock:
                 else:
                     self.ready[step.name] = source
 
-    def synchronise(self) -> None:
-        """The host waits for the device."""
-        self.host = max(self.host, self.compute) + self.sync_s
+    def synchronise(self, host_s: float = 0.0) -> None:
+        """The host waits for the device, and then computes. [s]"""
+        self.host = max(self.host, self.compute) + self.sync_s + host_s
 
     def wait_for(self, names: tuple[str, ...]) -> None:
         """The computing stream waits for tensors of other streams."""

@@ -63,9 +63,10 @@ class Beside(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """The host waits for the device."""
+    """The host waits for the device, and then computes for ``host_s``. [s]"""
 
     name: str
+    host_s: float
 
 
 class Same(NamedTuple):
@@ -203,7 +204,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
                     steps.append(line.extra)
         elif isinstance(op.work, HostSync):
             flush()
-            steps.append(Sync(op.name))
+            steps.append(Sync(op.name, value(op.work.host_s)))
         elif op.stream != "compute":
             flush()
             family = FAMILY[op.family]
@@ -228,11 +229,17 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             flush()
             steps += inserted[i]
     flush()
-    longest = sum(
-        step.issue + step.busy if isinstance(step, Run) else step.issue + step.seconds
-        for step in steps if isinstance(step, Run | Beside)
-    )  # fmt: skip
+    longest = sum(map(_most, steps))
     return Score(part.name, tuple(steps), part.given, part.out, longest)
+
+
+def _most(step: Step) -> float:
+    """The longest that a step can take. [s]"""
+    if isinstance(step, Run):
+        return step.issue + step.busy
+    if isinstance(step, Beside):
+        return step.issue + step.seconds
+    return step.host_s if isinstance(step, Sync) else 0.0
 
 
 def awaiting(names: tuple[str, ...]) -> Run:

@@ -13,7 +13,7 @@ from mofa.cost.loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import Setup
 from mofa.routing.load import routing_loads
-from mofa.routing.scheduled import with_scheduling
+from mofa.routing.scheduled import DISPATCH_S, with_scheduling
 from mofa.search.balance import balance_experts
 from mofa.search.balanced_step import balance_step, step_setup
 from mofa.search.single import one_row
@@ -39,6 +39,18 @@ def test_the_host_waits_for_every_schedule_of_the_slowest_stage() -> None:
 
     slow, slower = (step_s(f"{STRATEGY} balancing=micro_moe", given(h)) for h in (2e-3, 3e-3))
     assert slower - slow == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
+
+
+def test_played_out_the_host_is_waited_for_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A millisecond more of scheduling lengthens a played step as it does the closed form's: 8 layers of 32 + 3
+    micro-batches."""
+    balanced = f"{STRATEGY} balancing=micro_moe"
+    before = mofa.estimate(JOB, CLUSTER, balanced)
+    monkeypatch.setattr("mofa.routing.scheduled.DISPATCH_S", DISPATCH_S + 1e-3)
+    after = mofa.estimate(JOB, CLUSTER, balanced)
+    assert after.step_s - before.step_s == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
+    closed = mofa.estimate(JOB, CLUSTER, balanced, replay=False)
+    assert after.step_s == pytest.approx(closed.step_s, rel=0.01)
 
 
 def test_without_skew_scheduling_only_costs() -> None:
