@@ -90,7 +90,7 @@ def block_forward(ctx: Context, p: Primitives, kind: BlockKind) -> Tape:
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
     tape = b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))
-    return index_only(tape, ctx) if ctx.framework.routed_copies == "index" else tape
+    return tape if ctx.framework.routed_copies == "materialised" else index_only(tape, ctx)
 
 
 def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Literal
 
 from mofa.blocks.context import Context
+from mofa.blocks.elementwise import BoolK, anywhere, everywhere, where
 from mofa.blocks.op import Back, FloatK, Op, Stream, Tape
 
 INDEX_BYTES = 4.0
+INDEX = "moe.index_lists"
 Policy = Literal["moeblaze", "conventional"]
 
 
 def index_only(forward: Tape, ctx: Context) -> Tape:
-    """The forward tape of a layer on one expert-parallel rank without routed copies; one without experts stays.
+    """The forward tape of a layer without routed copies where a rank holds all experts; one without experts stays.
 
     Notes
     -----
@@ -37,37 +39,57 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
     ()
     """
     moe = ctx.model.moe
-    if moe is None or all(op.name != "moe.permute" for op in forward.ops):
+    here = _where_index(ctx)
+    if moe is None or not anywhere(here) or all(op.name != "moe.permute" for op in forward.ops):
         return forward
     tokens, tensors = ctx.shard, dict(forward.tensors)
     own = tokens * float(ctx.model.hidden) * ctx.element
     index = INDEX_BYTES * (3.0 * tokens * moe.top_k + moe.num_experts + 1.0)
     dense = INDEX_BYTES * tokens * float(moe.num_experts)
-    tensors["moe.sent"] = tensors["moe.sent"]._replace(bytes=own, grad_bytes=own)
-    tensors["moe.row_ids"] = tensors["moe.row_ids"]._replace(bytes=index)
-    tensors["experts.out"] = tensors["experts.out"]._replace(bytes=own)
+    for name in ("moe.sent", "experts.out"):
+        copies = tensors[name]
+        tensors[name] = copies._replace(bytes=where(here, own, copies.bytes), grad_bytes=where(here, own, copies.bytes))
+    ids = tensors["moe.row_ids"]
+    tensors["moe.row_ids"] = ids._replace(bytes=where(here, 0.0, ids.bytes))
+    tensors[INDEX] = ids._replace(name=INDEX, bytes=where(here, index, 0.0))
     ops: list[Op] = []
     for op in forward.ops:
         if op.name == "moe.permute":
-            h, scores = op.reads
             # the map is written and read, the lists are written
             made = Stream(2.0 * dense + index)
             ops.append(
-                op._replace(work=made, reads=(scores,), writes=("moe.row_ids",), saves=(), scratch=dense, launches=4,
-                            back=Back(0.0, 0))
+                Op(op.name, "memory_bound", made, (op.reads[1],), (INDEX,), scratch=where(here, dense, 0.0),
+                   launches=4, present=here, region=op.region, back=Back(0.0, 0))
             )  # fmt: skip
-            ops.append(
-                Op("moe.gather", "memory_bound", None, (h, scores), ("moe.sent",), view=True, launches=0,
-                   region=op.region)
-            )  # fmt: skip
+            ops.append(_left_out(op._replace(name="moe.gather"), here))
         elif op.name == "moe.unpermute":
-            ops.append(op._replace(work=None, saves=(), view=True, launches=0, back=None))
+            ops.append(_left_out(op, here))
         elif op.name == "experts.fc1":
-            ops.append(op._replace(saves=(*op.saves, "moe.row_ids")))
+            ops.append(op._replace(saves=(*op.saves, INDEX)))
         else:
-            assert not op.name.startswith(("moe.dispatch", "moe.combine", "moe.sort", "moe.unsort", "moe.etp"))
+            assert here is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.sort", "moe.etp"))
             ops.append(op)
     return replace(forward, ops=tuple(ops), tensors=tensors)
+
+
+def _where_index(ctx: Context) -> BoolK:
+    """Where experts gather by index: everywhere, or on ranks that hold all of the experts. (K,)"""
+    if ctx.framework.routed_copies == "index":
+        return True
+    alone = (ctx.ep == 1) & (ctx.etp == 1)
+    return True if everywhere(alone) else alone
+
+
+def _left_out(op: Op, here: BoolK) -> Op:
+    """A copy of rows that is a view here, each way."""
+    assert isinstance(op.work, Stream) and op.back is not None
+    back, none = op.back, 0.0
+    again = Stream(where(here, none, back.bytes), back.like)
+    return op._replace(
+        work=op.work._replace(bytes=where(here, none, op.work.bytes)), view=here,
+        launches=where(here, none, op.launches), saves=() if here is True else op.saves,
+        back=Back(work=again, launches=where(here, none, back.launches), view=here, family=op.family),
+    )  # fmt: skip
 
 
 def routing_buffer_bytes(tokens: FloatK, top_k: float, hidden: float, element_bytes: float = 2.0) -> FloatK:

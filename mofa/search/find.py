@@ -272,7 +272,7 @@ def with_numerics(
     if "moeblaze" in words:
         if workload.model.moe is None or framework.name != "megatron" or framework.experts != "grouped":
             raise SpecError(f"--with moeblaze: needs a model and megatron with grouped experts, not {framework.name}")
-        framework = framework.model_copy(update={"routed_copies": "index"})
+        framework = framework.model_copy(update={"routed_copies": "either"})
     if "zbv" in words and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}")
     return workload.model_copy(update={"precision": precision}), framework

@@ -207,7 +207,8 @@ def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ..
 def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
     """What dispatch by index saves."""
     model = workload.model
-    if model.moe is None or framework.routed_copies != "index":
+    shared = int(row.ep[0]) * int(row.etp[0]) > 1
+    if model.moe is None or framework.routed_copies == "materialised" or shared:
         return ()
     tokens = float(row.micro_batch[0]) * workload.batch.seq_len / float(row.cp[0])
     tokens /= float(row.tp[0]) if bool(row.sp[0]) else 1.0

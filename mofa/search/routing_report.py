@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity, rerun_fraction
+from mofa.routing.counts import moe_layers
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.load import expert_shares
 from mofa.routing.statistics import QUANTILES, expert_ratios, rank_ratios, statistics
@@ -18,7 +19,7 @@ from mofa.specs.workload import WorkloadSpec
 class GroupStatistics(Spec):
     """Loads over their mean of one layer, one iteration, one rank, or of everything. [-]"""
 
-    group: int = Field(ge=0, description="Index of the layer (among those with experts), iteration or rank.")
+    group: int = Field(ge=0, description="Index of the layer in the model, of the iteration or of the rank, from 0.")
     max_over_mean: float = Field(description="The fullest, averaged over the rest. [-]")
     largest: float = Field(description="The largest that occurred. [-]")
     smallest: float = Field(description="The smallest that occurred. [-]")
@@ -87,9 +88,11 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
     shares = expert_shares(workload.routing, workload.model, iterations)
     experts, ranks = expert_ratios(shares), rank_ratios(shares, ep)
     fits = fit_distributions(shares, moe.top_k, workload.routing.seed)
+    layers = moe_layers(workload.model)
+    by_layer = (row.model_copy(update={"group": int(layers[row.group])}) for row in _rows(ranks, "layer"))
     return RoutingReport(
         workload=workload.name, routing=str(workload.routing), ep=ep, iterations=len(shares),
-        experts=_rows(experts, "all")[0], ranks=_rows(ranks, "all")[0], by_layer=_rows(ranks, "layer"),
+        experts=_rows(experts, "all")[0], ranks=_rows(ranks, "all")[0], by_layer=tuple(by_layer),
         by_iteration=_rows(ranks, "iteration"), by_rank=_rows(ranks, "unit"),
         fits=tuple(
             FittedDistribution(

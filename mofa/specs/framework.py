@@ -36,8 +36,9 @@ class FrameworkSpec(Spec):
     allocator: Literal["native", "expandable"] = "native"
     dispatcher: Literal["alltoall", "allgather", "deepep"] = "alltoall"
     experts: Literal["grouped", "sequential"] = "grouped"
-    routed_copies: Literal["materialised", "index"] = "materialised"
-    """Whether experts read copies of their tokens, or gather them by index (MoEBlaze; no released framework does)."""
+    routed_copies: Literal["materialised", "index", "either"] = "materialised"
+    """Whether experts read copies of their tokens, or gather them by index (MoEBlaze; no released framework does),
+    which needs ep 1 and etp 1; ``either`` gathers by index there and copies elsewhere."""
     attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
     """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2, ``flash1`` the first one's."""
     chunk_overlap: bool = False
@@ -96,8 +97,10 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{field} ({value}) is not offered by {self.name}; use one of {', '.join(offered)}")
         if self.data_parallel == "hsdp" and self.dp_replicate == 1:
             raise ValueError("data_parallel: hsdp needs dp_replicate above 1, the replicas of a shard group")
-        if self.routed_copies == "index" and (self.name != "megatron" or self.experts != "grouped"):
-            raise ValueError(f"routed_copies: index is modelled for megatron's grouped experts, not for {self.name}'s")
+        if self.routed_copies != "materialised" and (self.name != "megatron" or self.experts != "grouped"):
+            raise ValueError(
+                f"routed_copies: {self.routed_copies} is modelled for megatron's grouped experts, not for {self.name}'s"
+            )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:

@@ -40,7 +40,7 @@ def test_what_is_kept_by_hand() -> None:
     """Both keep gate and up, and the activation's output; the copies of the rows become three index lists."""
     both = {"experts.fc1": 2.0 * ROWS * 2 * F, "experts.act": 2.0 * ROWS * F}
     index = 4 * (3 * ROWS + 8 + 1)
-    assert keeps("index") == {**both, "moe.row_ids": index}
+    assert keeps("index") == {**both, "moe.index_lists": index}
     copies = keeps("materialised")
     assert {n: copies[n] for n in both} == both
     assert copies["moe.sent"] == 2 * ROWS * H
@@ -112,3 +112,28 @@ def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
     )
     assert plans["index", False].step_s < plans["materialised", False].step_s
     assert "128.00 MiB" in plans["index", False].notes[-1] and "a model" in plans["index", False].notes[-1]
+
+
+def test_either_is_index_where_a_rank_holds_all_experts_and_copies_elsewhere() -> None:
+    """Costed together or one by one, in time and memory of the closed forms and of the replay."""
+    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 8)
+
+    def plan(copies: str, strategy: str, *, replay: bool = False) -> mofa.Plan:
+        facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})
+        return mofa.estimate(job, machines, strategy, framework=facts, replay=replay)
+
+    alone, shared = "pp=4 ep=1 micro_batch=1", "pp=4 ep=2 micro_batch=1"
+    for strategy, same in ((alone, "index"), (shared, "materialised")):
+        for replay in (False, True):
+            one, other = (plan(c, strategy, replay=replay) for c in ("either", same))
+            assert one.step_s == pytest.approx(other.step_s, rel=1e-12)
+            assert one.memory.by_component == pytest.approx(other.memory.by_component)
+    assert any("dispatch by index" in note for note in plan("either", alone).notes)
+    assert not any("dispatch by index" in note for note in plan("either", shared).notes)
+    fix = {"pp": 4, "tp": 1, "cp": 1, "micro_batch": 1, "vpp": 1, "recompute": "none"}
+    found = mofa.find_plans(job, machines, fix=fix, with_=["moeblaze"], top=2, replay=False).report.plans
+    assert {p.strategy.ep for p in found} == {1, 2}  # the search has both, costed in one table
+    for p in found:
+        text = f"pp=4 ep={p.strategy.ep} micro_batch=1"
+        assert p.step_s == pytest.approx(plan("either", text).step_s, rel=1e-9)
+        assert p.memory.device_bytes == pytest.approx(plan("either", text).memory.device_bytes, rel=1e-9)

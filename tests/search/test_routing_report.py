@@ -19,6 +19,7 @@ def test_the_presets_statistics() -> None:
     """moe.md A.8: the fullest expert has 7.7 (layer 4) to 31.5 (layer 15) times the mean."""
     report = describe_routing(V3.model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")}), 32, 3)
     assert report.experts.largest == pytest.approx(31.5, abs=0.05)
+    assert [g.group for g in report.by_layer] == list(range(3, 16))  # as the model counts them; three are dense
     assert len(report.by_layer) == 13 and len(report.by_iteration) == 3 and len(report.by_rank) == 32
     assert report.ranks.largest == max(g.largest for g in report.by_layer) == max(g.largest for g in report.by_rank)
     dropped = [c.dropped_fraction for c in report.capacity]
