@@ -319,6 +319,21 @@ def test_fresh_shapes_meet_the_targets_too() -> None:
         assert found[name]["p90_abs_error"] <= p90
 
 
+@pytest.mark.parametrize("family", ["attention", "gemm", "grouped_gemm", "memory_bound"])
+def test_curves_of_one_machine_hold_on_another(family: str) -> None:
+    """No row of the third machine entered a fit; its bars are those of the held-out shapes of the first."""
+    found = check([ROOT / "measurements" / "h200-1gpu-third"])["families"][family]
+    text = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| {family} \| (\d+) \| ([\d.]+)% \| ([\d.]+)% \|", text, re.MULTILINE)
+    assert (found["points"], *(round(100 * found[key], 1) for key in ("median_abs_error", "p90_abs_error"))) in [
+        (int(points), float(median), float(p90)) for points, median, p90 in rows
+    ]
+    median, p90 = TARGETS[family]
+    assert found["points"] >= (100 if family == "gemm" else 60)
+    assert found["median_abs_error"] <= median
+    assert found["p90_abs_error"] <= p90
+
+
 def test_a_folder_without_fresh_rows_says_how_to_get_them() -> None:
     with pytest.raises(SpecError, match="no fresh held-out rows of a fitted family"):
         check([ROOT / "measurements" / "h200-2gpu"], split="fresh")
