@@ -324,10 +324,11 @@ def test_curves_of_one_machine_hold_on_another(family: str) -> None:
     """No row of the third machine entered a fit; its bars are those of the held-out shapes of the first."""
     found = check([ROOT / "measurements" / "h200-1gpu-third"])["families"][family]
     text = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
-    rows = re.findall(rf"^\| {family} \| (\d+) \| ([\d.]+)% \| ([\d.]+)% \|", text, re.MULTILINE)
-    assert (found["points"], *(round(100 * found[key], 1) for key in ("median_abs_error", "p90_abs_error"))) in [
-        (int(points), float(median), float(p90)) for points, median, p90 in rows
-    ]
+    documented = re.search(rf"^\| {family}, third \| (\d+) \| ([\d.]+)% \| ([\d.]+)% \|", text, re.MULTILINE)
+    assert documented is not None
+    assert int(documented[1]) == found["points"]
+    assert float(documented[2]) / 100 == pytest.approx(found["median_abs_error"], abs=0.004)
+    assert float(documented[3]) / 100 == pytest.approx(found["p90_abs_error"], abs=0.004)
     median, p90 = TARGETS[family]
     assert found["points"] >= (100 if family == "gemm" else 60)
     assert found["median_abs_error"] <= median
