@@ -218,8 +218,9 @@ def make_rows(
         groups = candidate_groups(cluster, framework, table)
     shards = stage_shards(workload, framework, table, lay, groups)
     static = static_bytes(
-        workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None], table.dp[:, None]
-    )
+        workload, framework, shards, mode.precision, mode.pipelined, table.zero[:, None], table.dp[:, None],
+        table.ep[:, None],
+    )  # fmt: skip
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
         whole[table.recompute], layers, mtp, lay, m, groups, shards, static,
@@ -242,7 +243,10 @@ def stage_shards(
         expert += count * p.routed / spread
     unit = framework.vocab_divisor * tp
     padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
-    dense += first * (embedding_params(model) + padding) / tp
+    # Megatron's positions and the norm behind them are whole on every rank
+    looked_up = model.vocab * model.hidden
+    whole = embedding_params(model) - looked_up
+    dense += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
     dense += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +60,16 @@ def static_bytes(
     pipelined: bool,
     zero: NDArray[np.int64],
     replicas: IntN | int = 1,
+    ep: IntN | int = 1,
 ) -> StaticBytes:
     """What a stage holds besides activations.
 
     Megatron: bf16 parameters (2), fp32 main gradients (4), fp32 main parameters and two moments (12) that the
     distributed optimizer shares out: 6 + 12/dp bytes a parameter; without it 18. torchtitan: fp32 parameters and two
     moments, sharded; under pipelines the gathered bf16 weights (2) and unsharded fp32 gradients (4) on top; under
-    autocast everything fp32 and whole (16); DDP keeps buckets apart from the gradients (4 more).
+    autocast everything fp32 and whole (16); DDP keeps buckets apart from the gradients (4 more). Under expert
+    parallelism Megatron's experts have an optimizer of their own, which steps behind the other (optimizer/__init__.py,
+    ChainedOptimizer): temporaries are those of the larger.
 
     References
     ----------
@@ -79,7 +82,13 @@ def static_bytes(
     if framework.name not in PYTORCH_MODULES:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
         temporary = 4.0 if framework.optimizer == "foreach" else 0.0
-        scratch = np.where(zero >= 1, shards.sharded(temporary), shards.whole(temporary))
+        apart = np.asarray(ep) > 1
+        dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
+
+        def temporaries(part: Shards) -> ArrayN:
+            return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
+
+        scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
         # Transformer Engine keeps fp8 copies of the weights, in both layouts, over the micro-batches of a step
         copies = shards.whole(2.0) if workload.precision.gemm == "fp8" else zeros
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)

@@ -245,9 +245,15 @@ class Player:
         if previous is not None:
             self.drop(previous)
 
+    def in_optimizers(self) -> tuple[tuple[Weight, ...], ...]:
+        """The weights of each optimizer, in its order: Megatron's buffers hold them from the last to the first."""
+        weights = self.rank.weights[::-1] if self.rank.contiguous else self.rank.weights
+        found = (tuple(w for w in weights if w.apart is apart) for apart in (False, True))
+        return tuple(of_one for of_one in found if of_one)
+
     def in_optimizer(self) -> tuple[Weight, ...]:
-        """The weights in the order of the optimizer: Megatron's buffers hold them from the last to the first."""
-        return self.rank.weights[::-1] if self.rank.contiguous else self.rank.weights
+        """All weights in the order of the optimizers."""
+        return tuple(w for of_one in self.in_optimizers() for w in of_one)
 
     def optimize(self) -> None:
         where = "optimizer step"
@@ -258,13 +264,14 @@ class Player:
         if self.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
             for w in self.in_optimizer():
                 self.drop(self.new(w.state, scratch))
-        if self.step == 1:
-            for w in self.in_optimizer():
-                self.new(w.state, _outside(STATES, "Adam's first moments", where))
-                self.new(w.state, _outside(STATES, "Adam's second moments", where))
-        temporaries = [self.new(w.temporary, scratch) for w in self.in_optimizer() if w.temporary]
-        for kept in temporaries:
-            self.drop(kept)
+        for weights in self.in_optimizers():
+            if self.step == 1:
+                for w in weights:
+                    self.new(w.state, _outside(STATES, "Adam's first moments", where))
+                    self.new(w.state, _outside(STATES, "Adam's second moments", where))
+            temporaries = [self.new(w.temporary, scratch) for w in weights if w.temporary]
+            for kept in temporaries:
+                self.drop(kept)
 
     # -- computations
     def workspace(self, thread: str) -> None:

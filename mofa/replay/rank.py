@@ -25,6 +25,8 @@ class Weight:
     state: int
     temporary: int
     whole_params: float
+    apart: bool = False
+    """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
 
 
 @dataclass(frozen=True)

@@ -183,5 +183,11 @@ def _weights(rows: Rows, r: int, chunks: list[tuple[Piece, ...]]) -> tuple[Weigh
     param = share(params, local if sharded else whole)
     each = share((states - main) / 2.0, spread)
     mains = share(main, spread) if main else [0] * len(named)
-    scratch = share(float(static.step_scratch[0, r]), spread)
-    return tuple(Weight(name, param[i], mains[i], each[i], scratch[i], n) for i, (name, n) in enumerate(named))
+    chained = static.grads_always and int(rows.table.ep[0]) > 1
+    apart = [chained and " experts." in name for name, _ in named]
+    # temporaries of the step's fullest instant are those of the larger optimizer
+    fullest = max(sum(s for s, own in zip(spread, apart, strict=True) if own is way) for way in (False, True))
+    scratch = share(float(static.step_scratch[0, r]) * sum(spread) / fullest, spread)
+    return tuple(
+        Weight(name, param[i], mains[i], each[i], scratch[i], n, apart[i]) for i, (name, n) in enumerate(named)
+    )

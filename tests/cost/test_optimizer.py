@@ -47,6 +47,16 @@ def test_distributed_optimizer(dp: int) -> None:
     assert total(static(ranks=dp, zero=0)) / 1e9 == 18
 
 
+@pytest.mark.parametrize(("ep", "temporaries"), [(1, 4 * 3e9), (2, 4 * 2e9)])
+def test_temporaries_of_two_optimizers(ep: int, temporaries: float) -> None:
+    """Adam by separate kernels takes 4 bytes a parameter; under ep the experts' 2e9 step behind the others' 1e9."""
+    shards = Shards(*(np.array([[v]]) for v in (1e9, 2e9, 1.0, 1.0)))
+    held = static_bytes(
+        JOB, framework("megatron", optimizer="foreach"), shards, "mixed", False, np.array([[1]]), ep=np.array([[ep]])
+    )
+    assert held.step_scratch[0, 0] == temporaries
+
+
 def test_zero_of_7_5_billion_parameters_on_64_gpus() -> None:
     """Figure 1 of the paper: 31.4 GB for stage 1 with 16-bit gradients; stage 3 1.88 GB, which 16 bytes over 64 are."""
     stage_1 = total(static(dense=7.5e9, ranks=64)) - 2 * 7.5e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -60,24 +61,27 @@ def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
     return [play(rank, expandable=run.expandable, **options) for rank in ranks_of(run.estimator)]  # type: ignore[arg-type]
 
 
-MISSED = ("mc2-ep2-mixtral22b-1l-allgather", "mc2-tp2-ep2-qwen30b-4l-full")
-"""Configurations whose allocated memory is 3 to 4 % too high: Megatron's experts, cause not found."""
+REPEAT = re.compile(r"-(again|third|fourth|fifth)$")
 
 
 def test_measured_memory() -> None:
-    """The runs that may be learned from: peaks over the steps after the first, of the fullest rank."""
+    """The runs that may be learned from: peaks over the steps after the first, of the fullest rank.
+
+    A configuration that was measured several times counts once."""
     allocated, reserved = [], []
     for name in fitting_runs():
+        if REPEAT.search(name):
+            continue
         run = load(name)
         if not run.settled:
             continue
         ranks = _played(run)
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
         reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
-        assert abs(allocated[-1]) < (0.04 if name.startswith(MISSED) else 0.025), name
+        assert abs(allocated[-1]) < 0.025, name
         assert abs(reserved[-1]) < 0.16, name
-    assert len(allocated) >= 72
-    assert np.abs(allocated).mean() < 0.004
+    assert len(allocated) >= 62
+    assert np.abs(allocated).mean() < 0.002
     assert np.median(np.abs(allocated)) < 0.0005
     assert np.abs(reserved).mean() < 0.02
     assert np.median(np.abs(reserved)) < 0.014
@@ -119,6 +123,22 @@ def test_full_device_plays_on() -> None:
     assert played.out_of_memory.step == 1
     assert played.out_of_memory.allocated <= whole.peak_reserved // 2
     assert played.peak.allocated == whole.peak.allocated
+
+
+def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
+    """ChainedOptimizer: the step's temporaries are those of the larger optimizer, here the experts' of 200 MiB."""
+    toy = _toy(1)
+    weights = (
+        Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB, 10.0),
+        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, 10.0, apart=True),
+    )
+    states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
+    gradient = 20 * MIB
+    one = play(replace(toy, weights=weights))
+    assert one.peak.where == "optimizer step"
+    assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
+    together = play(replace(toy, weights=(weights[0], replace(weights[1], apart=False))))
+    assert together.peak.allocated == one.peak.allocated + 100 * MIB
 
 
 def test_a_run_that_ran_out_of_memory() -> None:

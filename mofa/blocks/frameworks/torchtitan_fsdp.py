@@ -392,7 +392,11 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         post.tensor("fsdp.reduced", 0.0)
         post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
-        theirs = _kept_where_together(post, theirs, apart)
+        together = _Pieces(tensors=p.tensors)
+        theirs = _kept_where_together(together, theirs, apart)
+        # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
+        copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
+        post.ops[copied:copied] = together.ops
         at = _after_experts(body)
         body[at:at] = post.ops
         names = ("experts.", "moe.combine.backward")
