@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mofa.report.chunk_policies import plot_policy_memory, plot_throughput
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.style import new_axes
 from mofa.report.text import print_table
@@ -86,7 +87,7 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
 
 
 def save_chunks(report: ChunkReport, directory: Path) -> list[Path]:
-    """Write ``chunks.json``, the chunks as a table and as a figure.
+    """Write ``chunks.json``, the chunks as a table, and figures: chunks, throughput and memory over the iterations.
 
     Returns
     -------
@@ -96,4 +97,6 @@ def save_chunks(report: ChunkReport, directory: Path) -> list[Path]:
     files = {"chunks.json": (report.model_dump_json(indent=2) + "\n").encode()}
     files["chunks.csv"] = csv_bytes(report.to_frame())
     files |= figure_files("chunks", plot_chunks(report))
+    files |= figure_files("throughput", plot_throughput(report))
+    files |= figure_files("memory", plot_policy_memory(report))
     return write_files(directory, files)

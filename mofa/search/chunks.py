@@ -49,6 +49,8 @@ class Policy(Spec):
     step_s: float = Field(gt=0, description="Step, averaged over the iterations. [s]")
     tokens_per_s_per_gpu: float = Field(gt=0, description="Throughput. [tokens/s]")
     mean_chunks: float = Field(gt=0, description="Chunks, averaged over layers and iterations. [-]")
+    steps_s: tuple[float, ...] = Field(description="Step of each iteration. [s]")
+    peaks_bytes: tuple[float, ...] = Field(description="Device memory of the fullest rank in each iteration. [B]")
 
 
 class ChunkReport(Spec):
@@ -60,6 +62,7 @@ class ChunkReport(Spec):
     routing: str = Field(description="How tokens fall on experts.")
     bins: tuple[int, ...] = Field(description="Numbers of chunks that may be chosen. [-]")
     limit_bytes: float = Field(gt=0, description="Usable memory less the margin. [B]")
+    tokens_per_gpu: float = Field(gt=0, description="Of a step. [tokens]")
     max_rows: dict[str, tuple[float, ...]] = Field(
         description="Rows of a rank that fit, per number of chunks and stage; at most the most that occur. [rows]"
     )
@@ -189,10 +192,12 @@ def plan_chunks(
             memory = np.where(here, curve.bytes_of(ratios, stage), memory)
             seconds = np.where(here, curve.seconds_of(ratios, stage), seconds)
         over = int((memory > limit).sum())
-        step_s = float(pipeline.step_s(_of_stages(seconds, stage, first.stage_s[0])).mean())
+        steps_s = pipeline.step_s(_of_stages(seconds, stage, first.stage_s[0]))
+        step_s = float(steps_s.mean())
         return Policy(
             name=name, fits=over == 0, over=over, peak_bytes=float(memory.max()), step_s=step_s,
-            tokens_per_s_per_gpu=tokens / step_s, mean_chunks=float(chunks.mean()),
+            tokens_per_s_per_gpu=tokens / step_s, mean_chunks=float(chunks.mean()), steps_s=tuple(steps_s.tolist()),
+            peaks_bytes=tuple(memory.max(axis=1).tolist()),
         )  # fmt: skip
 
     policies = [policy(f"fixed {c}", np.full(ratios.shape, c)) for c in bins]
@@ -203,7 +208,7 @@ def plan_chunks(
     mean_rows /= spec.tp if spec.sp else 1
     return ChunkReport(
         workload=workload.name, strategy=strategy, routing=str(workload.routing), bins=bins, limit_bytes=limit,
-        max_rows={str(c): tuple(_most(curve, limit) * mean_rows) for c, curve in curves.items()},
+        tokens_per_gpu=tokens, max_rows={str(c): tuple(_most(curve, limit) * mean_rows) for c, curve in curves.items()},
         layers=tuple(i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)),
         chunks=tuple(tuple(int(c) for c in row) for row in chosen), policies=tuple(policies),
         joint=choose_jointly(workload, cluster, framework, spec, ratios, bins, limit) if joint else None,

@@ -19,8 +19,13 @@ def test_chunks_of_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main((*COMMAND, *options, "--bins", "1,4", "--out", str(out), "--quiet")) == 0
     shown = capsys.readouterr().out
     assert "mact" in shown and "fixed 4" in shown
-    assert {f.name for f in out.iterdir()} == {"chunks.json", "chunks.csv", "chunks.png", "chunks.svg"}
+    figures = {f"{name}.{kind}" for name in ("chunks", "throughput", "memory") for kind in ("png", "svg")}
+    assert {f.name for f in out.iterdir()} == {"chunks.json", "chunks.csv", *figures}
     found = json.loads((out / "chunks.json").read_text())
+    for policy in found["policies"]:
+        assert len(policy["steps_s"]) == len(policy["peaks_bytes"]) == 2
+        assert max(policy["peaks_bytes"]) == policy["peak_bytes"]
+        assert sum(policy["steps_s"]) / 2 == pytest.approx(policy["step_s"])
     assert found["bins"] == [1, 4] and len(found["chunks"]) == 2 and len(found["layers"]) == 5
 
 
