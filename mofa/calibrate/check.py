@@ -13,7 +13,7 @@ from mofa.calibrate.fit import Curves, fit_curves, predict
 from mofa.calibrate.measurements import Row, read_environment, read_rows
 from mofa.errors import SpecError
 
-FAMILY = {"compiled": "memory_bound"}
+FAMILY = {"compiled": "memory_bound", "routed": "memory_bound"}
 FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
 FLOOR_BYTES = {"collective": 2**20}

@@ -83,7 +83,7 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str) -> Curves:
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
     copies = _copies(by.get("copy", []))
     copy_rate = copies.get("device_copy", 0.0)
-    memory = by.get("memory_bound", []) + by.get("compiled", [])
+    memory = by.get("memory_bound", []) + by.get("compiled", []) + by.get("routed", [])
     return Curves(
         gpu=gpu, num_sms=num_sms,
         gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
@@ -123,6 +123,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "attention": (curves.attention, attention_key, _attention_times),
         "memory_bound": (curves.memory_bound, memory_key, _stream_times),
         "compiled": (curves.memory_bound, memory_key, _stream_times),
+        "routed": (curves.memory_bound, memory_key, _stream_times),
         "collective": (curves.collective, collective_key, _collective_times),
     }
     for family, (found, key, times) in predictors.items():

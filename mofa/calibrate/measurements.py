@@ -23,8 +23,8 @@ BYTES_END = "_bytes"
 """Ops whose names end so are no timings but bytes, and their rows say so in the unit."""
 SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
-    "compiled": ("tokens", "width"), "copy": ("bytes",), "host": ("ops",), "autograd": ("ops",),
-    "sustained": ("m", "n", "k"),
+    "compiled": ("tokens", "width"), "routed": ("tokens", "width"), "copy": ("bytes",),
+    "host": ("ops",), "autograd": ("ops",), "sustained": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip

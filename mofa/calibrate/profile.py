@@ -12,6 +12,7 @@ import yaml
 
 from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
+from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
@@ -186,7 +187,8 @@ def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
-    eager = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
+    found = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
+    eager = {op: form for op, form in found.items() if op not in ROUTED_OPS}  # strided: no example for others
     eager = eager or {k.split()[1]: f.form for k, f in curves.memory_bound.items()}
     rates = [f.bytes_per_s for f in eager.values()]
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]

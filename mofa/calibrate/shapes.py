@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Dims, Item, Shape, log_uniform, split_cases
+from mofa.calibrate.shapes_routed import routed_cases
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
              (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
@@ -19,7 +20,7 @@ QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
-                    "sustained")  # fmt: skip
+                    "routed", "sustained")  # fmt: skip
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 FAMILIES = (*SEVERAL_GPU_FAMILIES, "chunked_moe")
 """What can be named; whole layers are measured only where they are, as no curve comes from them."""
@@ -33,7 +34,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
-        "autograd": autograd_cases, "sustained": sustained_cases,
+        "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes_chunked import chunked_cases
@@ -61,7 +62,7 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return found
-    if family == "autograd":
+    if family in ("autograd", "routed"):
         return []
     if family == "sustained":
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]

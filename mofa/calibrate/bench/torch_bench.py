@@ -15,6 +15,7 @@ from mofa.calibrate.bench.torch_autograd import autograd_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryOps
+from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
@@ -50,6 +51,8 @@ class TorchBench:
             return sustained_sample(case, self.pool, self.clock)
         if case.family in ("memory_bound", "compiled"):
             calls = self._memory.calls(case)
+        elif case.family == "routed":
+            calls = routed_calls(case, self.pool)
         else:
             make = {"gemm": gemm_calls, "grouped_gemm": grouped_calls, "attention": attention_calls}
             if case.family not in make:

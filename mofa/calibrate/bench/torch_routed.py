@@ -1,0 +1,53 @@
+"""Memory-bound ops of routed tokens in plain PyTorch: on halves of a tensor, on a token's copies, on repeated rows.
+
+Unlike those on whole tensors they run with strides or broadcast, which costs them bandwidth.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.shapes_routed import COPIES
+
+
+def routed_calls(case: Case, pool: Pool) -> list[Call]:
+    """The calls of a case, over rotating inputs; ``tokens`` are rows, of which a token has so many copies."""
+    rows, width = case.size("tokens"), case.size("width")
+    return [_call(case.op, rows, width, pool) for _ in range(min(8, num_sets(4 * rows * width)))]
+
+
+def _call(op: str, rows: int, width: int, pool: Pool) -> Call:
+    device = pool.device
+    if op.startswith("swiglu_halves"):
+        gate, up = pool.view(rows, 2 * width).chunk(2, -1)
+        if op.endswith("_fwd"):
+            return lambda: F.silu(gate).mul_(up)
+        grad, d_both = pool.view(rows, width), torch.empty(rows, 2 * width, device=device, dtype=torch.bfloat16)
+        d_gate, d_up = d_both.chunk(2, -1)
+
+        def backward() -> None:
+            work = F.silu(gate)
+            torch.mul(grad, work, out=d_up)
+            torch.mul(grad, up, out=work)
+            torch.ops.aten.silu_backward.grad_input(work, gate, grad_input=d_gate)
+
+        return backward
+    tokens = rows // COPIES
+    if op == "gather_copies":
+        source = pool.view(tokens, width)
+        index = torch.randperm(rows, device=device) // COPIES
+        return lambda: source[index]
+    x = pool.view(rows, width).view(tokens, COPIES, width)
+    if op == "sum_copies":
+        return lambda: x.sum(1)
+    # signs keep the numbers' size however often they are multiplied in place
+    if op == "weigh_copies":
+        weights = torch.sign(torch.randn(tokens, COPIES, 1, device=device)).to(torch.bfloat16)
+        return lambda: x.mul_(weights)
+    if op == "dot_copies":
+        other = torch.sign(torch.randn(tokens, 1, width, device=device)).to(torch.bfloat16)
+        return lambda: x.mul_(other).sum(-1)
+    raise Unsupported(f"no such op of routed tokens: {op}")
