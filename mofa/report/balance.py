@@ -98,9 +98,10 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
          f"{format_seconds(report.solve_s.p99)}")],
         ["tokens above the density", f"{report.gap_tokens:.3g} at most"],
         ["tokens sent by the busiest GPU", (f"{report.sent_over_mean.plain:.3f} of the mean plain, "
-         f"{report.sent_over_mean.micro_moe:.3f} scheduled")],
+         f"{report.sent_over_mean.micro_moe:.3f} scheduled, {report.sent_over_mean.micro_moe_adaptive:.3f} adaptive")],
         ["tokens that leave the busiest node", (f"{report.crossing_over_mean.plain:.3f} of the mean plain, "
-         f"{report.crossing_over_mean.micro_moe:.3f} scheduled")],
+         f"{report.crossing_over_mean.micro_moe:.3f} scheduled, "
+         f"{report.crossing_over_mean.micro_moe_adaptive:.3f} adaptive")],
         ["dropped by the capacity", f"{report.dropped_fraction:.1%} of the tokens"],
         ["new placements", f"{a.new_placements}; settled at {settled}"
          + ("" if a.migration_s is None else f", {format_seconds(a.migration_s)} each") + _payback(report)],
@@ -122,7 +123,7 @@ def _print_step(s: StepBalance, console: Console) -> None:
         ("plain, tokens beyond capacity dropped", s.capacity_s, None, True),
         ("replicas by past loads (EPLB)", s.eplb_s, None, True),
         ("scheduled replicas", s.after_s, s.after_bytes, s.fits_after),
-        ("scheduled, adaptive placement", s.adaptive_s, None, True),
+        ("scheduled, adaptive placement", s.adaptive_s, s.adaptive_bytes, s.fits_adaptive),
         ("were routing balanced", s.balanced_s, None, True),
     ]
     rows = [

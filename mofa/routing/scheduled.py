@@ -21,7 +21,8 @@ _UNITS = 1e6
 """Shares are counted in so many parts, for flows of whole numbers."""
 SOLVE_S, SOLVE_PER_REPLICA_S = 40e-6, 0.25e-6
 """Time of one warm solve: fixed and per replica. Measured with benchmarks/balance_speed.py on one core of a server's
-processor: 0.05 ms for 64 replicas on 8 GPUs, 0.15 ms for 512 on 64. [s]"""
+processor, median and 99th percentile over four skews: 0.015 and 0.03 ms for 64 replicas on 8 GPUs, at most 0.06 and
+0.08 for 256 on 32, at most 0.13 and 0.47 for 512 on 64; these give 0.06, 0.10 and 0.17 ms. [s]"""
 DISPATCH_S = 0.3e-3
 """What a dispatch to replicas takes beyond one to experts, without solving: MicroMoE (arXiv 2511.16947) adds 0.4 ms to
 a dispatch with everything overlapped (figure 9), of which its smallest solve is 0.1 ms (figure 11). [s]"""

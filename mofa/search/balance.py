@@ -60,6 +60,7 @@ class Movement(Spec):
 
     plain: float = Field(ge=0, description="Plain expert parallelism. [-]")
     micro_moe: float = Field(ge=0, description="Scheduled replicas. [-]")
+    micro_moe_adaptive: float = Field(ge=0, description="Scheduled replicas on adaptive placements. [-]")
 
 
 class Adaptive(Spec):
@@ -103,9 +104,11 @@ class StepBalance(Spec):
     overhead_s: float = Field(ge=0, description="Of it, host time of scheduling one layer and micro-batch. [s]")
     before_bytes: float = Field(gt=0, description="Memory of the fullest rank before. [B]")
     after_bytes: float = Field(gt=0, description="Memory of the fullest rank after. [B]")
+    adaptive_bytes: float = Field(gt=0, description="Memory of the fullest rank on adaptive placements. [B]")
     usable_bytes: float = Field(gt=0, description="What a rank can use: the capacity less the margin. [B]")
     fits_before: bool = Field(description="Whether the fullest rank fits before.")
     fits_after: bool = Field(description="Whether the fullest rank fits after.")
+    fits_adaptive: bool = Field(description="Whether the fullest rank fits on adaptive placements.")
 
 
 class BalanceReport(Spec):
@@ -202,13 +205,7 @@ def make_report(
     name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
 ) -> BalanceReport:
     """The report of a play."""
-    from mofa.routing.balance.simulate import FOLLOWING
-
-    warm = played.warm_solve_s
-    # schemes that follow the past count from the second micro-batch on
-    ratio = {
-        key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in played.max_over_mean.items()
-    }
+    warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)
     if inputs.shape[0] == 1:
         notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
 
@@ -226,8 +223,8 @@ def make_report(
         worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
-        sent_over_mean=Movement(**mean(played.sent)),
-        crossing_over_mean=Movement(**mean(played.crossing)),
+        sent_over_mean=Movement(**mean(played.known(played.sent))),
+        crossing_over_mean=Movement(**mean(played.known(played.crossing))),
         adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
         solve_s=Seconds(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())

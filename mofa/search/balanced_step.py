@@ -124,14 +124,13 @@ def balance_step(
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = scheduling_s(workload.model.moe.num_experts)
-    held = {scheme: _quantile(rows, quantile) for scheme, rows in played.rank_ratios.items()}
-    uniform = 1.0 - 1.0 / setup.num_gpus
-    sent = float(played.sent["micro_moe"].mean()) / uniform
+    held = {scheme: _quantile(rows, quantile) for scheme, rows in played.known(played.rank_ratios).items()}
+    sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
     def step(scheme: str) -> Plan:
         """The plan with the load of a scheme: scheduled in the merged group, or as plain expert parallelism."""
         if scheme.startswith("micro_moe"):
-            given = Scheduled(ratio[scheme], held["micro_moe"], sent, overhead_s)
+            given = Scheduled(ratio[scheme], held[scheme], sent[scheme] / uniform, overhead_s)
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
             loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: held["plain"]}), row
@@ -147,7 +146,7 @@ def balance_step(
         eplb_s=step("eplb").step_s, capacity_s=step("capacity").step_s, balanced_s=balanced.step_s,
         overhead_s=overhead_s, before_bytes=before.memory.device_bytes, after_bytes=after.memory.device_bytes,
         usable_bytes=before.memory.capacity_bytes - before.memory.margin_bytes, fits_before=before.memory.fits,
-        fits_after=after.memory.fits,
+        fits_after=after.memory.fits, adaptive_bytes=adaptive.memory.device_bytes, fits_adaptive=adaptive.memory.fits,
     )  # fmt: skip
     said = (
         *notes,

@@ -14,7 +14,7 @@ from mofa.routing.balance.communication_lp import CommunicationScheduler
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
 from mofa.routing.balance.place import is_due, replace_if_worse
-from mofa.routing.balance.replica_lp import ReplicaScheduler
+from mofa.routing.balance.replica_lp import ReplicaScheduler, Schedule
 from mofa.routing.balance.setup import Setup
 from mofa.routing.dispatch import route_tokens, traffic
 from mofa.routing.placement import Placement, expert_parallel, shuffled
@@ -22,6 +22,8 @@ from mofa.routing.placement import Placement, expert_parallel, shuffled
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 SCHEMES = ("plain", "micro_moe", "micro_moe_adaptive", "micro_moe_random", "eplb", "capacity", "lower_bound")
+ROUTED = ("plain", "micro_moe", "micro_moe_adaptive")
+"""Schemes whose tokens are followed from GPU to GPU."""
 FOLLOWING = ("micro_moe_adaptive", "eplb")
 """Schemes that follow the loads of the past, which the first micro-batch has none of."""
 
@@ -32,9 +34,9 @@ class Played:
 
     ``max_over_mean`` maps a scheme to the fullest GPU's tokens over the mean before any were dropped; ``lower_bound``
     is the maximum induced density of the placement. ``rank_ratios`` (I, L, G) has the tokens of every GPU
-    over the mean under ``plain`` and ``micro_moe``. ``gap_tokens`` is how far ``micro_moe`` is above it.
-    ``sent`` and ``crossing`` map ``plain`` and ``micro_moe`` to the tokens that the busiest GPU sends or receives, and
-    that the busiest node does per GPU, over the mean tokens of a GPU. ``solve_s`` is the solver's processor time, of
+    over the mean under the schemes of :data:`ROUTED`. ``gap_tokens`` is how far ``micro_moe`` is above the bound.
+    ``sent`` and ``crossing`` map those schemes to the tokens that the busiest GPU sends or receives, and that the
+    busiest node does per GPU, over the mean tokens of a GPU. ``solve_s`` is the solver's processor time, of
     which each layer's first is cold. ``moved`` has an entry for each new placement: the most replicas that a GPU
     received. ``settled`` is the mean of ``micro_moe_adaptive`` after the last one of each layer, None where the
     micro-batches end with one.
@@ -49,6 +51,10 @@ class Played:
     dropped_fraction: float
     moved: tuple[int, ...]
     settled: float | None
+
+    def known(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
+        """Values by scheme, without the first micro-batch of those that follow the past, if there are more."""
+        return {key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in values.items()}
 
     @property
     def warm_solve_s(self) -> FloatA:
@@ -89,9 +95,10 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
             f"{setup.num_gpus}; pass those of the same group"
         )
     ratio = {scheme: np.zeros((num, layers)) for scheme in SCHEMES}
-    sent: dict[str, FloatA] = {scheme: np.zeros((num, layers)) for scheme in ("plain", "micro_moe")}
-    crossing: dict[str, FloatA] = {scheme: np.zeros((num, layers)) for scheme in ("plain", "micro_moe")}
-    solve_s, rows = np.zeros((num, layers)), np.zeros((num, layers, num_gpus))
+    rows = {scheme: np.zeros((num, layers, num_gpus), dtype=np.int64) for scheme in ROUTED}
+    sent = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
+    crossing = {scheme: np.zeros((num, layers)) for scheme in ROUTED}
+    solve_s = np.zeros((num, layers))
     plain_at = expert_parallel(num_experts, num_gpus, setup.ep)
     fixed = setup.placed
     random = shuffled(num_experts, num_gpus, setup.ep, setup.seed)
@@ -100,14 +107,13 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
         i, layer = np.argwhere(means == 0)[0]
         raise SpecError(f"micro-batch {i}, layer {layer}: has no tokens; leave it out")
     loads = inputs.sum(axis=3)
-    plain_rows = plain_tokens(inputs, setup)
+    rows["plain"] = plain_tokens(inputs, setup)
     kept = kept_below_capacity(inputs, setup.capacity_factor)
-    ratio["plain"] = plain_rows.max(axis=-1)
     ratio["capacity"] = plain_tokens(kept, setup).max(axis=-1)
     ratio["lower_bound"] = max_density(fixed.hosts, loads.astype(float))
     ratio["micro_moe_random"] = np.ceil(max_density(random.hosts, loads.astype(float)) - 1e-6)
     moved: list[int] = []
-    after: list[FloatA] = []
+    since: list[int] = []
     for layer in range(layers):
         scheduler = _scheduler(fixed, setup)
         # one after the other and nothing between: the solver's time is its own, not that of a cold cache
@@ -116,22 +122,28 @@ def play(inputs: IntA, setup: Setup, progress: Callable[[int, int], None] | None
         solve_s[:, layer] = [schedule.solve_s for schedule in chosen]
         adaptive = _Adaptive(fixed, setup)
         for i, schedule in enumerate(chosen):
-            ratio["micro_moe"][i, layer] = schedule.gpu_tokens.max()
-            rows[i, layer] = schedule.gpu_tokens
-            flow = route_tokens(fixed, schedule.tokens, inputs[i, layer], setup.gpus_per_node)
-            moved_plain = plain_flow(inputs[i, layer], plain_at, setup.ep)
-            for scheme, moves in (("plain", moved_plain), ("micro_moe", traffic(fixed, flow))):
-                sent[scheme][i, layer], crossing[scheme][i, layer] = _busiest(moves, setup.gpus_per_node)
-            ratio["micro_moe_adaptive"][i, layer] = adaptive.solve(loads[i, layer])
-        ratio["eplb"][:, layer] = eplb_fullest(loads[:, layer], plain_rows[:, layer], setup)
+            given = inputs[i, layer]
+            followed, placement = adaptive.solve(loads[i, layer])
+            rows["micro_moe"][i, layer] = schedule.gpu_tokens
+            rows["micro_moe_adaptive"][i, layer] = followed.gpu_tokens
+            moves = {
+                "plain": plain_flow(given, plain_at, setup.ep),
+                "micro_moe": _moves(fixed, schedule, given, setup),
+                "micro_moe_adaptive": _moves(placement, followed, given, setup),
+            }
+            for scheme, flow in moves.items():
+                sent[scheme][i, layer], crossing[scheme][i, layer] = _busiest(flow, setup.gpus_per_node)
+        ratio["eplb"][:, layer] = eplb_fullest(loads[:, layer], rows["plain"][:, layer], setup)
         moved += adaptive.moved
-        after.append((ratio["micro_moe_adaptive"][:, layer] / means[:, layer])[adaptive.since :])
+        since.append(adaptive.since)
         if progress is not None:
             progress(layer + 1, layers)
-    settled = np.concatenate(after)
+    ratio |= {scheme: tokens.max(axis=-1) for scheme, tokens in rows.items()}
+    follows = ratio["micro_moe_adaptive"] / means
+    settled = np.concatenate([follows[start:, layer] for layer, start in enumerate(since)])
     return Played(
         max_over_mean={scheme: values / means for scheme, values in ratio.items()},
-        rank_ratios={"plain": plain_rows / means[..., None], "micro_moe": rows / means[..., None]},
+        rank_ratios={scheme: tokens / means[..., None] for scheme, tokens in rows.items()},
         gap_tokens=ratio["micro_moe"] - ratio["lower_bound"],
         sent={scheme: values / means for scheme, values in sent.items()},
         crossing={scheme: values / means for scheme, values in crossing.items()},
@@ -146,6 +158,11 @@ def _scheduler(placement: Placement, setup: Setup) -> ReplicaScheduler | FlowSch
     if setup.resolved_solver == "communication":
         return CommunicationScheduler(placement, setup.weights)
     return ReplicaScheduler(placement) if setup.resolved_solver == "lp" else FlowScheduler(placement)
+
+
+def _moves(placement: Placement, schedule: Schedule, inputs: IntA, setup: Setup) -> IntA:
+    """Tokens from each GPU to each GPU under a schedule. (G, G)"""
+    return traffic(placement, route_tokens(placement, schedule.tokens, inputs, setup.gpus_per_node))
 
 
 def _busiest(flow: IntA, gpus_per_node: int) -> tuple[int, float]:
@@ -169,9 +186,9 @@ class _Adaptive:
         self.moved: list[int] = []
         self.since = 0
 
-    def solve(self, load: IntA) -> int:
-        """Tokens of the fullest GPU; afterwards, every so often, look at the placement."""
-        fullest = int(self.scheduler.solve(load).gpu_tokens.max())
+    def solve(self, load: IntA) -> tuple[Schedule, Placement]:
+        """Schedule, and on what; afterwards, every so often, look at the placement."""
+        found = self.scheduler.solve(load), self.placement
         rule = self.setup.adaptation
         self.past.append(load)
         if is_due(len(self.past), rule.interval):
@@ -180,4 +197,4 @@ class _Adaptive:
             if new is not None:
                 self.moved.append(int(self.placement.moved(new).max()))
                 self.placement, self.scheduler, self.since = new, FlowScheduler(new), len(self.past)
-        return fullest
+        return found
