@@ -37,6 +37,16 @@ A100_FLASH = 230.0 / 370.0
 """Rate of FlashAttention 2 on an A100 (its paper, arXiv 2307.08691: up to 230 TFLOP/s forward) over the H200's curve
 at 16384 tokens: it was written for the A100 and does not use the H100's asynchronous products. [-]"""
 A100_FLASH_SOURCE = "the H200's form, 230 (Dao 2023, arXiv 2307.08691) over 370 TFLOP/s as fast"
+SPREAD_SOURCE = (
+    "the H200's: chips differ wherever a power limit acts (Sinha et al. 2022, Not All GPUs Are Created Equal, SC22, on "
+    "five clusters of earlier GPUs)"
+)
+GRACE_HOST = 37.08 / 13.48
+"""Host time of a forward of torch's Linear on GB200 over that on an H100 DGX with Xeon 8480C: 37.08 and 13.48 us. [-]"""
+GRACE_SOURCE = (
+    f"the H200's (Xeon 8480C) times {GRACE_HOST:.3g}: a forward of torch's Linear takes the host 37.08 us on GB200, 33.17 "
+    "on GH200 and 13.48 on an H100 DGX with Xeon 8480C (github.com/NVIDIA/TransformerEngine issue 2053)"
+)
 SIMUMAX = "measured by SimuMax on a B200 (configs/system/b200_bf16_ceperm.json), measurements/b200-simumax"
 
 
@@ -157,7 +167,24 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         curve["form"] = {**curve["form"], "small_rate": share, "small_k_overhead": form["large_k_overhead"]}
     made["attention"] = {**base["attention"], **made["attention"]}
     made.pop("stream_clock", None)  # no clocks were read: the share of products says how far they fall
+    made["chip_spread"] = spread_of(h200)
     return made
+
+
+def spread_of(h200: dict[str, Any]) -> dict[str, Any]:
+    """How far chips of another power-limited GPU differ: as the H200's."""
+    return {**h200["chip_spread"], "provenance": "assumed", "source": SPREAD_SOURCE}
+
+
+def grace_host(host: dict[str, Any]) -> dict[str, Any]:
+    """The host times of a Xeon on a Grace."""
+
+    def slower(fact: dict[str, Any]) -> dict[str, Any]:
+        seconds = si(fact, "s") * GRACE_HOST
+        return {**fact, "value": f"{seconds * 1e6:.4g} us", "provenance": "transferred", "source": GRACE_SOURCE}
+
+    facts = {name: slower(fact) for name, fact in host.items() if isinstance(fact, dict)}
+    return {**facts, "cpu": "NVIDIA Grace"}
 
 
 def main() -> None:
@@ -198,6 +225,8 @@ def main() -> None:
         b200["curves"], rates=rates_of(gpu, b200), bandwidth=bandwidth_of(gpu, b200), sms=1.0, exact=False,
         provenance="transferred", source="the B200's by the datasheets' ratios; see gpus/b200.yaml",
     )  # fmt: skip
+    gpu["curves"]["chip_spread"] = spread_of(h200["curves"])
+    gpu["curves"]["host"] = grace_host(b200["curves"]["host"])
     write("gpus", "gb200", {**gpu, "curves": with_flash1(gpu["curves"])})
 
 

@@ -218,7 +218,7 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
                 "expert_tensor_parallel_degree": s.etp,
             },
             "activation_checkpoint": _recompute(run),
-            "compile": {"enable": framework.compile},
+            "compile": {"enable": framework.compile, **({} if framework.compile_loss else {"components": ["model"]})},
             "debug": {
                 "seed": 0,
                 "moe_force_load_balance": run.model.moe is not None and run.run.routing.kind == "balanced",

@@ -33,6 +33,8 @@ class FrameworkSpec(Spec):
     source: str
     # --- options of a run
     compile: bool = False
+    compile_loss: bool = True
+    """Whether ``compile`` covers the loss; torchtitan left it out until spring 2025."""
     allocator: Literal["native", "expandable"] = "native"
     dispatcher: Literal["alltoall", "allgather", "deepep"] = "alltoall"
     experts: Literal["grouped", "sequential"] = "grouped"

@@ -44,6 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     # "SDPA implementation of Flash attention v2" (its README)
     "fms": {"attention": "flash"},
+    # PYTORCH_CUDA_ALLOC_CONF of its run_train.sh
+    "titan": {"allocator": "expandable"},
     # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
     "korth": {"data_parallel": "ddp"},
 }
@@ -234,6 +236,8 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
+        if "torchao 0.10" in row["notes"]:  # of April 2025: its loss is not compiled yet ("causes CUDA errors")
+            framework["compile_loss"] = False
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import mofa
+from mofa.cost.collectives import collective_s
+from mofa.cost.data_parallel import _replicas
+from mofa.cost.estimate import Estimator
 from mofa.errors import StrategyError
+from mofa.replay.ranks import rows_of
+from mofa.search.find import loads_of
+from mofa.search.single import one_row
 from mofa.specs.framework import PYTORCH_MODULES
 
 JOB = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=32)
@@ -65,3 +72,19 @@ def test_one_product_for_query_key_and_value() -> None:
     three = mofa.estimate(JOB, MACHINES, {}, framework=FSDP1)
     assert one.step_s != three.step_s
     assert one.step_s == pytest.approx(three.step_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("name", "width"), [("fsdp1", 2.0), ("torchtitan", 4.0)])
+def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, width: float) -> None:
+    """fms-fsdp reduces in bf16 (policies/mixed_precision.py), torchtitan in fp32: a rank's shard over four nodes of 8,
+    here with no backward to hide behind."""
+    spec = mofa.load_framework(name, overrides={"data_parallel": "hsdp", "dp_replicate": 4})
+    machines = mofa.load_cluster("h100-hgx", 32)
+    job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
+    row = one_row(job, machines, spec, {"micro_batch": 1})
+    rows = rows_of(Estimator(job, machines, spec, row, loads_of(job, row)))
+    exposed, hidden = _replicas(rows, np.zeros((1, 1)), np.ones(1))
+    payload = np.array([width * 8.03e9 / 8])
+    wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
+    assert float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.01)
+    assert float(hidden[0]) == 0.0

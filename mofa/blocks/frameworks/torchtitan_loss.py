@@ -17,7 +17,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     """
     loss = b.tensor("loss", 4.0 * ctx.tokens)
     width = float(ctx.model.vocab)
-    if ctx.framework.compile:
+    if ctx.framework.compile and ctx.framework.compile_loss:
         total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
         moved = 2.0 * elements * ctx.element
         b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), (logits,),
