@@ -42,10 +42,10 @@ SPREAD_SOURCE = (
     "five clusters of earlier GPUs)"
 )
 GRACE_HOST = 37.08 / 13.48
-"""Host time of a forward of torch's Linear on GB200 over that on an H100 DGX with Xeon 8480C: 37.08 and 13.48 us. [-]"""
+"""Host time of a forward of torch's Linear on GB200 over an H100 DGX with Xeon 8480C: 37.08 and 13.48 us. [-]"""
 GRACE_SOURCE = (
-    f"the H200's (Xeon 8480C) times {GRACE_HOST:.3g}: a forward of torch's Linear takes the host 37.08 us on GB200, 33.17 "
-    "on GH200 and 13.48 on an H100 DGX with Xeon 8480C (github.com/NVIDIA/TransformerEngine issue 2053)"
+    f"the H200's (Xeon 8480C) times {GRACE_HOST:.3g}: a forward of torch's Linear takes the host 37.08 us on GB200, "
+    "33.17 on GH200 and 13.48 on an H100 DGX with Xeon 8480C (github.com/NVIDIA/TransformerEngine issue 2053)"
 )
 SIMUMAX = "measured by SimuMax on a B200 (configs/system/b200_bf16_ceperm.json), measurements/b200-simumax"
 

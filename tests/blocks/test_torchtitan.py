@@ -353,6 +353,16 @@ def test_compiled_loss_keeps_bf16_logits() -> None:
     assert memory.backward_peak[0] == pytest.approx(TOKENS * (4 * V + 4 * D), rel=1e-3)
 
 
+def test_compiled_blocks_with_an_eager_loss() -> None:
+    """As torchtitan before spring 2025: the loss alone is that of a run that is not compiled."""
+    compiled = context(mode="bf16", compile_=True)
+    eager_loss = replace(compiled, framework=compiled.framework.model_copy(update={"compile_loss": False}))
+    names = [op.name for op in head(eager_loss, PRIMITIVES).forward.ops]
+    assert "loss.cross_entropy" in names
+    assert "loss.compiled" in [op.name for op in head(compiled, PRIMITIVES).forward.ops]
+    assert block_memory(head(eager_loss, PRIMITIVES), 1).saved[0] > TOKENS * 4 * V
+
+
 def test_head_stays_gathered_and_reduces() -> None:
     """Norm and output layer: 2 V D from forward to backward, their fp32 reduce-scatter input 4 V D."""
     tapes = head(context(), PRIMITIVES)

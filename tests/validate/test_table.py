@@ -248,8 +248,8 @@ def test_torchtitan_runs_as_its_script_says(tmp_path: Path) -> None:
     """run_train.sh maps pages; the loss of torchao 0.10's logs (April 2025) is not compiled."""
     titan = {
         "model": "Llama3-8B", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32", "kv_heads": "8",
-        "vocab": "128256", "seq_len": "8192", "gpu": "A100 80GB", "n_gpus": "8", "precision": "bf16", "tp": "1", "pp": "1",
-        "dp": "8", "zero_stage": "3", "mbs": "1", "gbs": "8", "recompute": "selective(per-op SAC)",
+        "vocab": "128256", "seq_len": "8192", "gpu": "A100 80GB", "n_gpus": "8", "precision": "bf16", "tp": "1",
+        "pp": "1", "dp": "8", "zero_stage": "3", "mbs": "1", "gbs": "8", "recompute": "selective(per-op SAC)",
         "overlap_notes": "torch.compile; FSDP2", "measured_peak_mem_gib": "30.89", "sp": "", "attention_type": "GQA",
     }  # fmt: skip
     early = usable(tmp_path, id="titan-001", **titan, notes="torch 2.7 dev / torchao 0.10")["run"]["framework"]
