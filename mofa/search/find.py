@@ -124,6 +124,7 @@ def find_plans(
     replay: bool = True,
     replay_progress: Progress | None = None,
     judge: LongRuns | None = None,
+    space: Space | None = None,
 ) -> Search:
     """The best strategies of a workload on a cluster.
 
@@ -147,6 +148,8 @@ def find_plans(
         Told plans played and plans to play.
     judge
         Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
+    space
+        What is searched under the constraints, in place of everything that the framework offers.
 
     Raises
     ------
@@ -165,9 +168,8 @@ def find_plans(
     fix, maximum = dict(fix or {}), dict(maximum or {})
     workload, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
-    space = constrain(
-        default_space(workload, cluster, framework), fix=fix, maximum=maximum, with_=with_, without=without
-    )
+    whole = default_space(workload, cluster, framework) if space is None else space
+    space = constrain(whole, fix=fix, maximum=maximum, with_=with_, without=without)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
     search = _search(job, space, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,19 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         cp_kind=(1,) if framework.name in PYTORCH_MODULES else (0, 1), recompute=tuple(modes), schedule=schedules,
         sp=None, zero=None,
     )  # fmt: skip
+
+
+def dividing(space: Space, num_gpus: int, global_batch: int) -> Space:
+    """The space without values of tp, cp and pp that no data parallelism completes to these GPUs and divides the batch.
+
+    Nothing legal is lost: what is left out fails the first or the batch's check whatever else it has.
+    """
+    triples = [
+        (t, c, p) for t in space.tp for c in space.cp for p in space.pp
+        if num_gpus % (t * c * p) == 0 and global_batch % (num_gpus // (t * c * p)) == 0
+    ]  # fmt: skip
+    kept = [tuple(sorted(set(values))) for values in zip(*triples, strict=True)] or [(), (), ()]
+    return replace(space, tp=kept[0], cp=kept[1], pp=kept[2])
 
 
 def constrain(

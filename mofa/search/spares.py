@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.faults.outlook import failures_per_node_day
-from mofa.faults.spares import poisson_spares
 from mofa.search.find import Search, estimate, find_plans
 from mofa.search.goodput import LongRuns
-from mofa.search.longrun import OBJECTIVES, Objective
+from mofa.search.longrun import FIGURES, OBJECTIVES, Objective
 from mofa.search.result import ClusterSummary, FlopsConvention, Plan
-from mofa.search.space import Space, constrain, default_space
+from mofa.search.space import Space, default_space, dividing
 from mofa.specs.faults import FaultSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.units import SECONDS_PER_DAY
 
-QUANTILES = (0.5, 0.9, 0.99)
-"""Probabilities with which the numbers of spares that are tried suffice. [-]"""
 MOST_SPARES = 0.25
 """Share of the nodes that may stand by. [-]"""
+SCOUTED, NEAR = 16, 20
+"""Numbers of spares that are searched around the best plans without, and how many of these plans. [-]"""
+SEARCHED, CLOSE = 2, 0.02
+"""Numbers of spares that are searched wholly, and how far behind they may lie before. [-]"""
 
 
 def find_long_runs(
@@ -61,9 +60,10 @@ def find_long_runs(
 
     Notes
     -----
-    Where ``faults.spares`` is absent, none are tried (the scheduler replaces nodes), and the numbers that suffice with
-    50, 90 and 99 % (:func:`mofa.faults.spares.poisson_spares`), each raised to the next for which the rest of the
-    cluster admits a strategy. The best of the closed forms decides, and is played out where ``replay`` asks for it.
+    Where ``faults.spares`` is absent, all GPUs compute first, and the closed forms say of every number of spares at
+    once what it would give with the best plan's step (:func:`promising_spares`). The most promising of those that leave
+    GPUs which degrees and batch divide are searched in the degrees of the best plans (:func:`around`), and the best two
+    of these wholly. The best of the closed forms decides, and is played out where ``replay`` asks for it.
     """
     started = time.perf_counter()
     if objective not in OBJECTIVES:
@@ -72,30 +72,109 @@ def find_long_runs(
         from mofa.specs.load import load_framework
 
         framework = load_framework(workload.framework or "megatron")
-    numbers = spare_numbers(workload, cluster, framework, faults, options)
-    judges = [
-        LongRuns(workload, without_spares(cluster, spares, faults.name), framework, faults, objective, spares)
-        for spares in numbers
-    ]
-    judges[0].check()
-    found: list[tuple[float, LongRuns, Search]] = []
-    played = replay and len(judges) == 1
-    for judge in judges:
+    first = faults.spares or 0
+    judge = LongRuns(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
+    judge.check()
+    alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
+    found, tried = [_found(judge, replay and alone, top=top, **options)], [first]
+    if not alone and found[0].search.report.plans:
+        scouts = _scouts(found[0], cluster, **options)
+        tried += sorted(scout.judge.spares for scout in scouts)
+        near = sorted((s for s in scouts if s.order < found[0].order * (1 + CLOSE)), key=lambda scout: scout.order)
+        found += [_found(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
+    best = min(found, key=lambda item: item.order)
+    if replay and not alone:
+        best = _found(best.judge, True, best.space, top=top, **options)
+    return _whole(best.search, best.judge, cluster, tried, objective, started)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A search with some number of spares, what its best plan comes to, and the space that it was made in."""
+
+    judge: LongRuns
+    search: Search
+    order: float
+    space: Space | None = None
+
+
+def _found(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+    """The search that a judge ranks."""
+    search = find_plans(
+        judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
+    )
+    judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
+    plans = search.report.plans
+    return _Found(judge, search, judge.order(plans[0]) if plans else np.inf, space)
+
+
+def _scouts(whole: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
+    """Searches around the best plans, with the numbers of spares that may pay."""
+    judge = whole.judge
+    options = {name: value for name, value in options.items() if name != "progress"}
+    scouts: list[_Found] = []
+    for spares in promising_spares(judge, whole.search.report.plans[0]):
+        smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
+        space = _dividing(smaller)
+        if not space.pp:
+            continue
         try:
-            search = find_plans(
-                workload, judge.cluster, framework=framework, top=top, replay=played, judge=judge, **options
-            )
+            scouts.append(_found(smaller, False, around(whole.search, space), top=1, **options))
         except SpecError:
-            if judge is judges[0]:
-                raise
             continue  # what the user fixed does not go with fewer GPUs
-        judge = _as_searched(judge, search)
-        plans = search.report.plans
-        found.append((judge.order(plans[0]) if plans else np.inf, judge, search))
-    _, judge, search = min(found, key=lambda item: item[0])
-    if replay and not played:
-        search = find_plans(workload, judge.cluster, framework=framework, top=top, replay=True, judge=judge, **options)
-    return _whole(search, judge, cluster, [j.spares for _, j, _ in found], objective, started)
+        if len(scouts) == SCOUTED:
+            break
+    return scouts
+
+
+def _dividing(judge: LongRuns) -> Space:
+    """What a job can have on its GPUs."""
+    space = default_space(judge.workload, judge.cluster, judge.framework)
+    return dividing(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
+
+
+def around(search: Search, space: Space) -> Space:
+    """The part of a space near the best plans of a search, with any pipeline.
+
+    Tensor and context parallelism and micro-batches up to theirs, because fewer GPUs may divide the batch where more
+    did not; experts, virtual stages and recomputation as theirs, or none.
+    """
+    costed, reasons = search.costed, search.reasons
+    fits = np.flatnonzero(reasons[costed.rows] < 0)
+    best = costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
+
+    def up_to(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
+        return tuple(v for v in values if v <= column.max()) or values
+
+    def like(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
+        return tuple(v for v in values if v in set(column.tolist())) or values
+
+    named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
+    modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
+    return replace(
+        space, tp=up_to(space.tp, best.tp), cp=up_to(space.cp, best.cp), ep=like(space.ep, best.ep),
+        etp=like(space.etp, best.etp), micro_batch=up_to(space.micro_batch, best.micro_batch),
+        vpp=like(space.vpp, best.vpp), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
+    )  # fmt: skip
+
+
+def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
+    """Numbers of spare nodes, the most promising first, by the closed forms of all of them at once.
+
+    Parameters
+    ----------
+    judge
+        Of all GPUs, none of which stands by.
+    plan
+        The best of these, whose tokens per second and GPU and whose checkpoint fewer GPUs are taken to have too.
+    """
+    node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
+    spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
+    found = judge.outlook(
+        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
+        num_gpus=judge.cluster.num_gpus - spares * node,
+    )  # fmt: skip
+    return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]
 
 
 def estimate_long_run(
@@ -127,40 +206,6 @@ def estimate_long_run(
     return LongRuns(workload, job, framework, faults, spares=spares).finished(plan)
 
 
-def spare_numbers(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec,
-    options: Mapping[str, Any] | None = None,
-) -> list[int]:  # fmt: skip
-    """Numbers of spare nodes to try: the one asked for, or none and those that may pay. [nodes]
-
-    Raises
-    ------
-    SpecError
-        If the spares asked for leave no node.
-    """
-    if faults.spares is not None:
-        return [faults.spares]
-    reliability, restart = faults.reliability, faults.restart
-    node = cluster.node.gpus_per_node
-    nodes = cluster.num_gpus // node
-    if reliability is None or restart is None or faults.storage is None or nodes < 2:
-        return [0]
-    gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
-    rate = failures_per_node_day(reliability, node) * nodes * gone / SECONDS_PER_DAY
-    if rate == 0:
-        return [0]
-    wanted = sorted({max(int(poisson_spares(rate, restart.repair_s.value, q)), 1) for q in QUANTILES})
-    options = options or {}
-    numbers = [0]
-    for least in wanted:
-        for spares in range(max(least, numbers[-1]), int(MOST_SPARES * nodes) + 1):
-            smaller = without_spares(cluster, spares, faults.name)
-            if spares == numbers[-1] or _admits(workload, smaller, framework, options):
-                numbers.append(spares)
-                break
-    return list(dict.fromkeys(numbers))
-
-
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
     """The cluster that the job runs on, without the nodes that stand by."""
     node = cluster.node.gpus_per_node
@@ -173,37 +218,10 @@ def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec
     return cluster.model_copy(update={"num_gpus": left})
 
 
-def _admits(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, options: Mapping[str, Any]) -> bool:
-    """Whether some degrees divide these GPUs and the batch: cheap, before any search."""
-    space: Space = default_space(workload, cluster, framework)
-    try:
-        space = constrain(
-            space, fix=options.get("fix") or {}, maximum=options.get("maximum") or {},
-            with_=options.get("with_") or (), without=options.get("without") or (),
-        )  # fmt: skip
-    except SpecError:
-        return False
-    inner = np.unique([t * c * p for t in space.tp for c in space.cp for p in space.pp])
-    inner = inner[cluster.num_gpus % inner == 0]
-    dp = cluster.num_gpus // inner
-    fixed = (options.get("fix") or {}).get("dp")
-    return bool(np.any((workload.batch.global_batch % dp == 0) & ((dp == fixed) if fixed is not None else True)))
-
-
-def _as_searched(judge: LongRuns, search: Search) -> LongRuns:
-    """The judge of the job as the search ran it, with what ``--with`` changed."""
-    from dataclasses import replace
-
-    return replace(judge, workload=search.workload, framework=search.framework)
-
-
 def _whole(
     search: Search, judge: LongRuns, cluster: ClusterSpec, tried: list[int], objective: Objective, started: float
 ) -> Search:
     """The search as one of the whole cluster, with every plan's figures."""
-    from dataclasses import replace
-
-    judge = _as_searched(judge, search)
     report = search.report
     by = {"tokens": "effective_tokens_per_s_per_gpu"}.get(objective, objective)
     known = "ettr" not in judge.missing()
@@ -211,7 +229,8 @@ def _whole(
     defaults = {**report.defaults, "objective": described, "fault profile": judge.faults.name}
     if known:
         defaults["checkpoints"] = judge.faults.checkpoint.mode
-        defaults["spare nodes"] = f"{judge.spares} (of {', '.join(map(str, tried))} tried)"
+        most = f"of {len(tried)} numbers up to {max(tried)} tried" if len(tried) > 1 else "no other number tried"
+        defaults["spare nodes"] = f"{judge.spares} ({most})"
         defaults["power"] = "a model: shares of the TDP by what a GPU does, node overhead, PUE"
     whole = report.model_copy(
         update={

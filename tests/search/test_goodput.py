@@ -10,13 +10,15 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
+from mofa.search.feasible import Job, check
 from mofa.search.find import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
 from mofa.search.key_factors import FACTORS, sensitivities
-from mofa.search.longrun import FIGURES, Days
+from mofa.search.longrun import FIGURES, Days, Objective
 from mofa.search.result import TIME_COMPONENTS, Plan
 from mofa.search.scale import best_spares, goodput_by_scale
-from mofa.search.spares import spare_numbers, without_spares
+from mofa.search.space import default_space, dividing, product
+from mofa.search.spares import without_spares
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.load import load_faults
 
@@ -95,13 +97,54 @@ def test_spares_win_where_replacements_are_slow() -> None:
 
 
 def test_numbers_of_spares() -> None:
-    assert spare_numbers(JOB, NODES, MEGATRON, facts(spares=3)) == [3]
-    assert spare_numbers(JOB, NODES, MEGATRON, facts(reliability__failures_per_node_day=0.0)) == [0]
-    numbers = spare_numbers(JOB, NODES, MEGATRON, facts(reliability__failures_per_node_day=0.1))
-    assert numbers[0] == 0 and numbers == sorted(set(numbers)) and numbers[-1] <= 2
+    assert search(facts(spares=3)).report.plans[0].spare_gpus == 24
+    never = search(facts(reliability__failures_per_node_day=0.0)).report
+    assert never.plans[0].spare_gpus == 0
     assert without_spares(NODES, 7, "x").num_gpus == 8
     with pytest.raises(SpecError, match="at most 7"):
         without_spares(NODES, 8, "x")
+
+
+@pytest.mark.parametrize("batch", [840, 1024])
+@pytest.mark.parametrize("objective", ["tokens", "kwh"])
+def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: Objective) -> None:
+    """What the closed forms and the searches around the best plans leave out is not what a search of all finds."""
+    job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=batch)
+    nodes = mofa.load_cluster("h100-hgx", 128)
+    harsh = facts(
+        restart__reschedule_s="2 h", restart__repair_s="30 min", reliability__failures_per_node_day=0.05,
+    )  # fmt: skip
+    found = mofa.find_long_runs(job, nodes, harsh, framework=MEGATRON, top=1, objective=objective, replay=False)
+    each = {}
+    for spares in range(5):
+        try:
+            one = mofa.find_long_runs(
+                job, nodes, harsh.model_copy(update={"spares": spares}), framework=MEGATRON, top=1,
+                objective=objective, replay=False,
+            )  # fmt: skip
+        except SpecError:
+            continue
+        if one.report.plans:
+            plan = one.report.plans[0]
+            judge = LongRuns(job, without_spares(nodes, spares, "x"), MEGATRON, harsh, objective, spares)
+            each[spares] = judge.order(plan)
+    best = min(each, key=each.__getitem__)
+    assert found.report.plans[0].spare_gpus == 8 * best, each
+    assert best == (1 if batch == 840 else 0)
+
+
+def test_what_divides_is_all_that_can_run() -> None:
+    """A space of what divides GPUs and batch has every legal strategy of the whole space."""
+    smaller = without_spares(NODES, 1, "x")
+    whole = default_space(JOB, smaller, MEGATRON)
+    lean = dividing(whole, smaller.num_gpus, JOB.batch.global_batch)
+    legal = []
+    for space in (whole, lean):
+        table = product(space, JOB, smaller, MEGATRON)
+        ok = np.flatnonzero(check(Job(JOB, smaller, MEGATRON), table).reason < 0)
+        legal.append({str(table.row(int(i), "megatron")) for i in ok})
+    assert legal[0] == legal[1] and len(legal[0]) > 100
+    assert len(lean.pp) < len(whole.pp)
 
 
 def test_host_memory_rejects_by_name() -> None:
