@@ -22,6 +22,8 @@ FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
 MAX_PATTERN = 1024
 """Most fast checkpoints from one safe one to the next. [-]"""
+LEAST_QUICK = 1e-3
+"""Share of failures that read a fast level, below which it is no longer stretched. [-]"""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ def outlook(
     Notes
     -----
     A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
-    beyond the fast one, and lies ``segments`` fast ones apart.
+    beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of six: as if
+    all failures read it, as if only its share p did (:func:`mofa.faults.intervals.two_level_s`: M / p), and between,
+    or of the next longer ones of which a whole number fills the time that storage takes.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
     if reliability is None or restart is None:
@@ -165,23 +169,33 @@ def outlook(
     fast = None
     if spec.mode in ("memory", "peer"):
         fast = zero + (times.peer_s if spec.mode == "peer" else 0.0)
-    if interval_s is None:
+    near = far = zero
+    quick = zero + 1.0  # share of failures after which the level that decides the interval is read
+    if fast is not None:
+        near, far = (_grouped(ways, shares, seconds, mtbf, safe=safe) for safe in (False, True))
+        quick = np.clip(sum((w.share for w in ways if not w.safe), zero), 0.0, 1.0)
+
+    def course(interval: FloatN) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
+        """The interval, its segments between safe checkpoints, and the ledger's parts."""
+        parts = expected_shares(interval, block, mtbf, once, persist, waiting)
+        if fast is None:
+            return interval, np.ones_like(step), parts
+        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
+        found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist))
+        productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
+        lost = np.maximum(parts["productive"] + parts["lost"] - productive, 0.0)
+        return interval, segments, {**parts, "productive": productive, "lost": lost}
+
+    if interval_s is not None:
+        interval, segments, parts = course(np.asarray(interval_s, dtype=np.float64) + zero)
+    else:
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if blocks else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
-        interval = _whole_steps(faults, exact_s(block, mtbf), bound, step, work)
-    else:
-        interval = np.asarray(interval_s, dtype=np.float64) + zero
-    parts = expected_shares(interval, block, mtbf, once, persist, waiting)
-    segments = np.ones_like(step)
-    if fast is not None:
-        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
-        near = _grouped(ways, shares, seconds, mtbf, safe=False)
-        far = _grouped(ways, shares, seconds, mtbf, safe=True)
-        p = np.clip(sum((w.share for w in ways if not w.safe), zero), 0.0, 1.0)
-        found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), p, (fast, persist))
-        productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
-        rest = parts["productive"] + parts["lost"] - productive
-        parts = {**parts, "productive": productive, "lost": np.maximum(rest, 0.0)}
+        powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
+        wanted = [exact_s(block, mtbf / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
+        if fast is not None:
+            wanted += [_filling(w, block, persist / spec.in_flight, step) for w in wanted]
+        interval, segments, parts = _best([course(_whole_steps(faults, w, bound, step, work)) for w in wanted])
     return Outlook(
         mtbf, interval, segments, block, fast, persist, once, parts, ways, standing_by, restart.repair_s.value
     )  # fmt: skip
@@ -217,6 +231,24 @@ def _ways_back(
         else:
             ways.append(Way(share, host, node, before + times.load_s))
     return tuple(ways)
+
+
+def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN) -> FloatN:
+    """The next longer interval of which a whole number, with their checkpoints, takes what storage does. [s]"""
+    with np.errstate(invalid="ignore"):
+        number = np.maximum(np.floor(persist / (interval + block)), 1.0)
+    return np.where(np.isinf(interval), interval, np.ceil((persist / number - block) / step - 1e-9) * step)
+
+
+def _best(courses: list[tuple[FloatN, FloatN, dict[str, FloatN]]]) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
+    """Of several intervals with their segments and parts, per candidate those that are most productive."""
+    which = np.argmax([parts["productive"] for _, _, parts in courses], axis=0)
+
+    def chosen(columns: list[FloatN]) -> FloatN:
+        return np.asarray(np.choose(which, columns))
+
+    parts = {name: chosen([c[2][name] for c in courses]) for name in courses[0][2]}
+    return chosen([c[0] for c in courses]), chosen([c[1] for c in courses]), parts
 
 
 def _grouped(ways: tuple[Way, ...], shares: FloatN, seconds: FloatN, mtbf: FloatN, *, safe: bool) -> FloatN:

@@ -132,3 +132,19 @@ def test_one_kind_in_one_place_is_the_closed_form() -> None:
     restart = 150 + 120 + 1.33e-3 * 16384 + 30 + float(times.load_s[0])
     expected = ettr(1800.0, float(times.blocking_s[0]), 86400 / (2048 * 6.5e-3), restart)
     assert float(found.ettr[0]) == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", CHECKPOINT_MODES)
+@pytest.mark.parametrize("write", ["2 TB/s", "100 GB/s", "10 GB/s"])
+@pytest.mark.parametrize(("nodes", "per_rank"), [(64, 10e9), (2048, 0.35e9), (2048, 10e9), (16384, 10e9)])
+def test_no_whole_number_of_steps_is_better(mode: str, write: str, nodes: int, per_rank: float) -> None:
+    """Every interval that storage can follow, tried: also where a fast level and storage decide together."""
+    spec = facts(mode, **{"storage.write_bytes_per_s": write})
+    times = times_of(spec, per_rank)
+    found = outlook(spec, times, 1.0, 8 * nodes, nodes, 8, work_s=1e8)
+    tried = np.arange(1.0, 20001.0)
+    every = outlook(spec, times, np.ones_like(tried), 8 * nodes, nodes, 8, work_s=1e8, interval_s=tried)
+    must = {"blocking": 0.0, "async": times.write_s[0], "memory": 0.0, "peer": times.peer_s[0]}[mode]
+    best = float(every.ettr[tried + float(found.block_s[0]) * (mode != "blocking") >= must].max())
+    assert float(found.ettr[0]) == pytest.approx(best, abs=2e-4)
+    assert float(found.ettr[0]) <= best + 1e-12
