@@ -91,15 +91,32 @@ class Mode:
 
 
 def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First row of each unique combination, and each row's combination."""
+    """First row of each unique combination, and each row's combination.
+
+    Examples
+    --------
+    >>> unique_rows([np.array([4, 2, 4]), np.array([1, 1, 1])])
+    (array([1, 0]), array([1, 0, 1]))
+    """
     if len(columns[0]) == 1:
         return np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
-        values, inverse = np.unique(column, return_inverse=True)
-        code = code * len(values) + inverse
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse
+        code, many = _numbered(code * (int(column.max()) + 1 - (low := int(column.min()))) + (column - low))
+    first = np.empty(many, dtype=np.intp)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return first, code
+
+
+def _numbered(code: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
+    """Codes from 0 by their order, and how many there are; by a table where they are dense enough, else sorted."""
+    if code.max() > 4 * len(code) + 4096:
+        values, place = np.unique(code, return_inverse=True)
+        return place, len(values)
+    seen = np.zeros(int(code.max()) + 1, dtype=np.intp)
+    seen[code] = 1
+    place = np.cumsum(seen) - 1
+    return place[code], int(place[-1]) + 1
 
 
 def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:

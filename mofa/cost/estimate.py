@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import Costs, Mode, block_costs
+from mofa.blocks.elementwise import row_max
+from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.compose import LayerArrays, Rows, make_rows, step_time
+from mofa.cost.compose import step_time
 from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.cost.peak import stage_peaks
+from mofa.cost.peak import stage_bytes, stage_peaks
+from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import split_layers
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -100,11 +102,31 @@ class Estimator:
             Arrays in the order of ``which``.
         """
         which = np.arange(len(self.table)) if which is None else which
-        table = self.table.take(which)
-        if recompute_layers is not None:
-            table = replace(table, recompute_layers=recompute_layers)
+        table = self._taken(which, recompute_layers)
         out = _Collector(table, len(table), detail)
         done = 0
+        for chosen, rows in self._composed(which, table, every_stage=detail):
+            out.put(chosen, rows)
+            done += len(chosen)
+            if progress is not None:
+                progress(done)
+        return out.breakdown()
+
+    def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""
+        out = np.empty(len(which))
+        for chosen, rows in self._composed(which, self._taken(which, recompute_layers), every_stage=False):
+            out[chosen] = row_max(stage_bytes(rows).device)
+        return out
+
+    def _taken(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64] | None) -> StrategyTable:
+        table = self.table.take(which)
+        return table if recompute_layers is None else replace(table, recompute_layers=recompute_layers)
+
+    def _composed(
+        self, which: NDArray[np.intp], table: StrategyTable, *, every_stage: bool
+    ) -> Iterator[tuple[NDArray[np.intp], Rows]]:
+        """Rows that compose together, and what each gathers; ``table`` is that of the rows ``which``."""
         for number, part in enumerate(self.parts):
             chosen = np.flatnonzero(self.of[which] == number)
             if len(chosen) == 0:
@@ -120,15 +142,10 @@ class Estimator:
                     schedule,
                     self.framework.splits_layers,
                 )
-                rows = make_rows(
+                yield chosen[local], make_rows(
                     self.workload, self.cluster, self.framework, some, part.costs, self.place[which[chosen[local]]],
-                    stages, schedule, part.mode, part.layers, part.mtp, part.modes,
+                    stages, schedule, part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
                 )  # fmt: skip
-                out.put(chosen[local], rows)
-                done += len(local)
-                if progress is not None:
-                    progress(done)
-        return out.breakdown()
 
 
 @dataclass(frozen=True)
@@ -159,8 +176,10 @@ def estimate_table(
 
 
 def _groups(table: StrategyTable) -> Iterator[tuple[NDArray[np.intp], str]]:
-    """Rows of one pp, vpp and schedule, in chunks."""
+    """Rows of one pp, vpp and schedule that recompute no layer whole, all, or some, in chunks."""
+    whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute]
     code = (table.pp * 4096 + table.vpp) * 16 + table.schedule
+    code = code * 3 + np.where(whole, np.where(table.recompute_layers < 0, 1, 2), 0)
     order = np.argsort(code, kind="stable")
     bounds = np.flatnonzero(np.diff(code[order])) + 1
     for rows in np.split(order, bounds):
@@ -188,33 +207,44 @@ class _Collector:
 
     def put(self, at: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
-        peak, instants = stage_peaks(rows)
-        here = np.arange(len(at))
+        peak = stage_peaks(rows)
+        most, here = peak.stages, np.arange(len(at))
         self.exposed[:, at], self.hidden[:, at] = time.exposed, time.hidden
-        self.allocated[at] = peak.allocated[here, peak.fullest]
-        self.reserved[at] = peak.reserved[here, peak.fullest]
-        self.device[at] = peak.device[here, peak.fullest]
-        self.fullest[at], self.slowest[at] = peak.fullest, time.slowest
-        self.memory[:, at] = _components(rows, peak.parts, peak.allocated[here, peak.fullest],
-                                         peak.reserved[here, peak.fullest], peak.communicators)  # fmt: skip
+        self.allocated[at] = most.allocated[here, peak.fullest]
+        self.reserved[at] = most.reserved[here, peak.fullest]
+        self.device[at] = most.device[here, peak.fullest]
+        self.fullest[at], self.slowest[at] = rows.layout.shown.stage[peak.fullest], time.slowest
+        self.memory[:, at] = _components(rows, peak.parts, self.allocated[at], self.reserved[at], most.communicators)
         base = len(self.names)
         self.names = (*self.names, *peak.names)
-        self.instant[at] = base + peak.instant[here, peak.fullest]
+        self.instant[at] = base + most.instant[here, peak.fullest]
         self.flops[at] = hardware_flops(rows)
-        self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)
+        self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
         if self.keep:
             pp = rows.layout.stages.pp
             row, stage = np.repeat(here, pp), np.tile(np.arange(pp), len(at))
-            live = instants.parts(row, peak.instant[row, stage], stage)
-            parts = _components(rows, live, peak.allocated[row, stage], peak.reserved[row, stage],
-                                peak.communicators[row])  # fmt: skip
+            live = most.instants.parts(row, most.instant[row, stage], stage)
+            parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
+                                most.communicators[row])  # fmt: skip
             counts = rows.layout.counts.sum(axis=1)
             flight = rows.layout.plain_in_flight.sum(axis=1) + rows.layout.full_in_flight.sum(axis=1)
-            self.detail = StageDetail(
-                time.stage_s, peak.allocated, peak.reserved, peak.device, parts.reshape(-1, len(at), pp),
-                base + peak.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
+            self._keep(at, StageDetail(
+                time.stage_s, most.allocated, most.reserved, most.device, parts.reshape(-1, len(at), pp),
+                base + most.instant, flight / np.maximum(counts, 1), counts.astype(np.int64),
                 rows.layout.full.sum(axis=1).astype(np.int64),
-            )  # fmt: skip
+            ))  # fmt: skip
+
+    def _keep(self, at: NDArray[np.intp], some: StageDetail) -> None:
+        """The stages of these rows beside those of others; all of one pp."""
+        if len(at) == self.n:
+            at = np.argsort(at)
+            self.detail = StageDetail(*(array[..., at, :] for array in vars(some).values()))
+            return
+        if self.detail is None:
+            shapes = ((array, (*array.shape[:-2], self.n, array.shape[-1])) for array in vars(some).values())
+            self.detail = StageDetail(*(np.zeros(shape, array.dtype) for array, shape in shapes))
+        for name, array in vars(some).items():
+            getattr(self.detail, name)[..., at, :] = array
 
     def breakdown(self) -> Breakdown:
         return Breakdown(
@@ -243,4 +273,4 @@ def hardware_flops(rows: Rows) -> NDArray[np.float64]:
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
         rows.of_mtp("flops"),
     )  # fmt: skip
-    return np.asarray(per_rank.sum(axis=1) * rows.num_micro_batches * table.tp * table.cp * table.dp)
+    return np.asarray(rows.over_all(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

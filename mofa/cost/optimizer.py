@@ -20,7 +20,7 @@ IntN = NDArray[np.int64]
 class Shards:
     """Parameters of a stage on one rank before data parallelism, and the ranks that share them. [params, ranks]
 
-    ``dense`` and ``expert`` have shape (n, pp), ``dense_ranks`` and ``expert_ranks`` (n, 1).
+    ``dense`` and ``expert`` have shape (n, R), ``dense_ranks`` and ``expert_ranks`` (n, 1).
     """
 
     dense: ArrayN
@@ -29,17 +29,17 @@ class Shards:
     expert_ranks: ArrayN
 
     def whole(self, bytes_per_param: float) -> ArrayN:
-        """Bytes of something that every rank holds whole. (n, pp) [B]"""
+        """Bytes of something that every rank holds whole. (n, R) [B]"""
         return (self.dense + self.expert) * bytes_per_param
 
     def sharded(self, bytes_per_param: float) -> ArrayN:
-        """Bytes of something that is shared out over the data-parallel ranks. (n, pp) [B]"""
+        """Bytes of something that is shared out over the data-parallel ranks. (n, R) [B]"""
         return (self.dense / self.dense_ranks + self.expert / self.expert_ranks) * bytes_per_param
 
 
 @dataclass(frozen=True)
 class StaticBytes:
-    """Bytes that a stage holds all the time or between its first gradient and the end of the step. (n, pp) [B]
+    """Bytes that a stage holds all the time or between its first gradient and the end of the step. (n, R) [B]
 
     ``grads_always`` says whether gradients exist from the start (Megatron's buffers) or only once computed.
     """
@@ -121,7 +121,7 @@ def optimizer_seconds(
     precision: str,
     zero: NDArray[np.int64],
 ) -> ArrayN:
-    """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, pp) [s]
+    """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, R) [s]
 
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
@@ -136,7 +136,7 @@ def _device_parts(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
     zero: NDArray[np.int64],
 ) -> dict[str, ArrayN]:  # fmt: skip
-    """Seconds on the device of each part of the optimizer step. (n, pp) [s]"""
+    """Seconds on the device of each part of the optimizer step. (n, R) [s]"""
     gpu = cluster.gpu
     moments = 8.0 if workload.precision.moments == "bf16" else 16.0
     apart = framework.optimizer in ("foreach", "for-loop")  # weight decay, two lerps, sqrt, division, addcdiv
@@ -157,16 +157,18 @@ def _device_parts(
 
 def optimizer_host_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
-    zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN,
+    zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN, grid: NDArray[np.intp],
 ) -> ArrayN:  # fmt: skip
-    """What the device waits for the host in the optimizer step. (n, pp) [s]
+    """What the device waits for the host in the optimizer step. (n, R) [s]
 
     Parameters
     ----------
-    tensors
-        Parameter tensors of a stage. (n, pp) [-]
+    shards, zero, tensors
+        Of each grid of ranks; parameter tensors of a stage. (g, R) [-]
     lead_s
-        What the host is ahead of the device at the end of the backward pass. (n, pp) [s]
+        What the host is ahead of the device at the end of the backward pass. (n, R) [s]
+    grid
+        Which grid each candidate has. (n,)
 
     Notes
     -----
@@ -188,13 +190,13 @@ def optimizer_host_seconds(
     host = cluster.gpu.curves.host
     loop, op = host.tensor_pass_s.value, host.eager_op_s.value
     parts = _device_parts(workload, cluster, framework, shards, precision, zero)
-    nothing = np.zeros_like(parts["adam"])
     if framework.name in PYTORCH_MODULES:
-        return np.asarray(np.maximum(2.0 * loop * tensors - lead_s - parts["adam"], 0.0))
+        return np.asarray(np.maximum((2.0 * loop * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
-    wait = np.maximum((3.0 * loop + (loop + op if apart else 0.0)) * tensors - lead_s, 0.0)
+    ahead = (3.0 * loop + (loop + op if apart else 0.0)) * tensors
+    after = 4.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
-        wait = wait + host.item_s.value * tensors
-        wait = wait + np.maximum((loop + 2.0 * op) * tensors - parts.get("clip", nothing), 0.0)
-    wait = wait + 4.0 * loop * tensors
-    return np.asarray(wait + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0))
+        after = after + host.item_s.value * tensors
+        after = after + np.maximum((loop + 2.0 * op) * tensors - parts["clip"], 0.0)
+    after = after + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0)
+    return np.asarray(np.maximum(ahead[grid] - lead_s, 0.0) + after[grid])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
-from mofa.cost.compose import Rows
+from mofa.cost.rows import Rows
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -27,31 +28,20 @@ _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 
 
 @dataclass(frozen=True)
-class Instant:
-    """One instant: bytes alive per stage, (n, pp), -inf where it does not occur; its parts are found on demand.
+class _Instant:
+    """One instant: bytes alive per stage, -inf where it does not occur, and what they are made of. (n, R) [B]
 
-    ``transient`` (kinds, n) is what the op at the instant holds, ``kept`` (kinds, n, pp) the activations besides.
+    ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
+    there, ``copies`` are weight copies besides; ``transient`` gives the kinds that the op holds for the candidates at
+    these positions. (len(KINDS), len(at))
     """
 
     name: str
     total: ArrayN
-    transient: ArrayN
-    kept_minus: tuple[tuple[str, int], ...]
-    grads: float
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Peak of each stage. ``parts`` (len(LIVE_COMPONENTS), n) of the fullest stage; the rest (n, pp) or (n,)."""
-
-    allocated: ArrayN
-    reserved: ArrayN
-    device: ArrayN
-    instant: NDArray[np.int64]
-    fullest: NDArray[np.intp]
-    parts: ArrayN
-    names: tuple[str, ...]
-    communicators: ArrayN
+    minus: ArrayN | float | None
+    grads: ArrayN | float
+    copies: ArrayN | float
+    transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
 class _Instants:
@@ -60,39 +50,32 @@ class _Instants:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         lay, static = rows.layout, rows.static
-        self.n, self.pp = len(rows.table), lay.stages.pp
-        self.buffers = static.buffers + self._pipeline_buffers() + self._persistent_buffers()
-        self.fixed = static.params + static.states + self.buffers
+        self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
+        self.grads = static.grads[rows.grid]
+        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + self._persistent_buffers()
+        self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
-        self.acts = np.einsum("nkr,nk->nr", lay.plain_in_flight, self.saved_plain) + np.einsum(
-            "nkr,nk->nr", lay.full_in_flight, self.saved_full
-        )
         self.ends_saved = self._ends_saved()
-        self.acts = self.acts + self.ends_saved
-        self.names: list[str] = []
-        self.totals: list[ArrayN] = []
-        self.transients: list[ArrayN] = []
-        self.minus: list[ArrayN] = []
-        self.grads: list[ArrayN] = []
-        self.copies: list[ArrayN] = []
-        self._arrays: dict[str, ArrayN] = {}
+        acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        self.acts = acts + self.ends_saved
+        self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
         """Activations received from the neighbours: one each way, or all micro-batches' where preallocated."""
         rows = self.rows
-        if self.pp == 1:
-            return np.zeros((self.n, self.pp))
+        if rows.layout.stages.pp == 1:
+            return np.zeros((self.n, 1))
         one = rows.costs.boundary[rows.k][:, None]
         if rows.framework.name in PYTORCH_MODULES:
             m = rows.num_micro_batches[:, None] * rows.layout.stages.vpp
-            ways = np.full(self.pp, 2.0)
+            ways = np.full(self.num_shown, 2.0)
             ways[0] -= 1.0 / rows.layout.stages.vpp
             ways[-1] -= 1.0 / rows.layout.stages.vpp
             return np.asarray(one * m * ways)
-        return np.asarray(one * np.full(self.pp, 2.0))
+        return np.asarray(one * np.full(self.num_shown, 2.0))
 
     def _persistent_buffers(self) -> ArrayN:
-        """What the framework allocates once and keeps; the head's share on its stage. (n, pp)"""
+        """What the framework allocates once and keeps; the head's share on its stage. (n, R)"""
         rows, c = self.rows, self.rows.costs
         body = c.persistent[rows.k][:, None]
         return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head)
@@ -104,7 +87,7 @@ class _Instants:
         """
         rows, model = self.rows, self.rows.workload.model
         p = layer_params(model, rows.layout.stages.kinds[kind].moe)
-        t, s = rows.table, rows.shards
+        t, s = rows.grids, rows.shards
         sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
         dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
         dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (embedding_params(model) / t.tp)[
@@ -112,7 +95,7 @@ class _Instants:
         ] * rows.is_first
         expert = (p.routed / (t.ep * t.etp))[:, None]
         whole = s.dense / dense_ranks + s.expert / expert_ranks
-        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0))
+        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0)[rows.grid])
 
     def _embedding_gather(self, kind: int) -> ArrayN | float:
         """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
@@ -120,15 +103,15 @@ class _Instants:
         if rows.mode.precision != "mixed" or rows.mode.pipelined or not rows.framework.shards_params:
             return 0.0
         p = layer_params(model, rows.layout.stages.kinds[kind].moe)
-        tp = rows.table.tp
+        tp = rows.grids.tp
         more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
         gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
-        return np.asarray(gathered[:, None] * np.ones((1, self.pp)))
+        return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
 
     def _ends_saved(self) -> ArrayN:
         """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
         rows = self.rows
-        out = np.zeros((self.n, self.pp))
+        out = np.zeros((self.n, self.num_shown))
         saved = rows.of_mtp("saved")
         if saved is not None:
             depth = rows.workload.model.num_mtp_layers
@@ -136,120 +119,163 @@ class _Instants:
         return out + self._loss_saved()
 
     def _loss_saved(self) -> ArrayN:
-        """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, pp)"""
+        """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
         rows = self.rows
         if rows.schedule != "gpipe":
-            return np.zeros((self.n, self.pp))
+            return np.zeros((self.n, self.num_shown))
         before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
         return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
     def add(
-        self, name: str, where: ArrayN | NDArray[np.bool_], transient_kinds: ArrayN, minus: ArrayN | float, *,
-        grads: ArrayN | float, kept: bool = True, copies: ArrayN | float = 0.0,
+        self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
+        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant that occurs where ``where`` (n, pp) is positive; ``minus`` (n, pp) of the kept is gone by then.
+        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``."""
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies
+        if minus is not None:
+            alive += self.acts - minus
+        self.all.append(_Instant(name, np.where(where, alive, -np.inf), minus, grads, copies, kinds))
 
-        ``copies`` are weight copies that are there besides. [B]
-        """
-        transient = transient_kinds.sum(axis=1)[:, None]
-        alive = self.fixed + np.asarray(grads) * self.rows.static.grads + transient + copies
-        if kept:
-            alive = alive + self.acts - minus
-        self.names.append(name)
-        self.totals.append(np.where(where > 0, alive, -np.inf))
-        self.transients.append(transient_kinds)
-        self.minus.append(np.broadcast_to(np.asarray(minus, dtype=float), (self.n, self.pp)) if kept else self.acts)
-        self.grads.append(np.broadcast_to(np.asarray(grads, dtype=float), (self.n, self.pp)))
-        self.copies.append(np.broadcast_to(np.asarray(copies, dtype=float), (self.n, self.pp)))
+    def add_block(
+        self, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp], where: NDArray[np.bool_],
+        minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant inside a layer of a kind in these modes: ``peaks`` by mode, combination and kind, and of what."""
+        k, (peak, kinds) = self.rows.k, peaks
+        self.add(
+            name, where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
+            copies=copies,
+        )  # fmt: skip
 
     def build(self) -> None:
         """All instants, in the order of a step."""
-        rows, lay, c = self.rows, self.rows.layout, self.rows.costs
-        n, pp, k = self.n, self.pp, rows.k
-        always = rows.static.grads_always
+        rows = self.rows
         several = (rows.num_micro_batches > 1).astype(float)[:, None]
         if rows.schedule == "gpipe":  # no backward has run when all activations are there
             several = np.zeros_like(several)
-        mid = 1.0 if always else several * np.ones((n, pp))
-        bk_plain, bk_full = rows.gather(rows.layers.backward_kinds)
-        fk_plain, fk_full = rows.gather(rows.layers.forward_kinds)
-        has_full = lay.full > 0
-        has_plain = lay.plain > 0
-        saved_least = np.where(
-            has_full, np.minimum(self.saved_full, self.saved_plain)[:, :, None], self.saved_plain[:, :, None]
-        )
-        kinds = [kind.name for kind in lay.stages.kinds]
+        mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
-        cached = np.einsum("nkr,nk->nr", lay.full, rows.gather(rows.layers.cached)[1]) + np.einsum(
-            "nkr,nk->nr", lay.plain, rows.gather(rows.layers.cached)[0]
-        )
-        for i, kind in enumerate(kinds):
+        cached: ArrayN | float = 0.0
+        if np.any(rows.layers.cached):
+            cached = rows.over_stages(rows.layers.cached)
+        self._layers(mid, several, cached)
+        self._ends(mid, cached)
+
+    def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
+        """Inside the last layer of each kind, and the first where gradients appear only with it."""
+        rows, lay = self.rows, self.rows.layout
+        always = rows.static.grads_always
+        forward = rows.layers.forward_peak, rows.layers.forward_kinds
+        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        has_full = lay.full > 0
+        saved_least = np.broadcast_to(self.saved_plain[:, :, None], has_full.shape)
+        if lay.any_full:
+            saved_least = np.where(has_full, np.minimum(self.saved_full[:, :, None], saved_least), saved_least)
+        for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind = np.einsum("or,nor->nr", lay.after[i], saved_least)
-            for label, bk, fk, saved, has in (
-                ("", bk_plain, fk_plain, self.saved_plain, has_plain),
-                (" recomputed", bk_full, fk_full, self.saved_full, has_full),
+            for label, mode, saved, has in (
+                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0),
+                (" recomputed", rows.full, self.saved_full, has_full[:, i]),
             ):
-                if not np.any(has[:, i]):
+                if not np.any(has):
                     continue
                 own = saved[:, i][:, None]
-                self.add(
-                    f"forward of the last {kind} block{label}",
-                    has[:, i],
-                    fk[:, i],
-                    behind + own,
-                    grads=mid,
-                    copies=cached,
-                )
-                self.add(f"backward of the last {kind} block{label}", has[:, i], bk[:, i], behind + own, grads=mid)
+                gone = behind + own
+                name = f"of the last {kind} block{label}"
+                self.add_block(f"forward {name}", i, forward, mode, has, gone, grads=mid, copies=cached)
+                self.add_block(f"backward {name}", i, backward, mode, has, gone, grads=mid)
                 if not always:
                     done = self._one_micro_batch() - own
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"backward of the first {kind} block{label}"
                     swap = self._embedding_gather(i)
-                    self.add(name, has[:, i], bk[:, i], done + own, grads=first, copies=swap)
-        head = c.head.memory
-        depth = rows.workload.model.num_mtp_layers
-        others = np.zeros((n, len(KINDS)))
-        if depth:
-            others = depth * head.saved_kinds[:, k].T
-        on_head = np.broadcast_to(rows.is_head, (n, pp))
-        self.add("loss forward", on_head, head.forward_kinds[:, k].T + others, 0.0, grads=mid, copies=cached)
-        self.add("loss backward", on_head, head.backward_kinds[:, k].T + others, 0.0, grads=mid)
-        on_first = np.broadcast_to(rows.is_first, (n, pp))
-        emb = c.embedding.memory
-        self.add("embedding backward", on_first, emb.backward_kinds[:, k].T, self._one_micro_batch(), grads=1.0)
-        scratch = np.zeros((n, len(KINDS)))
-        self.add("optimizer step", np.ones((n, pp)), scratch, 0.0, grads=1.0, kept=False)
-        self.totals[-1] = self.totals[-1] + rows.static.step_scratch
+                    self.add_block(name, i, backward, mode, has, done + own, grads=first, copies=swap)
+
+    def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
+        """The loss, the embedding's gradient and the optimizer's step."""
+        rows = self.rows
+        head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
+        others = rows.workload.model.num_mtp_layers * head.saved_kinds
+        for name, kinds, copies in (
+            ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
+        ):  # fmt: skip
+            self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies)
+        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0)
+        nothing = np.zeros((len(KINDS), self.n))
+        everywhere = np.ones((1, self.num_shown), dtype=bool)
+        self.add("optimizer step", everywhere, nothing[0], lambda at: nothing[:, at], None, grads=1.0)
+        self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
+
+    def _add_end(
+        self, name: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
+        copies: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
+        k = self.rows.k
+        self.add(
+            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies
+        )
 
     def _one_micro_batch(self) -> ArrayN:
-        """What the layers of the chunk whose backward ends keep for one micro-batch. (n, pp)"""
+        """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
         lay = self.rows.layout
         vpp = lay.stages.vpp
-        one = np.einsum("nkr,nk->nr", lay.plain, self.saved_plain) + np.einsum("nkr,nk->nr", lay.full, self.saved_full)
+        one = self.rows.over_stages(self.rows.layers.saved)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
         return np.asarray(np.minimum(one / vpp + ends, self.acts))
 
-    def _stacked(self, name: str) -> ArrayN:
-        """A list of all instants as one array, made once. (instants, n, ...)"""
-        if name not in self._arrays:
-            self._arrays[name] = np.stack(getattr(self, name))
-        return self._arrays[name]
+    def largest(self) -> tuple[ArrayN, NDArray[np.int64]]:
+        """The largest of all instants and which it is: of those that only rounding tells apart, the first. (n, R)"""
+        largest = self.all[0].total
+        for one in self.all[1:]:
+            largest = np.maximum(largest, one.total)
+        enough = largest - 1e-12 * np.abs(largest)
+        which = np.zeros(largest.shape, dtype=np.int64)
+        for i in reversed(range(len(self.all))):
+            which[self.all[i].total >= enough] = i
+        return largest, which
+
+    def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
+        """The part of the gradients that is there at each stage's instant. (n, R)"""
+        out = np.empty(which.shape)
+        for i, one in enumerate(self.all):
+            np.copyto(out, one.grads, where=which == i)
+        return out
 
     def parts(self, at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """Live components of candidates ``at``, each at one instant of one stage. (len(LIVE_COMPONENTS), len(at))"""
-        rows, lay = self.rows, self.rows.layout
+        rows = self.rows
         out = np.zeros((len(LIVE_COMPONENTS), len(at)))
         place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
-        grads = self._stacked("grads")[instant, at, stage]
-        out[place["parameters"]] = rows.static.params[at, stage]
-        out[place["gradients"]] = grads * rows.static.grads[at, stage]
-        out[place["optimizer_states"]] = rows.static.states[at, stage]
+        of = rows.grid[at]
+        out[place["parameters"]] = rows.static.params[of, stage]
+        out[place["gradients"]] = self.grads[at, stage]
+        out[place["optimizer_states"]] = rows.static.states[of, stage]
         out[place["buffers"]] = self.buffers[at, stage]
-        plain, full = rows.gather(rows.layers.saved_kinds)
-        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], plain[at]) + np.einsum(
-            "nk,nkf->fn", lay.full_in_flight[at, :, stage], full[at]
-        )
+        acts, kept = self.acts[at, stage], self._kept(at, stage)
+        for i in np.unique(instant).tolist():
+            one, here = self.all[i], np.flatnonzero(instant == i)
+            where = at[here], stage[here]
+            out[place["gradients"], here] *= _at(one.grads, where)
+            live = one.transient(at[here])
+            if one.minus is not None:
+                some = acts[here]
+                left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
+                live = live + kept[:, here] * np.where(some > 0, left, 0.0)
+            for row, kind in zip(_ROW, live, strict=True):
+                out[row, here] += kind
+            out[place["weight_copies"], here] += _at(one.copies, where)
+            if i == len(self.all) - 1:
+                out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
+        return out
+
+    def _kept(self, at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+        """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
+        rows, lay = self.rows, self.rows.layout
+        whole, k = rows.layers.saved_kinds, rows.k[at]
+        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], whole[rows.base[at], k])
+        if lay.any_full:
+            kept = kept + np.einsum("nk,nkf->fn", lay.full_in_flight[at, :, stage], whole[rows.full[at], k])
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
@@ -257,41 +283,61 @@ class _Instants:
         if rows.schedule == "gpipe":
             before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
             kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
-        acts = self.acts[at, stage]
-        gone = self._stacked("minus")[instant, at, stage]
-        share = np.where(acts > 0, np.clip((acts - gone) / np.where(acts > 0, acts, 1.0), 0.0, 1.0), 0.0)
-        transient = self._stacked("transients")[instant, at].T
-        np.add.at(out, _ROW, kept * share + transient)
-        out[place["weight_copies"]] += self._stacked("copies")[instant, at, stage]
-        is_step = instant == len(self.names) - 1
-        out[place["temporaries"]] += np.where(is_step, rows.static.step_scratch[at, stage], 0.0)
-        return out
+        return np.asarray(kept)
 
 
-def stage_peaks(rows: Rows) -> tuple[Peak, _Instants]:
-    """The peak of every stage and what was alive then on the fullest."""
+def _at(quantity: ArrayN | float, where: tuple[NDArray[np.intp], NDArray[np.intp]]) -> ArrayN | float:
+    """Entries of something of candidates and stages; (n, R), (n, 1) or a number."""
+    if isinstance(quantity, float):
+        return quantity
+    return np.asarray(quantity[where[0], where[1] if quantity.shape[1] > 1 else 0])
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Peak of each stage and at which instant it is. (n, R); ``communicators`` (n,) [B]"""
+
+    allocated: ArrayN
+    reserved: ArrayN
+    device: ArrayN
+    instant: NDArray[np.int64]
+    communicators: ArrayN
+    instants: _Instants
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak of each stage, which is the fullest (n,), and what is alive there (len(LIVE_COMPONENTS), n)."""
+
+    stages: StageBytes
+    fullest: NDArray[np.intp]
+    parts: ArrayN
+    names: tuple[str, ...]
+
+
+def stage_bytes(rows: Rows) -> StageBytes:
+    """The peak of every stage."""
     instants = _Instants(rows)
     instants.build()
-    totals = np.stack(instants.totals)
-    which = first_largest(totals)
-    allocated = totals.max(axis=0)
-    grads = np.take_along_axis(np.stack(instants.grads), which[None], axis=0)[0]
-    slack = _slack(rows, grads)
-    reserved = allocated + slack
+    allocated, which = instants.largest()
+    reserved = allocated + _slack(rows, instants.grads_at(which) if rows.framework.shards_params else 1.0)
     experts = rows.workload.model.moe is not None
-    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts)
+    comm = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts)[rows.grid]
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
-    fullest = first_largest(device, axis=1)
+    return StageBytes(allocated, reserved, device, which, comm, instants)
+
+
+def stage_peaks(rows: Rows) -> Peak:
+    """The peak of every stage and what was alive then on the fullest."""
+    stages = stage_bytes(rows)
+    fullest = first_largest(stages.device, axis=1)
     at = np.arange(len(rows.table))
-    instant = which[at, fullest]
-    parts = instants.parts(at, instant, fullest)
-    return Peak(
-        allocated, reserved, device, which, fullest, parts, tuple(instants.names), comm
-    ), instants  # fmt: skip
+    parts = stages.instants.parts(at, stages.instant[at, fullest], fullest)
+    return Peak(stages, fullest, parts, tuple(one.name for one in stages.instants.all))
 
 
-def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
-    """What the allocator holds beyond the live tensors at the peak, ``grads`` of the gradients being there. (n, pp) [B]
+def _slack(rows: Rows, grads: ArrayN | float) -> ArrayN:
+    """What the allocator holds beyond the live tensors at the peak, ``grads`` of the gradients being there. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.liveness.rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
@@ -301,8 +347,7 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
       the states leave. The expandable allocator maps pages instead and has no such loss.
     """
     lay, c = rows.layout, rows.costs
-    plain, full = rows.gather(rows.layers.slack)
-    slack = np.einsum("nkr,nk->nr", lay.plain_in_flight, plain) + np.einsum("nkr,nk->nr", lay.full_in_flight, full)
+    slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     pools, pools_full = rows.gather(rows.layers.pools)
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
@@ -310,9 +355,9 @@ def _slack(rows: Rows, grads: ArrayN) -> ArrayN:
         ends = np.maximum(ends, np.where(there, pool[:, :, None], 0.0).max(axis=1))
     slack = slack + ends
     if rows.framework.shards_params and rows.mode.precision == "mixed" and not rows.mode.pipelined:
-        slack = slack + (1.0 - grads) * rows.static.grads
+        slack = slack + (1.0 - grads) * rows.static.grads[rows.grid]
     elif rows.framework.shards_params and rows.mode.precision == "mixed":  # they come when the others have gone
-        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
     if rows.framework.allocator != "expandable":
         slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
     return np.asarray(slack)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import row_max
+
 ArrayN = NDArray[np.float64]
 
 
@@ -54,21 +56,21 @@ def pipeline_s(
     if pp == 1:
         return np.asarray(m * stage[:, 0])
     if schedule == "gpipe":
-        return np.asarray(stage.sum(axis=1) + (m - 1) * (forward_s.max(axis=1) + backward_s.max(axis=1)))
+        return np.asarray(stage.sum(axis=1) + (m - 1) * (row_max(forward_s) + row_max(backward_s)))
     if schedule == "1f1b":
         return one_f_one_b_s(forward_s, backward_s, m, before_s)
-    busy = m * stage.max(axis=1)
+    busy = m * row_max(stage)
     if schedule == "interleaved":
         if one_stream and pp > 2:  # the ranks wait for each other in the warm-up: nothing of it is run meanwhile
             held = one_stream_s(pp, vpp, forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp)
-            return np.asarray(busy + (stage.sum(axis=1) - stage.max(axis=1)) / vpp + held)
+            return np.asarray(busy + (stage.sum(axis=1) - row_max(stage)) / vpp + held)
         total = interleaved_s(forward_s, backward_s, m, vpp)
         if share is not None:
             total = total + 0.5 * lock_step_s(forward_s[..., None] * share, backward_s[..., None] * share, m)
         return total
     f, b = forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp
     weight = np.maximum(b - recompute_s / pp / vpp, 0.0) / 2
-    spread = (stage.max(axis=1) - stage.mean(axis=1)) / vpp  # the slowest stage fills less of it with its own work
+    spread = (row_max(stage) - stage.mean(axis=1)) / vpp  # the slowest stage fills less of it with its own work
     return np.asarray(busy + np.maximum(_zero_bubble_s(schedule, pp, vpp, f, b - weight, weight) - spread, 0.0))
 
 
@@ -109,7 +111,7 @@ def one_f_one_b_s(
         until + before + behind + m * t - ahead * backward_s,
         np.where(m > ahead + 1, every + before + 2 * behind + (m - ahead) * t, 0.0),
     ]
-    return np.asarray(np.max([path.max(axis=1) for path in paths], axis=0))
+    return np.asarray(np.max([row_max(path) for path in paths], axis=0))
 
 
 def interleaved_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, vpp: int) -> ArrayN:
@@ -140,7 +142,7 @@ def interleaved_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: Arra
         all_b + f.sum(axis=1, keepdims=True) - f + m * vpp * f + left * b,
         np.where(left >= 1, all_f + all_b + behind + left * t, 0.0),
     ]
-    return np.asarray(np.max([path.max(axis=1) for path in paths], axis=0))
+    return np.asarray(np.max([row_max(path) for path in paths], axis=0))
 
 
 def lock_step_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN) -> ArrayN:
@@ -157,8 +159,8 @@ def lock_step_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN
     for k in range(vpp * pp):
         forward = (k + 2 * (pp - 1) + (vpp - 1) * pp - rank) // pp % vpp
         backward = vpp - 1 - (k + rank) // pp % vpp
-        total += (forward_s[:, rank, forward] + backward_s[:, rank, backward]).max(axis=1)
-    own = (forward_s + backward_s).sum(axis=2).max(axis=1)
+        total += row_max(forward_s[:, rank, forward] + backward_s[:, rank, backward])
+    own = row_max((forward_s + backward_s).sum(axis=2))
     return np.asarray(num_micro_batches * np.maximum(total / pp - own, 0.0))
 
 

@@ -41,6 +41,10 @@ class Group:
     ranks_per_domain: IntK
     ranks_per_node: IntK
 
+    def take(self, rows: NDArray[np.intp]) -> Group:
+        """The group under these of the strategies."""
+        return Group(self.size[rows], self.ranks_per_domain[rows], self.ranks_per_node[rows])
+
     @property
     def num_domains(self) -> IntK:
         """Fast domains that the group spans, each with ``ranks_per_domain`` ranks."""

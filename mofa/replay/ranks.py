@@ -9,9 +9,9 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
-from mofa.cost.compose import Rows, make_rows
 from mofa.cost.estimate import Estimator
 from mofa.cost.peak import communicator_bytes
+from mofa.cost.rows import Rows, make_rows
 from mofa.cost.stages import split_layers
 from mofa.replay.lives import Life, life, value
 from mofa.replay.orders import Order, order_of

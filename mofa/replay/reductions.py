@@ -16,8 +16,8 @@ import numpy as np
 
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
-from mofa.cost.compose import Rows
 from mofa.cost.compute import stream_rate
+from mofa.cost.rows import Rows
 from mofa.replay.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
 from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing, value

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
-from mofa.cost.compose import Rows, hop_seconds, norm_seconds, step_end_seconds
+from mofa.cost.compose import hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
+from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED, OWN_ORDER
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock

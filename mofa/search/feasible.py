@@ -30,6 +30,8 @@ class Check:
     short: Callable[[Job, StrategyTable], FloatN]
     message: Callable[[Job, StrategyTable], str]
     """What is wrong with the one row of a table, with values, and what to do."""
+    of_mode: bool = False
+    """Whether it asks for the recomputation."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,7 @@ CHECKS: tuple[Check, ...] = (
     Check("recompute", "switch", _recompute, lambda j, t: (
         unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or
         f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {_one(t, 'pp', 'vpp')} leaves a "
-        "chunk; lower it")),
+        "chunk; lower it"), of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),
@@ -294,13 +296,22 @@ class Verdict:
     short: FloatN
 
 
-def check(job: Job, table: StrategyTable) -> Verdict:
-    """Apply all checks."""
-    reason = np.full(len(table), -1, dtype=np.int64)
-    short = np.zeros(len(table))
+def check(job: Job, table: StrategyTable, modes: int = 1) -> Verdict:
+    """Apply all checks.
+
+    Parameters
+    ----------
+    modes
+        Every so many rows differ in nothing but recomputation, so that most checks need to look at the first alone.
+    """
+    reason = np.full((len(table) // modes, modes), -1, dtype=np.int64)
+    short = np.zeros(reason.shape)
+    once = table.take(slice(None, None, modes))
     for i, rule in enumerate(CHECKS):
-        miss = rule.short(job, table)
+        miss = rule.short(job, table).reshape(-1, modes) if rule.of_mode else rule.short(job, once)[:, None]
+        if not np.any(miss > 0):
+            continue
         new = (reason < 0) & (miss > 0)
         reason[new] = i
-        short[new] = miss[new]
-    return Verdict(reason, short)
+        short[new] = np.broadcast_to(miss, new.shape)[new]
+    return Verdict(reason.reshape(-1), short.reshape(-1))

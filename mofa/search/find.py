@@ -309,7 +309,7 @@ def _search(
     table = product(space, job.workload, job.cluster, job.framework)
     if len(table) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
-    verdict = check(job, table)
+    verdict = check(job, table, len(space.recompute))
     reason, short = verdict.reason, verdict.short
     needless, memory = len(CHECKS), len(CHECKS) + 1
     limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)

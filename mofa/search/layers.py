@@ -83,8 +83,7 @@ def _fewest_layers(
         found = np.empty(len(active))
         for start in range(0, len(active), COST_AT_ONCE):
             here = slice(start, start + COST_AT_ONCE)
-            costed = estimator.rows(rows[active[here]], recompute_layers=tried[here])
-            found[here] = costed.device_bytes - limit
+            found[here] = estimator.device_bytes(rows[active[here]], tried[here]) - limit
         ok = found <= 0
         high[active[ok]], under[active[ok]] = tried[ok], found[ok]
         low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]

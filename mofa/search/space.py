@@ -204,20 +204,20 @@ def _fixed(name: str, value: object) -> dict[str, object]:
 def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All combinations as a table; recompute varies fastest. Combinations that say the same twice are left out.
 
-    dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.
+    dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those. Every
+    ``len(space.recompute)`` rows differ in nothing but recomputation.
     """
     modes = tuple(dict.fromkeys(spec for spec, _ in space.recompute))
     axes: list[NDArray[np.int64]] = [
         np.array(space.tp), np.array(space.cp), np.array(space.pp), np.array(space.vpp), np.array(space.ep),
         np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
         np.array([SCHEDULES.index(s) for s in space.schedule]),
-        np.array([BALANCING.index(b) for b in space.balancing]), np.arange(len(space.recompute)),
+        np.array([BALANCING.index(b) for b in space.balancing]),
     ]  # fmt: skip
     sizes = [len(axis) for axis in axes]
-    flat = np.arange(int(np.prod(sizes)))
-    index = np.unravel_index(flat, sizes)
-    columns = [axis[i].astype(np.int32) for axis, i in zip(axes, index, strict=True)]  # half the memory while masked
-    tp, cp, pp, vpp, _, etp, _, kind, schedule, _, _ = columns
+    index = np.unravel_index(np.arange(int(np.prod(sizes))), sizes)
+    columns = [axis[i] for axis, i in zip(axes, index, strict=True)]
+    tp, cp, pp, vpp, _, etp, _, kind, schedule, _ = columns
     interleaved, one_f, zbv = (SCHEDULES.index(s) for s in ("interleaved", "1f1b", "zbv"))
     twice = (etp == 0) & (tp == 1) & (1 in space.etp)
     twice |= (kind != space.cp_kind[0]) & (cp == 1)
@@ -225,27 +225,30 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     twice |= (schedule == one_f) & (vpp > 1)
     twice |= (schedule == zbv) & (vpp != 2)
     if space.dp is not None:
-        twice |= tp.astype(np.int64) * cp * pp * space.dp != cluster.num_gpus
+        twice |= tp * cp * pp * space.dp != cluster.num_gpus
     keep = np.flatnonzero(~twice)
-    return _table([column[keep].astype(np.int64) for column in columns], space, modes, cluster, framework)
+    return _table([column[keep] for column in columns], space, modes, cluster, framework)
 
 
 def _table(
     columns: list[NDArray[np.int64]], space: Space, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
-    """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing, choice = columns
+    """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage; in every mode."""
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing = columns
     etp = np.where(etp == 0, tp, etp)
     number = np.array([modes.index(spec) for spec, _ in space.recompute])
     layers = np.array([n for _, n in space.recompute])
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
     sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
     zero = default_zero(framework, pp) if space.zero is None else np.full(len(tp), space.zero)
+    shared = {
+        "tp": tp, "sp": sp, "pp": pp, "vpp": vpp, "cp": cp, "cp_kind": kind, "ep": ep, "etp": etp, "dp": dp,
+        "micro_batch": mb, "zero": zero, "schedule": schedule, "balancing": balancing,
+    }  # fmt: skip
     return StrategyTable(
-        tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
-        recompute=number[choice], recompute_layers=layers[choice], schedule=schedule, balancing=balancing,
-        recompute_modes=modes,
+        **{name: np.repeat(column, len(number)) for name, column in shared.items()},
+        recompute=np.tile(number, len(tp)), recompute_layers=np.tile(layers, len(tp)), recompute_modes=modes,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class StrategyTable:
         """Token chunks of the layers with experts. (n,)"""
         return np.array([mode.token_chunks for mode in self.recompute_modes])[self.recompute]
 
-    def take(self, rows: NDArray[np.intp] | BoolN) -> StrategyTable:
+    def take(self, rows: NDArray[np.intp] | BoolN | slice) -> StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
         return StrategyTable(**columns, recompute_modes=self.recompute_modes)

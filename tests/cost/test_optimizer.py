@@ -186,7 +186,7 @@ def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0
     shards = Shards(*(np.array([[v]]) for v in (dense, 0.0, 1.0, 1.0)))
     seconds = optimizer_host_seconds(
         JOB, one, framework(name, **options), shards, "mixed", np.array([[1]]), np.array([[tensors]]),
-        np.array([[lead_s]]),
+        np.array([[lead_s]]), np.zeros(1, dtype=np.intp),
     )  # fmt: skip
     return float(seconds[0, 0]) * 1e6
 

@@ -1,0 +1,344 @@
+"""What the candidates of one pp x vpp gather from the blocks: layers, micro-batches in flight, shards of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, needs_full, unique_rows
+from mofa.cost.optimizer import Shards, StaticBytes, static_bytes
+from mofa.cost.stages import Stages, in_flight
+from mofa.cost.topology import Group
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+ArrayN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """Block costs of all modes and kinds stacked for gathering: leading axes (modes, K), then kinds and parts."""
+
+    exposed: ArrayN
+    hidden: ArrayN
+    forward_s: ArrayN
+    backward_s: ArrayN
+    issue_s: ArrayN
+    flops: ArrayN
+    saved: ArrayN
+    saved_kinds: ArrayN
+    slack: ArrayN
+    forward_peak: ArrayN
+    forward_kinds: ArrayN
+    backward_peak: ArrayN
+    backward_kinds: ArrayN
+    pools: ArrayN
+    cached: ArrayN
+
+    @classmethod
+    def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
+        """Stack the costs of every mode's kinds."""
+
+        def grid(pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+            array = np.array([[pick(cost) for cost in kinds] for kinds in modes])  # modes, kinds, parts, K
+            return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
+
+        return cls(
+            exposed=grid(lambda c: c.forward.exposed + c.backward.exposed),
+            hidden=grid(lambda c: c.forward.hidden + c.backward.hidden),
+            forward_s=grid(lambda c: c.forward.total),
+            backward_s=grid(lambda c: c.backward.total),
+            issue_s=grid(lambda c: c.forward.issue + c.backward.issue),
+            flops=grid(lambda c: c.forward_flops + c.backward_flops),
+            saved=grid(lambda c: c.memory.saved),
+            saved_kinds=grid(lambda c: c.memory.saved_kinds),
+            slack=grid(lambda c: c.memory.saved_slack),
+            forward_peak=grid(lambda c: c.memory.forward_peak),
+            forward_kinds=grid(lambda c: c.memory.forward_kinds),
+            backward_peak=grid(lambda c: c.memory.backward_peak),
+            backward_kinds=grid(lambda c: c.memory.backward_kinds),
+            pools=grid(lambda c: c.memory.pool_slack),
+            cached=grid(lambda c: c.cached),
+        )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Stages that stand for all that are alike: the same layers, the same ends, no more micro-batches in flight.
+
+    The first stage of each kind is shown, so that what is largest over the shown stages is largest over all, and what
+    is first among equals is too. R of pp stages are shown.
+    """
+
+    stage: NDArray[np.intp]
+    """The stages that are shown, in order. (R,)"""
+    of: NDArray[np.intp]
+    """Which of them each stage is like. (pp,)"""
+
+    @classmethod
+    def every(cls, pp: int) -> Shown:
+        """All stages, each for itself."""
+        return cls(np.arange(pp), np.arange(pp))
+
+    @classmethod
+    def alike(cls, stages: Stages, full: ArrayN, flight: ArrayN) -> Shown:
+        """The first of each kind of stage.
+
+        Parameters
+        ----------
+        full
+            Layers that are recomputed whole under each choice of recomputation. (choices, kinds, pp, vpp)
+        flight
+            Micro-batches in flight under each number of them. (numbers, pp, vpp)
+        """
+        ends = {0: "first", stages.head_stage: "head", stages.pp - 1: "last"}  # stage 0 is never like another
+        first: dict[object, int] = {}
+        stage: list[int] = []
+        of = np.zeros(stages.pp, dtype=np.intp)
+        for r in range(stages.pp):
+            key = stages.layers[r], full[:, :, r].tobytes(), ends.get(r)
+            place = first.get(key)
+            if place is None or np.any(flight[:, stage[place]] < flight[:, r]):
+                place = first[key] = len(stage)
+                stage.append(r)
+            of[r] = place
+        return cls(np.array(stage), of)
+
+    @cached_property
+    def times(self) -> ArrayN:
+        """Stages that each stands for. (R,)"""
+        return np.bincount(self.of).astype(float)
+
+    @cached_property
+    def ahead(self) -> ArrayN:
+        """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
+        return np.stack([np.bincount(self.of[:r], minlength=len(self.stage)) for r in self.stage], axis=1).astype(float)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layer counts of the candidates of one pp x vpp on the stages that are shown: (n, kinds, R) unless said."""
+
+    stages: Stages
+    shown: Shown
+    plain: ArrayN
+    """Layers that run in the base mode."""
+    full: ArrayN
+    """Layers that are recomputed whole."""
+    plain_in_flight: ArrayN
+    full_in_flight: ArrayN
+    last_in_flight: ArrayN
+    """Micro-batches of the last chunk in flight. (n, R)"""
+    after: ArrayN
+    """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, R)"""
+    full_by_chunk: ArrayN
+    """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
+    choice: NDArray[np.intp]
+    """Each candidate's choice. (n,)"""
+    any_plain: bool
+    any_full: bool
+    """Whether any candidate has layers of either sort."""
+
+    @property
+    def counts(self) -> ArrayN:
+        return self.plain + self.full
+
+
+def layout(
+    table: StrategyTable, stages: Stages, schedule: str, num_micro_batches: IntN, *, every_stage: bool = True
+) -> Layout:  # fmt: skip
+    """Gather the layer counts of each candidate: which layers it recomputes, how many micro-batches are in flight."""
+    pp, vpp = stages.pp, stages.vpp
+    whole = np.array([needs_full(spec) for spec in table.recompute_modes])[table.recompute]
+    first, which = unique_rows([np.where(whole, table.recompute, -1), table.recompute_layers])
+    full = np.zeros((len(first), *stages.counts.shape))
+    for u, layers in enumerate(table.recompute_layers[first]):
+        spec = table.recompute_modes[int(table.recompute[first[u]])]
+        if spec.kind == "full":
+            full[u] = stages.counts if layers < 0 else stages.recomputed_first(int(layers))
+        elif spec.kind == "every":
+            full[u] = stages.recomputed_every(spec.layers or 1)
+    cap = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, 4 * pp)
+    batches, batch_of = unique_rows([cap])
+    flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
+    shown = Shown.every(pp) if every_stage else Shown.alike(stages, full, flight)
+    full, flight = full[:, :, shown.stage], flight[:, shown.stage]
+    plain = stages.counts[:, shown.stage] - full
+    plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
+    full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
+    kinds = len(stages.kinds)
+    after = np.zeros((kinds, kinds, len(shown.stage)))
+    for r, stage in enumerate(shown.stage.tolist()):
+        chunk = stages.layers[stage][-1]
+        for kind in range(kinds):
+            if kind in chunk:
+                last = len(chunk) - 1 - chunk[::-1].index(kind)
+                for other in chunk[last + 1 :]:
+                    after[kind, other, r] += 1
+    return Layout(
+        stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
+        plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of], after, full, which,
+        bool(plain.any()), bool(full.any()),
+    )  # fmt: skip
+
+
+def _given(of_choice: ArrayN, which: NDArray[np.intp]) -> ArrayN:
+    """What each candidate's choice says; one choice is not copied. (choices, ...) -> (n, ...)"""
+    if len(of_choice) == 1:
+        return np.broadcast_to(of_choice, (len(which), *of_choice.shape[1:]))
+    return of_choice[which]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The candidates of one pp x vpp and everything gathered for them; ``k`` (n,) indexes the unique combinations."""
+
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    table: StrategyTable
+    costs: Costs
+    mode: Mode
+    schedule: str
+    k: NDArray[np.intp]
+    base: NDArray[np.intp]
+    full: NDArray[np.intp]
+    layers: LayerArrays
+    mtp: LayerArrays | None
+    layout: Layout
+    num_micro_batches: IntN
+    grid: NDArray[np.intp]
+    """Which of the grids of ranks each candidate has: what is below is the same for all that share one. (n,)"""
+    grids: StrategyTable
+    """A candidate of each grid. (g,)"""
+    groups: dict[str, Group]
+    """Of each grid. (g,)"""
+    shards: Shards
+    """Of each grid. (g, R)"""
+    static: StaticBytes
+    """Of each grid. (g, R)"""
+
+    def gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
+        """A stacked quantity of the base mode and of full recomputation. (n, kinds, ...)"""
+        return grid[self.base, self.k], grid[self.full, self.k]
+
+    def over_layers(self, grid: ArrayN, plain: ArrayN, full: ArrayN, sum_over: str) -> ArrayN:
+        """A per-layer quantity times numbers of layers, those recomputed whole and others, summed as einsum says."""
+        lay = self.layout
+        some = np.einsum(sum_over, plain, grid[self.base, self.k]) if lay.any_plain or not lay.any_full else 0.0
+        if lay.any_full:
+            some = some + np.einsum(sum_over, full, grid[self.full, self.k])
+        return np.asarray(some)
+
+    def of_mtp(self, name: str) -> ArrayN | None:
+        """A quantity of one multi-token-prediction layer, None without: (n, ...).
+
+        Megatron recomputes it whole only under uniform full recomputation; the block method skips it
+        (multi_token_prediction.py).
+        """
+        if self.mtp is None:
+            return None
+        uniform = (self.table.recompute_layers < 0) & np.array(
+            [spec.kind == "full" for spec in self.table.recompute_modes]
+        )[self.table.recompute]
+        mode = np.where(uniform, self.full, self.base)
+        return np.asarray(getattr(self.mtp, name)[mode, self.k, 0])
+
+    def over_stages(self, grid: ArrayN) -> ArrayN:
+        """A per-layer quantity summed over the layers of each stage. (n, R)"""
+        return self.over_layers(grid, self.layout.plain, self.layout.full, "nkr,nk->nr")
+
+    @cached_property
+    def is_first(self) -> ArrayN:
+        """1 on the stage with the embedding, 0 elsewhere. (R,)"""
+        return np.asarray(self.layout.shown.stage == 0, dtype=float)
+
+    @cached_property
+    def is_head(self) -> ArrayN:
+        """1 on the stage with the head, 0 elsewhere. (R,)"""
+        return np.asarray(self.layout.shown.stage == self.layout.stages.head_stage, dtype=float)
+
+    def on_every_stage(self, shown: ArrayN) -> ArrayN:
+        """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
+        return shown[:, self.layout.shown.of]
+
+    def over_all(self, shown: ArrayN) -> ArrayN:
+        """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
+        return np.asarray(shown @ self.layout.shown.times)
+
+    def ahead_of(self, shown: ArrayN) -> ArrayN:
+        """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
+        return np.asarray(shown @ self.layout.shown.ahead)
+
+    def ends(self, first: ArrayN, head: ArrayN, mtp: ArrayN | None) -> ArrayN:
+        """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
+        depth = self.workload.model.num_mtp_layers
+        tail = head[self.k] * (1 + depth)
+        if mtp is not None:
+            tail = tail + depth * mtp
+        return first[self.k][:, None] * self.is_first + tail[:, None] * self.is_head
+
+
+def make_rows(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: Costs,
+    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays, mtp: LayerArrays | None,
+    modes: list[RecomputeSpec], *, every_stage: bool = True,
+) -> Rows:  # fmt: skip
+    """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
+    m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
+    where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
+    whole = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
+    lay = layout(table, stages, schedule, m, every_stage=every_stage)
+    first, grid = unique_rows([table.tp, table.cp, table.dp, table.ep, table.etp, table.zero, table.balancing])
+    grids = table.take(first)
+    groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
+    shards = stage_shards(workload, framework, grids, lay, groups)
+    static = static_bytes(
+        workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
+        grids.ep[:, None],
+    )  # fmt: skip
+    return Rows(
+        workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
+        whole[table.recompute], layers, mtp, lay, m, grid, grids, groups, shards, static,
+    )  # fmt: skip
+
+
+def stage_shards(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout, groups: dict[str, Group]
+) -> Shards:
+    """Parameters of every stage on one rank, of each grid of ranks."""
+    model, counts = workload.model, lay.stages.counts[:, lay.shown.stage].sum(axis=2)
+    tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
+    dense = np.zeros((len(table), len(lay.shown.stage)))
+    expert = np.zeros_like(dense)
+    first, head = lay.shown.stage == 0, lay.shown.stage == lay.stages.head_stage
+    for i, kind in enumerate(lay.stages.kinds):
+        p = layer_params(model, kind.moe)
+        dense += counts[i] * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert += counts[i] * p.routed / spread
+    unit = framework.vocab_divisor * tp
+    padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
+    # Megatron's positions and the norm behind them are whole on every rank
+    looked_up = model.vocab * model.hidden
+    whole = embedding_params(model) - looked_up
+    dense += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
+    output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
+    dense += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
+    if model.num_mtp_layers:
+        p = mtp_params(model)
+        dense += head * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert += head * model.num_mtp_layers * p.routed / spread
+        if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
+            dense += head * model.vocab * model.hidden / tp
+    ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")
+    return Shards(
+        dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
+    )
