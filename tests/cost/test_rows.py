@@ -76,3 +76,10 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         np.testing.assert_allclose(row.detail.components_bytes, one.detail.components_bytes, atol=byte, **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(row.detail.time_s, one.detail.time_s, **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(row.hardware_flops, one.hardware_flops, **close)  # type: ignore[call-overload]
+        alike = whole.rows(np.array([i]))  # of stages with the same layers the first alone
+        np.testing.assert_allclose(alike.exposed_s, row.exposed_s, atol=1e-12 * float(row.step_s[0]), **close)  # type: ignore[call-overload]
+        np.testing.assert_allclose(alike.memory_bytes, row.memory_bytes, atol=1e-3, **close)  # type: ignore[call-overload]
+        assert (alike.fullest_stage[0], alike.slowest_stage[0]) == (row.fullest_stage[0], row.slowest_stage[0])
+        assert alike.instants[alike.instant[0]] == row.instants[row.instant[0]]
+        memory = whole.device_bytes(np.array([i]), table.recompute_layers[i : i + 1])
+        np.testing.assert_allclose(memory, row.device_bytes, **close)  # type: ignore[call-overload]
