@@ -444,14 +444,11 @@ class Allocator:
 
     # -- what is there
     def fingerprint(self) -> tuple[object, ...]:
-        """Equal for two states in which every later request is answered alike: the free blocks and their segments."""
-        return (self.allocated, self.reserved, tuple((i, tuple(p.keys)) for i, p in sorted(self._pools.items())))
-
-    def shape(self) -> tuple[object, ...]:
-        """The sizes of the free blocks per pool: equal for two states that differ in what lies where alone."""
+        """Equal for two states with the same live blocks in which every later request is answered alike: free blocks,
+        unmapped ranges and what has been asked of the device."""
         return (
-            self.allocated, self.reserved,
-            tuple((i, tuple(k >> _SHIFT for k in p.keys)) for i, p in sorted(self._pools.items())),
+            self.reserved, self._next_address,
+            tuple((i, tuple(p.keys), tuple(at for at, _ in p.unmapped)) for i, p in sorted(self._pools.items())),
         )  # fmt: skip
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:

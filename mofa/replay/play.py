@@ -12,7 +12,7 @@ from mofa.replay.journal import Journal, Moment
 from mofa.replay.player import Player
 from mofa.replay.rank import Rank
 
-NUM_STEPS = 3
+NUM_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,27 @@ def play(
 ) -> MemoryPlayed:  # fmt: skip
     """Play the start and ``num_steps`` steps of a rank.
 
-    Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. Rounds
-    of a step are skipped once the allocator's state repeats, as they would change nothing.
+    Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. A step
+    that begins in the state in which the last one began is not played again, nor are rounds of a step that repeat
+    others (:class:`mofa.replay.rounds.Rounds`).
 
     Parameters
     ----------
     capacity
         What the device has for the allocator; None is without end. [B]
     skip_rounds
-        Whether rounds that repeat are left out; they change nothing but the journal's length.
+        Whether rounds and steps that repeat are left out; they change nothing but the journal's length.
     """
     allocator = Allocator(capacity, expandable=expandable)
     player = Player(rank, allocator, skip_rounds=skip_rounds)
     player.start()
     ready = allocator.allocated
+    before: object = None
     for _ in range(num_steps):
+        state = player.between() if skip_rounds else None
+        if state is not None and state == before and player.step > 1:
+            break
+        before = state
         player.run_step()
     peak, start, before, end = max(player.highest[2:], key=lambda item: item[0])
     journal = player.journal

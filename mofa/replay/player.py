@@ -30,13 +30,17 @@ Kept = tuple[Block, Act]
 
 
 class Pass:
-    """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output."""
+    """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
-    __slots__ = ("out", "slots")
+    ``places`` numbers where they lie: two passes with the same number hold the same addresses.
+    """
+
+    __slots__ = ("out", "places", "slots")
 
     def __init__(self) -> None:
         self.slots: list[Slots] = []
         self.out: Block | None = None
+        self.places = 0
 
 
 class Player:
@@ -53,6 +57,7 @@ class Player:
         self.held: dict[str, Kept] = {}
         self.cache: list[Kept] = []
         self.passes: dict[tuple[int, int], Pass] = {}
+        self.places: dict[object, int] = {}
         self.first = True
         self.accumulators: dict[int, list[Kept]] = {}
         self.begun: set[int] = set()
@@ -164,25 +169,47 @@ class Player:
         self.look(start)
 
     def compute(self) -> None:
-        """All forwards and backwards, but for rounds that would only repeat the one before them."""
-        acts = self.rank.computations
+        """All forwards and backwards, but for rounds that would only repeat others."""
+        acts, passes = self.rank.computations, self.passes
         rounds = Rounds(acts, self.round_sizes)
+        retries: dict[int, int] = {}
         n = 0
         while n < len(acts):
             self.computation(*acts[n])
             n += 1
-            if len(self.begun) < len(self.rank.chunks) or not rounds.end(n):
+            if len(self.begun) < len(self.rank.chunks) or not rounds.end(n) or not rounds.same(len(passes)):
                 continue
             last = acts[n - 1][2]
-            flying = tuple((k, i - last) for k, i in self.passes)
-            if not rounds.same(flying):
-                continue
-            skipped, period = rounds.skip(n, self.a.shape(), (self.highest[-1][0], self.a.peak_reserved, flying))
+            retries[n] = self.a.num_retries
+            skipped, period = rounds.repeated(n, self.state(last))
+            if not skipped:
+                skipped, period = rounds.settled(n, (self.highest[-1][0], self.a.peak_reserved))
             if skipped:
                 shift = acts[n + skipped - 1][2] - last
-                self.passes = {(k, j + shift): at for (k, j), at in self.passes.items()}
+                moved = {(k, j + shift): at for (k, j), at in passes.items()}
+                passes.clear()
+                passes.update(moved)
                 self.journal.left_out.append((len(self.journal.computations), skipped, period))
+                in_period = self.a.num_retries - retries.get(n - period, self.a.num_retries)
+                self.a.num_retries += in_period * (skipped // period)
                 n += skipped
+
+    def state(self, last: int) -> object:
+        """Equal for two ends of rounds after which all goes alike; ``last`` is the micro-batch of the last act."""
+        if self.turned or self.input_grads:  # each waits for the next step's, so that nothing comes back in this one
+            return object()
+        return self.a.fingerprint(), tuple((c, i - last, at.places) for (c, i), at in self.passes.items())
+
+    def between(self) -> object:
+        """Equal for the ends of two steps after which all goes alike."""
+        kept = (block for block, _ in self.grads)
+        late = (block for items in (self.turned, self.input_grads) for _, block in sorted(items.items()))
+        return self.a.fingerprint(), tuple(b.address for b in (*kept, *late))
+
+    def settle(self, at: Pass) -> None:
+        """Number where a pass lies."""
+        where = tuple([b.address if b is not None else -1 for slots in at.slots for b in slots])
+        at.places = self.places.setdefault((where, at.out.address if at.out is not None else -1), len(self.places))
 
     def computation(self, kind: str, c: int, i: int) -> None:
         self.journal.computations.append((len(self.journal.sizes), kind, c, i))
@@ -315,6 +342,7 @@ class Player:
                 at.out = deepspeed.sent(self)[0]
         else:
             at.out = x
+        self.settle(at)
         self.passes[c, i] = at
 
     def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
@@ -366,7 +394,9 @@ class Player:
         for kept in self.held.values():
             self.drop(kept)
         self.held = {}
-        if not hold:
+        if hold:
+            self.settle(at)
+        else:
             del self.passes[c, i]
         deepspeed.after_backward(self)
 

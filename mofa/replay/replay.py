@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.curve import Curve, memory_curve
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import outside_of, rank_maker
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed
 
 
-@dataclass(frozen=True)
-class MemoryReplayed:
-    """What every pipeline rank's steps said, beside the context and the communicators of its device. [B]"""
-
-    ranks: tuple[MemoryPlayed | None, ...]
-    """None for those that were not played."""
-    context_bytes: float
-    communicator_bytes: float
-
-    def device_bytes(self, rank: int) -> float:
-        """Reserved memory, context and communicators of a pipeline rank that was played. [B]"""
-        played = self.ranks[rank]
-        assert played is not None
-        return played.peak_reserved + self.context_bytes + self.communicator_bytes
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A strategy played out. ``time`` is None where only memory was played."""
-
-    memory: MemoryReplayed
-    time: TimeReplayed | None = None
-
-    def curve(self, rank: int) -> Curve | None:
-        """The memory of a pipeline rank over a step; None without a clock, or where it was not played."""
-        played = self.memory.ranks[rank]
-        if self.time is None or played is None:
-            return None
-        return memory_curve(played.journal, self.time.spans[rank])
-
-
 class Replayer:
     """A strategy whose ranks are played when they are asked for.
+
+    Ranks of a pipeline stage are alike but for routing, where the most loaded one is played.
 
     Parameters
     ----------
@@ -77,18 +46,12 @@ class Replayer:
     @cached_property
     def time(self) -> TimeReplayed:
         """The step on the clocks of all ranks."""
-        return time_of(self.estimator)
+        return time_of(self.estimator, detail=False)
 
-    def whole(self) -> Replayed:
-        """All ranks' memory, and the time."""
-        for r in range(self.num_ranks):
-            self.rank(r)
-        return self.so_far()
-
-    def so_far(self) -> Replayed:
-        """The memory of the ranks that have been played, and the time."""
-        ranks = tuple(self._played.get(r) for r in range(self.num_ranks))
-        return Replayed(MemoryReplayed(ranks, self.context_bytes, self.communicator_bytes), self.time)
+    @property
+    def played(self) -> tuple[int, ...]:
+        """The pipeline ranks whose memory has been played."""
+        return tuple(sorted(self._played))
 
     def fullest_bytes(self, expected: Sequence[float], enough: float = math.inf) -> float:
         """Device bytes of the fullest rank, played: until no other is ``expected`` to hold more, or one ``enough``. [B]
@@ -109,22 +72,3 @@ class Replayer:
             if known[r] > enough:
                 return known[r]
 
-
-def replay(estimator: Estimator) -> Replayed:
-    """Play a strategy's steps on every pipeline rank.
-
-    Parameters
-    ----------
-    estimator
-        Of one strategy, its table having one row.
-
-    Returns
-    -------
-    Replayed
-        Peaks of allocated and reserved memory per pipeline rank, and the time of a step on all of their clocks.
-
-    Notes
-    -----
-    Ranks of a pipeline stage are alike but for routing, where the most loaded one is played.
-    """
-    return Replayer(estimator).whole()

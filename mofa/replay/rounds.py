@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-TURNS = 1
-"""How often all that is in flight is replaced before a state without change of its peaks counts as steady. [-]"""
+QUIET = 48
+"""Forwards without a new peak, at least, after which rounds count as steady although no state came back. [-]"""
 
 
 class Rounds:
-    """Finds rounds of a steady state that can be left out: the first state that comes back, after one round or several.
+    """Finds rounds of a steady state that can be left out.
 
-    Blocks change places among the micro-batches in flight, and small differences in what free blocks are left wander
-    with them, so that a state may come back late or never. Rounds are left out, too, once peaks and what is in flight
-    have not changed while all that is in flight came and went :data:`TURNS` times.
+    A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one
+    comes back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
+    micro-batches in flight and what is left of free blocks wanders with them, so that a state may come back late or
+    never. Then rounds are left out once no peak has changed while all that is in flight came and went, and for
+    :data:`QUIET` forwards at least.
     """
 
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
         self.acts, self.sizes = acts, sizes
         self.size = self.start = 0
         self.states: dict[object, int] = {}
-        self.flying: tuple[object, ...] = ()
-        self.peaks: list[tuple[object, ...]] = []
+        self.peaks: list[object] = []
+        self.flying = 0
 
     def end(self, n: int) -> bool:
         """Whether a round ends in front of computation ``n`` and another like it follows."""
@@ -30,7 +32,7 @@ class Rounds:
             self.size, self.start, self.states, self.peaks = size, n, {}, []
         return size > 0
 
-    def same(self, flying: tuple[object, ...]) -> bool:
+    def same(self, flying: int) -> bool:
         """Whether as much is in flight as a round ago: else nothing can have come back."""
         before, self.flying = self.flying, flying
         return before == flying
@@ -46,19 +48,24 @@ class Rounds:
                 return 0
         return max(shift, 0)
 
-    def skip(self, n: int, state: object, peaks: tuple[object, ...]) -> tuple[int, int]:
-        """How many computations can be left out here, and how many of those before them they repeat."""
-        self.peaks.append(peaks)
+    def repeated(self, n: int, state: object) -> tuple[int, int]:
+        """How many computations can be left out here as the ``state`` came back, and how many those are that repeat."""
         since = self.states.get(state)
         self.states[state] = n
-        begun = sum(kind == "F" for kind, _, _ in self.acts[n : n + self.size])
-        patience = max(1, -(-TURNS * len(self.flying) // max(begun, 1)))
-        recent = self.peaks[-1 - patience :]
-        settled = len(recent) > patience and all(p == peaks for p in recent)
-        period = n - since if since is not None else self.size if settled else 0
-        if not period:
+        return (0, 0) if since is None else (self._following(n, n - since), n - since)
+
+    def settled(self, n: int, peaks: object) -> tuple[int, int]:
+        """The same where no peak has changed for long."""
+        self.peaks.append(peaks)
+        begun = max(sum(kind == "F" for kind, _, _ in self.acts[n : n + self.size]), 1)
+        rounds = -(-max(self.flying, QUIET) // begun)
+        if len(self.peaks) <= rounds or any(p != peaks for p in self.peaks[-1 - rounds :]):
             return 0, 0
-        like = 0  # rounds that follow and are like this one
+        return self._following(n, self.size), self.size
+
+    def _following(self, n: int, period: int) -> int:
+        """How many computations follow in whole periods of rounds like the last one."""
+        like = 0
         while self._like(n + like * self.size, self.size):
             like += 1
-        return like * self.size // period * period, period
+        return like * self.size // period * period

@@ -24,6 +24,7 @@ from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import Candidate, margin_bytes
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.workers import Workers
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
@@ -125,6 +126,7 @@ def find_plans(
     replay_progress: Progress | None = None,
     judge: LongRuns | None = None,
     space: Space | None = None,
+    jobs: int = 1,
 ) -> Search:
     """The best strategies of a workload on a cluster.
 
@@ -143,13 +145,16 @@ def find_plans(
     progress
         Told rows done and rows in all.
     replay
-        Whether the best :data:`~mofa.search.final.REPLAYED` that fit are played out and ranked again by that.
+        Whether the steps of the best :data:`~mofa.search.final.REPLAYED` are played out and ranked again by that, and
+        the memory of what is returned.
     replay_progress
         Told plans played and plans to play.
     judge
         Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
     space
         What is searched under the constraints, in place of everything that the framework offers.
+    jobs
+        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
     Raises
     ------
@@ -190,11 +195,13 @@ def find_plans(
 
     plans: list[Plan] = []
     if replay:
-        final = replay_best(best.tolist(), candidate, top, replay_progress, judge.order if judge is not None else None)
+        order = judge.order if judge is not None else None
+        with Workers(jobs) as workers:
+            final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
         for i, over in final.too_big.items():
             reason[costed.rows[i]], short[costed.rows[i]] = len(CHECKS) + 1, over
             costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over
-        plans, best = final.plans, best[final.seen :]
+        plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.memory import Memory, StageMemory
-from mofa.search.replayed import replayed_memory
+from mofa.search.replayed import replayed_memory, replayed_stage
 from mofa.search.result import Plan, Time
 from mofa.search.stage_time import stage_times
+from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -30,7 +32,11 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from mofa.replay.replay import Replayed, Replayer
+    from mofa.replay.replay import Replayer
+    from mofa.replay.timed import Computation, TimeReplayed
+
+PARTS = 8
+"""Into how many parts the ranks of a plan go where several processes play them. [-]"""
 
 
 def margin_bytes(cluster: ClusterSpec) -> float:
@@ -39,16 +45,35 @@ def margin_bytes(cluster: ClusterSpec) -> float:
 
 
 class Candidate:
-    """One strategy (a table of one row) that can be costed in detail: by the closed forms, or played out."""
+    """One strategy (a table of one row) that can be costed in detail: by the closed forms, or played out.
+
+    Where it is sent to another process, the facts go, and the step's time where that is known; not what was played.
+    """
 
     def __init__(
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
         loads: RoutingLoads, convention: FlopsConvention,
     ) -> None:  # fmt: skip
         self.job = (workload, cluster, framework, row)
+        self.loads = loads
         self.convention: FlopsConvention = convention
-        self.estimator = Estimator(workload, cluster, framework, row, loads)
-        self.costed = self.estimator.rows(detail=True)
+
+    def __getstate__(self) -> dict[str, object]:
+        state: dict[str, object] = {"job": self.job, "loads": self.loads, "convention": self.convention}
+        if "time" in self.__dict__:
+            state["time"] = self.time
+        return state
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Its costs."""
+        workload, cluster, framework, row = self.job
+        return Estimator(workload, cluster, framework, row, self.loads)
+
+    @cached_property
+    def costed(self) -> Breakdown:
+        """Its row, in closed form."""
+        return self.estimator.rows(detail=True)
 
     @cached_property
     def replayer(self) -> Replayer:
@@ -57,6 +82,11 @@ class Candidate:
 
         return Replayer(self.estimator)
 
+    @cached_property
+    def time(self) -> TimeReplayed:
+        """Its step, played, without the spans of single computations."""
+        return replace(self.replayer.time, spans=())
+
     def lacks(self) -> float:
         """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
         assert self.costed.detail is not None
@@ -64,29 +94,56 @@ class Candidate:
         room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
         return self.replayer.fullest_bytes(self.costed.detail.device_bytes[0].tolist(), room) - room
 
-    def plan(self, *, replay: bool, explain: bool = True) -> Plan:
+    def stages(self, ranks: Sequence[int], spans: Sequence[Sequence[Computation]] = ()) -> list[StageMemory]:
+        """The memory of some ranks, played; over the time of a step where their computations' ``spans`` are given."""
+        from mofa.replay.curve import memory_curve
+
+        closed = _memory(self.job[1], self.costed).by_stage
+        out = []
+        for i, r in enumerate(ranks):
+            curve = memory_curve(self.replayer.rank(r).journal, spans[i]) if spans else None
+            out.append(replayed_stage(closed[r], self.replayer, curve))
+        return out
+
+    def timed(self) -> Plan:
+        """The plan whose time was played, its memory in closed form."""
+        return self._plan(self.time, _memory(self.job[1], self.costed))
+
+    def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Plan:
         """All that is known of it; ``explain``: every rank is played and has its memory over time, else the fullest."""
+        closed = _memory(self.job[1], self.costed)
+        if not replay:
+            return self._plan(None, closed)
+        if not explain:
+            self.lacks()
+            return self._plan(self.time, replayed_memory(closed, self.stages(self.replayer.played)))
+        spans = self.replayer.time.spans
+        self.time = replace(self.replayer.time, spans=())
+        workers = workers or Workers()
+        parts = [range(i, len(spans), PARTS) for i in range(min(PARTS, len(spans)))] if workers.jobs > 1 else []
+        tasks = [(self, part, [spans[r] for r in part]) for part in parts or [range(len(spans))]]
+        stages = [stage for some in workers.map(_stages, tasks) for stage in some]
+        return self._plan(self.time, replayed_memory(closed, stages))
+
+    def _plan(self, time: TimeReplayed | None, memory: Memory) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
-        played = None
-        if replay:
-            self.lacks()
-            played = self.replayer.whole() if explain else self.replayer.so_far()
-        return _plan(*self.job, self.costed, self.convention, sizes, played, explain)
+        return _plan(*self.job, self.costed, self.convention, sizes, time, memory)
+
+
+def _stages(task: tuple[Candidate, Sequence[int], Sequence[Sequence[Computation]]]) -> list[StageMemory]:
+    candidate, ranks, spans = task
+    return candidate.stages(ranks, spans)
 
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
-    convention: FlopsConvention, sizes: Mapping[str, Sizes], played: Replayed | None,
-    curves: bool,
+    convention: FlopsConvention, sizes: Mapping[str, Sizes], played: TimeReplayed | None, memory: Memory,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
     hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
-    if played is not None and played.time is not None:
-        exposed, hidden = {name: played.time.exposed[name] for name in TIME_COMPONENTS}, dict(played.time.hidden)
-    memory = _memory(cluster, costed)
     if played is not None:
-        memory = replayed_memory(memory, played, curves=curves)
+        exposed, hidden = {name: played.exposed[name] for name in TIME_COMPONENTS}, dict(played.hidden)
     step_s = sum(exposed.values())
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
@@ -109,11 +166,11 @@ def _plan(
         ),
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
-        time=Time(exposed=exposed, hidden=hidden, by_stage=() if played is None else stage_times(played.time)),
+        time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
         provenance=_provenance(workload, cluster, row, exposed, sizes),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=_notes(workload, cluster, framework, played)
+        notes=_notes(workload, cluster, framework, played is not None)
         + _copies_note(workload, framework, row)
         + _balancing_note(workload, row),
     )
@@ -222,13 +279,11 @@ def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: Strategy
 
 
 def _notes(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: Replayed | None
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool
 ) -> tuple[str, ...]:
     reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
-    if played is not None:
-        reserved = "memory: every allocation of three steps played through PyTorch's caching allocator"
-        if played.time is None:
-            reserved += "; time in closed form"
+    if played:
+        reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"
     margin = load_residuals().device_memory
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",

@@ -8,46 +8,45 @@ from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, StageMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mofa.replay.curve import Curve
     from mofa.replay.journal import Live
     from mofa.replay.play import MemoryPlayed
-    from mofa.replay.replay import Replayed
+    from mofa.replay.replay import Replayer
 
 NAMED = 15
 """Kinds of tensors that are named; the rest is put together. [-]"""
 
 
-def replayed_memory(closed: Memory, played: Replayed, *, curves: bool = False) -> Memory:
-    """The memory of a plan with what the replay knows better than the closed form."""
-    memory = played.memory
-    stages = []
-    for r, (stage, rank) in enumerate(zip(closed.by_stage, memory.ranks, strict=True)):
-        if rank is None:
-            stages.append(stage)
-            continue
-        parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
-        parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
-        parts["cuda_context"] = memory.context_bytes
-        parts["communicators"] = memory.communicator_bytes
-        stages.append(
-            StageMemory(
-                stage=stage.stage,
-                num_layers=stage.num_layers,
-                recomputed_layers=stage.recomputed_layers,
-                in_flight_micro_batches=stage.in_flight_micro_batches,
-                instant=rank.peak.where,
-                allocated_bytes=float(rank.allocated),
-                reserved_bytes=float(rank.peak_reserved),
-                device_bytes=memory.device_bytes(r),
-                by_component=parts,
-                costed_by="replay",
-                tensors=_tensors(rank.peak.tensors),
-                out_of_memory=_out_of_memory(rank),
-                curve=_curve(played.curve(r)) if curves else None,
-            )
-        )
+def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
+    """The memory of a pipeline rank, played out, with its curve where it is given."""
+    rank = replayer.rank(closed.stage)
+    parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
+    parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
+    parts["cuda_context"] = replayer.context_bytes
+    parts["communicators"] = replayer.communicator_bytes
+    return StageMemory(
+        stage=closed.stage,
+        num_layers=closed.num_layers,
+        recomputed_layers=closed.recomputed_layers,
+        in_flight_micro_batches=closed.in_flight_micro_batches,
+        instant=rank.peak.where,
+        allocated_bytes=float(rank.allocated),
+        reserved_bytes=float(rank.peak_reserved),
+        device_bytes=replayer.device_bytes(closed.stage),
+        by_component=parts,
+        costed_by="replay",
+        tensors=_tensors(rank.peak.tensors),
+        out_of_memory=_out_of_memory(rank),
+        curve=_curve(curve),
+    )
+
+
+def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
+    """The memory of a plan with what the replay knows better than the closed form of some of its ranks."""
+    known = {stage.stage: stage for stage in played}
+    stages = [known.get(stage.stage, stage) for stage in closed.by_stage]
     fullest = max(stages, key=lambda stage: (stage.device_bytes, -stage.stage))
     return Memory(
         allocated_bytes=fullest.allocated_bytes,

@@ -10,6 +10,7 @@ import pytest
 from mofa.search.final import PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.find import find_plans
 from mofa.search.plan import Candidate
+from mofa.search.workers import Workers
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
 from tests.search.test_find import DENSE
@@ -20,24 +21,18 @@ class _Clock:
     step_s: float
 
 
-@dataclass
-class _Replayer:
-    time: _Clock
-
-
 class _Fake:
-    """A candidate that lacks so many bytes on its likeliest rank, and on all of them."""
+    """A candidate of so many seconds; ``device_gib`` is what its fullest rank is found to hold of 80."""
 
-    def __init__(self, row: int, step_s: float, lacks: float, all_fit: bool) -> None:
-        self.row, self.step_s, self._lacks, self.all_fit = row, step_s, lacks, all_fit
-        self.replayer = _Replayer(_Clock(step_s))
+    def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
+        self.time, self.device_gib = _Clock(step_s), device_gib
+        self.explained = self.played = 0
 
-    def lacks(self) -> float:
-        return self._lacks
-
-    def plan(self, *, replay: bool, explain: bool) -> Any:
+    def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
         assert replay
-        return make_plan(self.step_s, 60.0 if self.all_fit else 90.0)
+        self.explained += explain
+        self.played += not explain
+        return make_plan(self.time.step_s, self.device_gib)
 
 
 def _best(candidates: list[_Fake], top: int = 10) -> Final:
@@ -45,22 +40,43 @@ def _best(candidates: list[_Fake], top: int = 10) -> Final:
 
 
 def test_plans_are_ranked_by_their_replay() -> None:
-    found = _best([_Fake(i, s, -1.0, True) for i, s in enumerate([3.0, 1.0, 2.0])])
+    fakes = [_Fake(s) for s in (3.0, 1.0, 2.0)]
+    found = _best(fakes)
     assert [p.step_s for p in found.plans] == [1.0, 2.0, 3.0]
-    assert found.seen == 3 and not found.too_big
+    assert found.rows == [1, 2, 0] and not found.too_big
+    assert [f.explained for f in fakes] == [0, 1, 0]
+
+
+def test_among_equals_the_smaller_memory_wins() -> None:
+    assert _best([_Fake(1.0, 70.0), _Fake(1.0, 50.0), _Fake(1.0, 60.0)]).rows == [1, 2, 0]
 
 
 def test_what_does_not_fit_makes_room_for_the_next() -> None:
-    """Row 0 is too big on its likeliest rank, row 1 only when all of its ranks are played."""
-    found = _best([_Fake(0, 1.0, 5.0, False), _Fake(1, 2.0, -1.0, False), _Fake(2, 3.0, -1.0, True)])
-    assert [p.step_s for p in found.plans] == [3.0]
-    assert set(found.too_big) == {0, 1} and found.too_big[0] == 5.0 and found.too_big[1] > 0
+    fakes = [_Fake(1.0, 90.0), _Fake(2.0), _Fake(3.0), _Fake(4.0)]
+    found = _best(fakes, top=2)
+    assert [p.step_s for p in found.plans] == [2.0, 3.0]
+    assert set(found.too_big) == {0} and found.too_big[0] > 0
+    assert fakes[3].played == 0  # its step alone
 
 
 def test_no_more_are_played_than_promised() -> None:
-    fits = [_Fake(i, float(i + 1), -1.0, True) for i in range(3 * REPLAYED)]
-    assert _best(fits).seen == REPLAYED
-    assert _best([_Fake(0, 1.0, -1.0, True)] + [_Fake(i, 1.0, 1.0, True) for i in range(1, 200)]).seen == PATIENCE
+    fits = [_Fake(float(i + 1)) for i in range(3 * REPLAYED)]
+    found = _best(fits, top=100)
+    assert found.rows == list(range(REPLAYED))
+    few = [_Fake(1.0)] + [_Fake(1.0, 90.0) for i in range(1, 200)]
+    found = _best(few)
+    assert found.rows == [0] and len(found.too_big) == PATIENCE - 1
+    none = _best([_Fake(1.0, 90.0) for _ in range(PATIENCE + 5)] + [_Fake(2.0)])
+    assert none.rows == [PATIENCE + 5]
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_more_processes_change_nothing(jobs: int) -> None:
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    one, more = (
+        find_plans(job, cluster(8), framework=framework("megatron"), top=3, jobs=n).report.plans for n in (1, jobs)
+    )
+    assert [p.model_dump() for p in one] == [p.model_dump() for p in more]
 
 
 def test_a_search_replays_its_best() -> None:
@@ -90,12 +106,12 @@ def test_more_plans_than_are_replayed() -> None:
 
 
 def test_a_plan_that_only_its_replay_finds_too_big_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything lacks a GiB: the reasons say so, and nothing fits."""
-    monkeypatch.setattr(Candidate, "lacks", lambda self: float(2**30))
+    """With a context of 128 GiB all are too big: the reasons say so, and nothing fits."""
+    monkeypatch.setattr("mofa.replay.replay.outside_of", lambda estimator: (float(2**37), 0.0))
     job = workload(DENSE, seq_len=4096, global_batch=32)
     fixed = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
     closed = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, replay=False).report
     report = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed).report
     assert not report.plans and closed.plans
     assert report.rejected["memory"] == closed.rejected.get("memory", 0) + closed.feasible
-    assert report.nearest_miss["memory"].short_by <= 2**30
+    assert report.nearest_miss["memory"].short_by > 2**35
