@@ -45,6 +45,7 @@ def estimate(
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
+    jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: opt.Csv = None,
@@ -53,6 +54,7 @@ def estimate(
 ) -> None:
     """Cost one strategy and say where its time and memory go, whether it fits or not."""
     from mofa.cli.output import Output
+    from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
@@ -60,9 +62,9 @@ def estimate(
     profile = long_run.LongRunOptions(
         faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days
     ).profile()
-    jobs = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
-    estimates = [_estimate(job, convention, profile, replay) for job in jobs]
-    output.show_estimates(estimates, lambda: [_step(job, profile) for job in jobs])
+    asked = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
+    estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]
+    output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 
 
 def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
@@ -75,7 +77,9 @@ def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
 
 
-def _estimate(job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool) -> Estimate:
+def _estimate(
+    job: Job, convention: FlopsConvention, faults: FaultSpec | None, replay: bool, processes: int
+) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
     from mofa.search.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
@@ -83,12 +87,14 @@ def _estimate(job: Job, convention: FlopsConvention, faults: FaultSpec | None, r
     workload, cluster, framework = job.workload, job.cluster, job.framework
     if faults is None:
         plan = mofa.estimate(
-            workload, cluster, job.strategy, framework=framework, flops_convention=convention, replay=replay
-        )
+            workload, cluster, job.strategy, framework=framework, flops_convention=convention, replay=replay,
+            jobs=processes,
+        )  # fmt: skip
     else:
         plan = mofa.estimate_long_run(
-            workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay
-        )
+            workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay,
+            jobs=processes,
+        )  # fmt: skip
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields},
         id=job.id,

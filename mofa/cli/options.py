@@ -49,5 +49,9 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write fi
 Replay = Annotated[
     bool, typer.Option("--replay/--no-replay", help="Play the result out op by op, or leave it at the closed forms.")
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Processes that play out; by default as many as cores may be used, up to 4."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of plans.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors.")]

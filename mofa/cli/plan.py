@@ -45,6 +45,7 @@ def plan(
     set_: opt.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
+    jobs: opt.Jobs = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: opt.Csv = None,
@@ -60,6 +61,7 @@ def plan(
     from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
+    from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
@@ -86,6 +88,7 @@ def plan(
             "flops_convention": flops_convention.value,
             "progress": progress,
             "replay": replay,
+            "jobs": jobs or cores(),
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
         }
         if profile is None:

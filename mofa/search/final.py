@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mofa.search.plan import Candidate
+from mofa.search.plan import Candidate, enough
 from mofa.search.result import Plan
 from mofa.search.workers import Workers
 
@@ -68,7 +68,7 @@ def replay_best(
     >>> replay_best([], lambda row: None, 10).plans
     []
     """
-    out, workers = Final(), workers or Workers()
+    out = Final()
     bar = _Bar(progress, min(len(rows), REPLAYED) + min(top, len(rows), REPLAYED))
     found: list[_Found] = []
     seen = 0
@@ -85,10 +85,11 @@ def replay_best(
 
 def _fitting(
     rows: Sequence[int], candidate: Callable[[int], Candidate], wanted: int, too_big: dict[int, float], bar: _Bar,
-    order: Callable[[Plan], float] | None, workers: Workers,
+    order: Callable[[Plan], float] | None, workers: Workers | None,
 ) -> list[_Found]:  # fmt: skip
     """The best of some rows that fit; those found to be ``too_big`` are put there."""
     ones = [candidate(row) for row in rows]
+    workers = enough(ones, workers)
     ranked: list[tuple[float, int]] = []
     for i, time in enumerate(workers.map(_time, ones)):
         ones[i].time = time

@@ -414,6 +414,7 @@ def estimate(
     framework: FrameworkSpec | None = None,
     flops_convention: FlopsConvention = "causal",
     replay: bool = True,
+    jobs: int = 1,
 ) -> Plan:
     """Cost one strategy.
 
@@ -424,6 +425,8 @@ def estimate(
         is missing takes the framework's default.
     replay
         Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
+    jobs
+        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
     Raises
     ------
@@ -439,4 +442,5 @@ def estimate(
     workload, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
-    return one.plan(replay=replay)
+    with Workers(jobs) as workers:
+        return one.plan(replay=replay, workers=workers)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 PARTS = 8
 """Into how many parts the ranks of a plan go where several processes play them. [-]"""
+SMALL = 10_000
+"""Passes of layers and chunks below which playing is quicker (a second or less) than bringing up processes. [-]"""
 
 
 def margin_bytes(cluster: ClusterSpec) -> float:
@@ -63,6 +65,13 @@ class Candidate:
         if "time" in self.__dict__:
             state["time"] = self.time
         return state
+
+    @property
+    def passes(self) -> int:
+        """Forwards of a step: of every layer and every chunk, of each micro-batch. [-]"""
+        workload, _, _, row = self.job
+        num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])
+        return num_micro_batches * (workload.model.num_layers + int(row.pp[0] * row.vpp[0]))
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -119,7 +128,7 @@ class Candidate:
             return self._plan(self.time, replayed_memory(closed, self.stages(self.replayer.played)))
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
-        workers = workers or Workers()
+        workers = enough([self], workers)
         parts = [range(i, len(spans), PARTS) for i in range(min(PARTS, len(spans)))] if workers.jobs > 1 else []
         tasks = [(self, part, [spans[r] for r in part]) for part in parts or [range(len(spans))]]
         stages = [stage for some in workers.map(_stages, tasks) for stage in some]
@@ -129,6 +138,11 @@ class Candidate:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
         return _plan(*self.job, self.costed, self.convention, sizes, time, memory)
+
+
+def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
+    """The workers, or this process alone where there is little to play."""
+    return workers if workers is not None and sum(one.passes for one in candidates) > SMALL else Workers()
 
 
 def _stages(task: tuple[Candidate, Sequence[int], Sequence[Sequence[Computation]]]) -> list[StageMemory]:
@@ -278,9 +292,7 @@ def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: Strategy
     )
 
 
-def _notes(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool
-) -> tuple[str, ...]:
+def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool) -> tuple[str, ...]:
     reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
     if played:
         reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"

@@ -186,6 +186,7 @@ def estimate_long_run(
     framework: FrameworkSpec | None = None,
     flops_convention: FlopsConvention = "causal",
     replay: bool = True,
+    jobs: int = 1,
 ) -> Plan:
     """Cost one strategy with the figures of a long run of it.
 
@@ -193,7 +194,7 @@ def estimate_long_run(
     ----------
     cluster
         All machines; ``faults.spares`` of its nodes stand by, none where that is absent.
-    strategy, flops_convention, replay
+    strategy, flops_convention, replay, jobs
         As in :func:`mofa.search.find.estimate`; the strategy is of the GPUs without the spares.
     """
     if framework is None:
@@ -202,7 +203,9 @@ def estimate_long_run(
         framework = load_framework(workload.framework or "megatron")
     spares = faults.spares or 0
     job = without_spares(cluster, spares, faults.name)
-    plan = estimate(workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay)
+    plan = estimate(
+        workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
+    )
     return LongRuns(workload, job, framework, faults, spares=spares).finished(plan)
 
 

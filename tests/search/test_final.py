@@ -28,6 +28,10 @@ class _Fake:
         self.time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = 0
 
+    @property
+    def passes(self) -> int:
+        return 0
+
     def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
         assert replay
         self.explained += explain
@@ -71,7 +75,8 @@ def test_no_more_are_played_than_promised() -> None:
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
-def test_more_processes_change_nothing(jobs: int) -> None:
+def test_more_processes_change_nothing(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mofa.search.plan.SMALL", 0)
     job = workload(DENSE, seq_len=4096, global_batch=32)
     one, more = (
         find_plans(job, cluster(8), framework=framework("megatron"), top=3, jobs=n).report.plans for n in (1, jobs)
