@@ -71,4 +71,3 @@ class Replayer:
             known[r] = self.device_bytes(r)
             if known[r] > enough:
                 return known[r]
-
