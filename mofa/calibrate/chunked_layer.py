@@ -85,7 +85,7 @@ def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine
     size = np.array([ep])
     near = np.minimum(size, cluster.node.gpus_per_node)
     host = cluster.gpu.curves.host
-    bare = host.model_copy(update={"model_op_s": host.model_op_s.model_copy(update={"value": 0.0})})
+    bare = host
     curves = cluster.gpu.curves.model_copy(update={"host": bare})
     gpu = cluster.gpu.model_copy(update={"curves": curves})
     group = Group(size, near, near)
@@ -132,22 +132,26 @@ def layer_forward(shape: Shape) -> Tape:
     sent = b.tensor("sent", copies * row)
     b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "permute"), (x, rows_of, places), (sent,), (places,),
              functions=1, back=Back((3 * copies + t) * row, 2, scratch=copies * row, like="permute")))  # fmt: skip
-    here = sent
+    here, held = sent, ""
     if several:
         here = _dispatch(b, here, copies, rows, e, row, imbalance=rows / copies)
     out = _experts(b, here, rows, local, h, f)
     if several:
         ordered = b.tensor("unsorted", rows * row)
         out = b.add(_gather("moe.unsort", out, ordered, ("goes", "comes"), rows * row))
+        held = b.tensor("unsorted.held", rows * row, grad=False)  # a local variable of the chunk's function
+        b.add(Op("moe.hold", "memory_bound", None, (out,), (held,), view=True, launches=0))
         back = b.tensor("back", copies * row)
         work = Collective("all_to_all", "ep", copies * row, rows / copies)
         out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
     done = b.tensor("out", t * row, grad_bytes=0.0)  # its gradient is static
     kept = (out, rows_of, places, order, probs)
+    alive = (held,) if several else ()
     # copies picked and weighted in place, then added; back they are picked again, weighted, added; tokens' are spread
-    b.add(Op("moe.unpermute", "memory_bound", Stream((5 * copies + t) * row, "permute"), kept, (done,), kept,
+    b.add(Op("moe.unpermute", "memory_bound", Stream((5 * copies + t) * row, "permute"), (*kept, *alive),
+             (done,), kept,
              scratch=copies * row, launches=3, functions=1,
-             back=Back((9 * copies + t) * row, 6, scratch=copies * row, like="permute")))  # fmt: skip
+             back=Back((9 * copies + t) * row, 6, like="permute")))  # fmt: skip
     return b.tape((x,), (done,))
 
 
