@@ -58,7 +58,7 @@ def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) 
     shape
         As in the CSV: ``tokens hidden ffn experts top_k ep chunks skew``.
     cluster, framework
-        The machine, and how its framework issues ops; the layer itself has no modules around its ops.
+        The machine as its profile has it, and a framework that issues ops one by one.
     """
     tape, chunks = layer_forward(shape), int(shape["chunks"])
     forward = chunked(tape, chunks)
@@ -84,12 +84,8 @@ def _joined(tapes: BlockTapes) -> Tape:
 def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine:
     size = np.array([ep])
     near = np.minimum(size, cluster.node.gpus_per_node)
-    host = cluster.gpu.curves.host
-    bare = host
-    curves = cluster.gpu.curves.model_copy(update={"host": bare})
-    gpu = cluster.gpu.model_copy(update={"curves": curves})
     group = Group(size, near, near)
-    return Machine(cluster.model_copy(update={"gpu": gpu}), {"ep": group, "world": group}, framework, 1)
+    return Machine(cluster, {"ep": group, "world": group}, framework, 1)
 
 
 def static_tensors(shape: Shape) -> dict[str, float]:
@@ -130,8 +126,11 @@ def layer_forward(shape: Shape) -> Tape:
     b.add(Op("moe.permute", "memory_bound", Stream((SORT_BYTES + 7 * INT64) * copies), (chosen,),
              (order, rows_of, places), scratch=3 * INT64 * copies, launches=14))  # fmt: skip
     sent = b.tensor("sent", copies * row)
-    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "permute"), (x, rows_of, places), (sent,), (places,),
-             functions=1, back=Back((3 * copies + t) * row, 2, scratch=copies * row, like="permute")))  # fmt: skip
+    spread = b.tensor("spread", 0.0, grad_bytes=copies * row)  # back, the copies' gradients are added
+    b.add(Op("moe.spread", "memory_bound", None, (x, rows_of), (spread,), view=True, launches=0,
+             back=Back((copies + t) * row, 1, like="sum_copies")))  # fmt: skip
+    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies"), (spread, rows_of, places), (sent,),
+             (places,), functions=1, back=Back(2 * copies * row, 1, like="permute")))  # fmt: skip
     here, held = sent, ""
     if several:
         here = _dispatch(b, here, copies, rows, e, row, imbalance=rows / copies)
@@ -144,15 +143,33 @@ def layer_forward(shape: Shape) -> Tape:
         back = b.tensor("back", copies * row)
         work = Collective("all_to_all", "ep", copies * row, rows / copies)
         out = b.add(Op("moe.combine", "ep", work, (out,), (back,), stream="ep", functions=1))
-    done = b.tensor("out", t * row, grad_bytes=0.0)  # its gradient is static
     kept = (out, rows_of, places, order, probs)
-    alive = (held,) if several else ()
-    # copies picked and weighted in place, then added; back they are picked again, weighted, added; tokens' are spread
-    b.add(Op("moe.unpermute", "memory_bound", Stream((5 * copies + t) * row, "permute"), (*kept, *alive),
-             (done,), kept,
-             scratch=copies * row, launches=3, functions=1,
-             back=Back((9 * copies + t) * row, 6, like="permute")))  # fmt: skip
+    done = _combine(b, kept, (held,) if several else (), copies * row, t * row)
     return b.tape((x,), (done,))
+
+
+def _combine(b: TapeBuilder, kept: tuple[str, ...], alive: tuple[str, ...], rows: float, own: float) -> str:
+    """Copies picked, weighted in place and added; one function, whose kernels are ops here.
+
+    Back, the copies are picked again and multiplied with their token's gradient, which gives the probabilities'; the
+    token's gradient is spread over its copies and weighted. ``rows`` and ``own`` are the bytes of copies and tokens.
+    """
+    y, rows_of, places, _, probs = kept
+    picked, weighed, again = (
+        b.tensor("picked", rows),
+        b.tensor("weighed", 0.0, grad_bytes=rows),
+        b.tensor("again", 0.0, grad_bytes=rows),
+    )
+    b.add(Op("moe.pick", "memory_bound", Stream(2 * rows, "permute"), (y, rows_of, places), (picked,), functions=1,
+             back=Back(2 * rows, 1, like="gather_copies")))  # fmt: skip
+    b.add(Op("moe.weigh", "memory_bound", Stream(2 * rows, "weigh_copies"), (picked,), (weighed,), view=True,
+             back=Back(work=Stream(2 * rows, "weigh_copies"), launches=1, view=True)))  # fmt: skip
+    b.add(Op("moe.again", "memory_bound", None, (weighed,), (again,), view=True, launches=0,
+             back=Back(work=Stream(2 * rows, "permute"), launches=1, view=True)))  # fmt: skip
+    done = b.tensor("out", own, grad_bytes=0.0)  # its gradient is static
+    work, reads = Stream(rows + own, "sum_copies"), (again, probs, *alive)
+    back = Back(3 * rows + own, 2, like="dot_copies")
+    return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), kept, back=back))
 
 
 def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> tuple[str, str]:
@@ -167,7 +184,7 @@ def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> t
     b.add(Op("router.topk", "memory_bound", Stream(FP32 * t * e, "router_topk", t * e, e), (scores,), (chosen,),
              scratch=FP32 * t * e, launches=2))  # fmt: skip
     probs = b.tensor("probs", BF16 * t * k)
-    picked = b.tensor("picked", 2 * FP32 * t * k, grad=False)
+    picked = b.tensor("router.picked", 2 * FP32 * t * k, grad=False)
     b.add(Op("router.probs", "memory_bound", Stream(32 * t * k), (scores, chosen), (probs, picked), (chosen, picked),
              launches=4, back=Back(48 * t * k + 2 * FP32 * t * e, 8)))  # fmt: skip
     return probs, chosen
@@ -209,8 +226,8 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: flo
 
     both = product("experts.fc1", x, 2 * f, h)
     act, one = b.tensor("act", BF16 * rows * f), BF16 * rows * f
-    b.add(Op("experts.act", "memory_bound", Stream(5 * one, "swiglu_fwd"), (both,), (act,), (both,), launches=2,
-             functions=1, back=Back(11 * one, 4, scratch=one, like="swiglu_bwd")))  # fmt: skip
+    b.add(Op("experts.act", "memory_bound", Stream(5 * one, "swiglu_halves_fwd"), (both,), (act,), (both,), launches=2,
+             functions=1, back=Back(11 * one, 4, scratch=one, like="swiglu_halves_bwd")))  # fmt: skip
     return product("experts.fc2", act, h, f)
 
 
