@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.rows import Rows
-from mofa.replay.orders import Order
+from mofa.orders import Order
 from mofa.replay.score import Draft, Names, Score, Step, draft, score
 
 Phase = Literal["F", "B", "I", "W"]

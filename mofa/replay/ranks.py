@@ -13,8 +13,8 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.peak import communicator_bytes
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.stages import split_layers
+from mofa.orders import Order, order_of
 from mofa.replay.lives import Life, life, value
-from mofa.replay.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.specs.strategy import SCHEDULES
 

@@ -18,7 +18,7 @@ from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.rows import Rows
-from mofa.replay.orders import Action, Order
+from mofa.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
 from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing, value
 from mofa.specs.framework import PYTORCH_MODULES

@@ -17,10 +17,10 @@ from mofa.cost.compose import hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED, OWN_ORDER
+from mofa.orders import Action, Order, Program, order_of, program_of
+from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
-from mofa.replay.orders import Action, Order, Program, order_of, program_of
-from mofa.replay.orders.exchange import overlapped
 from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
 from mofa.replay.pipeline import CAUSES, Flight, run
 from mofa.replay.ranks import rows_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from mofa.cost.stages import in_flight as closed_form
+from mofa.orders import Action, Exchange, Order, Program, order_of, program_of
+from mofa.orders.exchange import overlapped, plain
+from mofa.orders.interleaved import megatron
 from mofa.replay.check import OrderError, check
-from mofa.replay.orders import Action, Exchange, Order, Program, order_of, program_of
-from mofa.replay.orders.exchange import overlapped, plain
-from mofa.replay.orders.interleaved import megatron
 from mofa.replay.pipeline import in_flight, play
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_text())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mofa.cost.pipeline import pipeline_s
-from mofa.replay.orders import Action, order_of, program_of
-from mofa.replay.orders.exchange import overlapped
+from mofa.orders import Action, order_of, program_of
+from mofa.orders.exchange import overlapped
 from mofa.replay.pipeline import play
 
 

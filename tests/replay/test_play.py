@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mofa.cost.liveness import block_memory
+from mofa.orders import order_of
 from mofa.replay.lives import Deed, Life, New, life
-from mofa.replay.orders import order_of
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of

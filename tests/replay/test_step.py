@@ -13,9 +13,9 @@ import mofa
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.loads import BALANCED, RoutingLoads
+from mofa.orders import Action, Order, order_of
+from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
-from mofa.replay.orders import Action, Order, order_of
-from mofa.replay.orders.order import Kind
 from mofa.replay.step import time_of
 from mofa.search.find import loads_of
 from mofa.search.single import one_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from mofa.replay.orders.order import Action, Exchange, Item, Order, Program
+from mofa.orders.order import Action, Exchange, Item, Order, Program
 
 
 def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
