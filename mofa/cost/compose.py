@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest, row_max
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
-from mofa.cost.data_parallel import outside_blocks
+from mofa.cost.critical_path import critical_path_s
+from mofa.cost.data_parallel import Outside, outside_blocks
 from mofa.cost.optimizer import optimizer_host_seconds, optimizer_seconds
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.rows import Rows
@@ -69,7 +70,7 @@ def step_time(rows: Rows) -> StepTime:
     outside = outside_blocks(rows, fwd, bwd, m)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside.before_forward)
+    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside)
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 
@@ -137,58 +138,71 @@ def _pipeline(
     bwd: ArrayN,
     slowest: NDArray[np.intp],
     m: ArrayN,
-    before: ArrayN,
+    outside: Outside,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
-    stages = rows.layout.stages
+    stages, before = rows.layout.stages, outside.before_forward
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
     runtime = rows.framework.name in PYTORCH_MODULES
-    again = rows.over_all(rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]))
-    share = _chunk_shares(rows) if rows.schedule == "interleaved" else None
+    hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
-    fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
-    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, share=share)
-    exposed[_T["bubble"]] += alone - busy
-    if np.any(before):
-        before = rows.on_every_stage(before)
-        held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, one_stream=runtime, before_s=before)
-        exposed[_T["dp"]] += held - alone
-    hop = hop_seconds(rows)
     turns = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
-    if rows.schedule == "1f1b" and rows.framework.name not in PYTORCH_MODULES:
-        # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
-        exposed[_T["pp"]] += (turns + fill) * hop
-        exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
-    elif rows.schedule == "1f1b":
-        exposed[_T["pp"]] += (turns + fill) * hop
-    else:
-        exposed[_T["pp"]] += fill * hop + rows.cluster.gpu.curves.overlap_slowdown.value * turns * hop
+    if rows.schedule == "interleaved":
+        sent = fill * hop + slow * turns * hop
+        total = critical_path_s(
+            rows.framework.name, *_chunk_seconds(rows), rows.num_micro_batches, hop, slow, once=outside.once,
+            of=rows.layout.shown.of,
+        )  # fmt: skip
+        idle = np.maximum(total - busy, 0.0)
+        for name, part in (("pp", sent), ("dp", outside.on_path)):
+            shown = np.minimum(part, idle)
+            exposed[_T[name]] += shown
+            idle = idle - shown
+        exposed[_T["bubble"]] += idle
         hidden[_H["pp"]] += turns * hop
+        return
+    again = rows.over_all(rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]))
+    fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
+    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp)
+    exposed[_T["bubble"]] += alone - busy
+    if np.any(before):
+        before = rows.on_every_stage(before)
+        held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, before_s=before)
+        exposed[_T["dp"]] += held - alone
+    exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
+    if rows.schedule != "1f1b":
+        hidden[_H["pp"]] += turns * hop
+    elif not runtime:
+        # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
+        exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
 
 
-def _chunk_shares(rows: Rows) -> ArrayN | None:
-    """Of each chunk in its stage's time, where chunks hold other layers than each other; else None. (n, pp, vpp)"""
+def _chunk_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
+    """Forward and backward of one micro-batch on each chunk of the stages that are shown. (n, R, vpp) each [s]"""
     stages, c = rows.layout.stages, rows.costs
-    if len(stages.kinds) == 1 and np.ptp(stages.counts) == 0:
-        return None
-    shown = rows.layout.shown
-    plain, full = rows.gather(rows.layers.forward_s + rows.layers.backward_s)
-    weight = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
-    for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-        whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
-        weight += whole * (full - plain)[:, kind, None, None]
-    depth = rows.workload.model.num_mtp_layers
-    head = shown.of[stages.head_stage]
-    weight[:, 0, 0] += (c.embedding.forward.total + c.embedding.backward.total)[rows.k]
-    weight[:, head, -1] += (1 + depth) * (c.head.forward.total + c.head.backward.total)[rows.k]
-    mtp_f, mtp_b = rows.of_mtp("forward_s"), rows.of_mtp("backward_s")
-    if mtp_f is not None and mtp_b is not None:
-        weight[:, head, -1] += depth * (mtp_f + mtp_b)
-    return rows.on_every_stage(weight / weight.sum(axis=2, keepdims=True))
+    depth, shown = rows.workload.model.num_mtp_layers, rows.layout.shown
+    head_stage = shown.of[stages.head_stage]
+    out = []
+    for name, first, head in (
+        ("forward_s", c.embedding.forward.total, c.head.forward.total),
+        ("backward_s", c.embedding.backward.total, c.head.backward.total),
+    ):
+        plain, full = rows.gather(getattr(rows.layers, name))
+        chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
+        for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
+            whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+            chunks += whole * (full - plain)[:, kind, None, None]
+        chunks[:, 0, 0] += first[rows.k]
+        chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
+        mtp = rows.of_mtp(name)
+        if mtp is not None:
+            chunks[:, head_stage, -1] += depth * mtp
+        out.append(chunks)
+    return out[0], out[1]
 
 
 def hop_seconds(rows: Rows) -> ArrayN:

@@ -12,8 +12,11 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
+from mofa.cost.critical_path import OncePerStep
+from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.params import embedding_params, layer_params
 
 if TYPE_CHECKING:
     from mofa.cost.rows import Rows
@@ -23,11 +26,16 @@ ArrayN = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Outside:
-    """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]"""
+    """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
+
+    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there. (n,)
+    """
 
     exposed: ArrayN
     hidden: ArrayN
     before_forward: ArrayN
+    once: OncePerStep | None = None
+    on_path: ArrayN | float = 0.0
 
 
 def column(group: Group) -> Group:
@@ -66,8 +74,21 @@ def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
     return np.asarray(dense + expert)
 
 
-def _slowdown(rows: Rows) -> float:
-    return rows.cluster.gpu.curves.overlap_slowdown.value
+def _slowdown(rows: Rows) -> ArrayN:
+    """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
+    each = rows.layers.exposed
+    computing = rows.over_stages(each[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
+    total = np.maximum(rows.over_stages(each.sum(axis=-1)), 1e-12)
+    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
+
+
+def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What computing of ``room_s`` loses beside communication, and how long both last together. (n,) each [s]
+
+    Where communication takes longer than computing, what is lost is waited for anyway.
+    """
+    beside = np.minimum(communication_s, room_s)
+    return np.minimum(slow * beside, np.maximum(room_s * (1.0 + slow) - communication_s, 0.0)), beside
 
 
 def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp: int) -> ArrayN:
@@ -98,8 +119,9 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
+    shares = _chunk_shares(rows)
     held = np.zeros_like(fwd)
-    exposed, hidden = np.zeros(len(fwd)), np.zeros(len(fwd))
+    exposed, hidden, on_path = np.zeros(len(fwd)), np.zeros(len(fwd)), np.zeros(len(fwd))
     worst = row_max(reduce)
     if fw.overlap_grad_reduce:
         late = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
@@ -107,8 +129,14 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
             late[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - bwd[:, 0])
         worst = row_max(late)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
-        exposed, hidden = exposed + slow * beside, hidden + beside
-    exposed = exposed + worst
+        lost = slow[:, 0] * beside
+        if vpp > 1:  # the last chunk's is beside nothing
+            lost, beside = _lost(reduce[:, 0] * (1.0 - shares[:, 0, 0]), (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
+        exposed, hidden = exposed + lost, hidden + beside
+    if fw.overlap_grad_reduce and vpp > 1:
+        on_path = on_path + worst
+    else:
+        exposed = exposed + worst
     first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - fwd[:, 0] / vpp)
     if not fw.overlap_param_gather:
         exposed = exposed + row_max(gather)
@@ -116,18 +144,40 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         held = gather.copy()
         held[:, 0] = first
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
-        exposed = exposed + slow * np.maximum(gather[:, 0] - first, 0.0)
+        exposed = exposed + slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
     else:
         late = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
         late[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
         worst = row_max(np.maximum(late - before_f / vpp, 0.0))
-        beside = np.maximum(gather[:, 0] - worst, 0.0)
-        exposed, hidden = exposed + worst + slow * beside, hidden + beside
+        lost, beside = _lost(gather[:, 0] * (1.0 - shares[:, 0, 0]), (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
+        exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
     if rows.workload.model.tied_embeddings and pp > 1:
         tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.grids.tp
-        once = collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
-        exposed = exposed + once[rows.grid]
-    return Outside(exposed, hidden, held)
+        embedding = collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
+        exposed = exposed + embedding[rows.grid]
+    once = None
+    if vpp > 1:
+        gathers = gather[..., None] * shares * fw.overlap_param_gather
+        starts = gathers.copy()
+        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
+        once = OncePerStep(gathers, starts, reduce[..., None] * shares * fw.overlap_grad_reduce)
+    return Outside(exposed, hidden, held, once, on_path)
+
+
+def _chunk_shares(rows: Rows) -> ArrayN:
+    """Of each chunk in what its stage gathers and reduces: of its parameters, those that dp shares out. (n, R, vpp)"""
+    model, stages, table, shown = rows.workload.model, rows.layout.stages, rows.grids, rows.layout.shown
+    spread = (table.ep * table.etp)[:, None, None]
+    tp = table.tp[:, None, None]
+    chunks: ArrayN = np.zeros((len(table), len(shown.stage), stages.vpp))
+    for i, kind in enumerate(stages.kinds):
+        p = layer_params(model, kind.moe)
+        chunks = chunks + stages.counts[i, shown.stage] * ((p.total - p.routed) / tp + p.routed / spread)
+    ends = np.zeros((len(shown.stage), stages.vpp))
+    ends[0, 0] += embedding_params(model)
+    ends[shown.of[stages.head_stage], -1] += model.vocab * model.hidden
+    chunks = chunks + ends / tp
+    return np.asarray(chunks / chunks.sum(axis=2, keepdims=True))[rows.grid]
 
 
 def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
@@ -149,7 +199,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     reduced = row_max(_after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
-    return Outside(gathered + reduced + slow * beside, hidden, np.zeros_like(fwd))
+    return Outside(gathered + reduced + slow[:, 0] * beside, hidden, np.zeros_like(fwd))
 
 
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
@@ -165,7 +215,7 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
     late = np.maximum(once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0)), once - bwd[:, 0])
     copies = np.where(rows.table.dp > 1, params[:, 0] * 16.0 / stream_rate(rows.cluster.gpu, "copy"), 0.0)
-    exposed = m * (late + _slowdown(rows) * (once - late) + copies)
+    exposed = m * (late + _slowdown(rows)[:, 0] * (once - late) + copies)
     return Outside(exposed, m * (once - late), none.before_forward)
 
 
@@ -177,4 +227,4 @@ def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:
     once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)[rows.grid]
     late = np.maximum(once - rows.over_all(bwd), 0.0)
     times = np.ones_like(m) if rows.mode.pipelined else m
-    return times * (late + _slowdown(rows) * (once - late)), times * (once - late)
+    return times * (late + row_max(_slowdown(rows)) * (once - late)), times * (once - late)

@@ -12,7 +12,7 @@ ArrayN = NDArray[np.float64]
 
 def pipeline_s(
     schedule: str, forward_s: ArrayN, backward_s: ArrayN, recompute_s: ArrayN, num_micro_batches: ArrayN, vpp: int,
-    *, one_stream: bool = False, before_s: ArrayN | None = None, share: ArrayN | None = None,
+    *, before_s: ArrayN | None = None,
 ) -> ArrayN:  # fmt: skip
     """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
 
@@ -22,12 +22,8 @@ def pipeline_s(
         Of one micro-batch on each stage, all of its chunks. (n, pp) [s]
     recompute_s
         The part of the backwards, over all stages, that is forward work done again. (n,) [s]
-    one_stream
-        Whether all sends and receives of a rank run one after the other, as in PyTorch's multi-stage runtime.
     before_s
         What holds up the first forward of each stage once its input is there, in 1F1B. (n, pp) [s]
-    share
-        Of each chunk in its stage's time, where chunks differ. (n, pp, vpp) [-]
 
     Returns
     -------
@@ -37,18 +33,16 @@ def pipeline_s(
     Notes
     -----
     GPipe: ``sum F + (m - 1) max F``, and the same for B. 1F1B: the longest of the paths of :func:`one_f_one_b_s`.
-    Interleaved: as 1F1B by chunks, see :func:`interleaved_s`, for equal stages ``m t + (pp - 1) t / vpp`` (Narayanan et
-    al. 2021, arXiv 2104.04473, section 2.2). ZB-V and
-    interleaved zero bubble: the weight gradients W fill what they can of it, as PyTorch's orders have them; with
-    one_stream, what receives that are launched too early hold up, see :func:`one_stream_s`.
+    Interleaved 1F1B is walked: :func:`mofa.cost.critical_path.critical_path_s`. ZB-V and interleaved zero bubble: the
+    weight gradients W fill what they can of it, as PyTorch's orders have them.
 
     Examples
     --------
-    Two stages of 1 + 2 s, four micro-batches: 12 s and a bubble of 3 s; in two chunks a stage half of that.
+    Two stages of 1 + 2 s, four micro-batches: 12 s and a bubble of 3 s.
 
     >>> f, b, none, m = np.ones((1, 2)), 2 * np.ones((1, 2)), np.zeros(1), np.array([4.0])
-    >>> [float(pipeline_s(s, f, b, none, m, v)[0]) for s, v in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2))]
-    [15.0, 15.0, 13.5]
+    >>> [float(pipeline_s(s, f, b, none, m, v)[0]) for s, v in (("1f1b", 1), ("gpipe", 1))]
+    [15.0, 15.0]
     """
     pp = forward_s.shape[1]
     m = num_micro_batches
@@ -60,14 +54,6 @@ def pipeline_s(
     if schedule == "1f1b":
         return one_f_one_b_s(forward_s, backward_s, m, before_s)
     busy = m * row_max(stage)
-    if schedule == "interleaved":
-        if one_stream and pp > 2:  # the ranks wait for each other in the warm-up: nothing of it is run meanwhile
-            held = one_stream_s(pp, vpp, forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp)
-            return np.asarray(busy + (stage.sum(axis=1) - row_max(stage)) / vpp + held)
-        total = interleaved_s(forward_s, backward_s, m, vpp)
-        if share is not None:
-            total = total + 0.5 * lock_step_s(forward_s[..., None] * share, backward_s[..., None] * share, m)
-        return total
     f, b = forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp
     weight = np.maximum(b - recompute_s / pp / vpp, 0.0) / 2
     spread = (row_max(stage) - stage.mean(axis=1)) / vpp  # the slowest stage fills less of it with its own work
@@ -114,77 +100,14 @@ def one_f_one_b_s(
     return np.asarray(np.max([row_max(path) for path in paths], axis=0))
 
 
-def interleaved_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, vpp: int) -> ArrayN:
-    """The longest of four paths through each stage of interleaved 1F1B, whose chunks are alike. (n,) [s]
-
-    The paths of :func:`one_f_one_b_s`, with ``w = 2 (pp - 1 - s) + (vpp - 1) pp`` forwards of chunks ahead of a stage's
-    first backward: the first micro-batch goes forward through all chunks of all stages before it comes back, the last
-    backward.
-
-    Examples
-    --------
-    >>> f = np.ones((1, 4))
-    >>> float(interleaved_s(f, 2 * f, np.array([8.0]), 2)[0])  # 8 x 3 s and 3 stages' half of 3 s
-    28.5
-    """
-    m = num_micro_batches[:, None]
-    pp = forward_s.shape[1]
-    f, b = forward_s / vpp, backward_s / vpp
-    t = f + b
-    all_f, all_b = forward_s.sum(axis=1, keepdims=True), backward_s.sum(axis=1, keepdims=True)
-    before = np.cumsum(t, axis=1) - t
-    behind = t.sum(axis=1, keepdims=True) - before - t
-    ahead = np.minimum(2 * np.arange(pp - 1, -1, -1)[None] + (vpp - 1) * pp, m * vpp - 1)
-    left = m * vpp - ahead - 1
-    paths = [
-        before + m * vpp * t,
-        all_f + b.sum(axis=1, keepdims=True) - b + m * vpp * b + left * f,
-        all_b + f.sum(axis=1, keepdims=True) - f + m * vpp * f + left * b,
-        np.where(left >= 1, all_f + all_b + behind + left * t, 0.0),
-    ]
-    return np.asarray(np.max([row_max(path) for path in paths], axis=0))
-
-
-def lock_step_s(forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN) -> ArrayN:
-    """What unequal chunks (n, pp, vpp) would cost if all ranks went from one forward and backward to the next together,
-    over the slowest stage's own time. (n,) [s]
-
-    When rank 0 is at its k-th backward, rank r is at backward ``k + r`` and forward ``k + 2 (pp - 1) + (vpp - 1) pp -
-    r``; receives a computation ahead let ranks drift, so that about half of this is lost (played over 192 uneven
-    pipelines of pp 2 to 16: within 3 % of the step for 82 % of them, 5 % at most over).
-    """
-    _, pp, vpp = forward_s.shape
-    rank = np.arange(pp)
-    total = np.zeros(len(forward_s))
-    for k in range(vpp * pp):
-        forward = (k + 2 * (pp - 1) + (vpp - 1) * pp - rank) // pp % vpp
-        backward = vpp - 1 - (k + rank) // pp % vpp
-        total += row_max(forward_s[:, rank, forward] + backward_s[:, rank, backward])
-    own = row_max((forward_s + backward_s).sum(axis=2))
-    return np.asarray(num_micro_batches * np.maximum(total / pp - own, 0.0))
-
-
-def one_stream_s(pp: int, vpp: int, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
-    """What interleaved 1F1B loses where a receive that was launched early holds up the sends behind it. (n,) [s]
-
-    PyTorch places a receive where its sender computes, and NCCL runs a rank's sends and receives in order: in the
-    warm-up every further chunk takes ``pp (pp - 2)`` forwards more (PyTorch issues 165664, 175225 and 188833). The
-    coefficients are those of even pipelines played with PyTorch's own lists of sends and receives; within 2 % of the
-    fill for pp of 4, 6, 8, 12 and 16 and vpp up to 8 (``tests/replay/test_pipeline.py``).
-
-    Examples
-    --------
-    >>> one_stream_s(4, 2, np.ones(1), 2 * np.ones(1)), one_stream_s(2, 4, np.ones(1), 2 * np.ones(1))
-    (array([13.]), array([0.]))
-    """
-    if pp <= 2:
-        return np.zeros_like(forward_s)
-    each = pp * (pp - 2) * forward_s + 2 * backward_s
-    return np.asarray((vpp - 1) * each + (pp / 2 - 1) * (backward_s - forward_s))
-
-
 def _zero_bubble_s(schedule: str, pp: int, vpp: int, f: ArrayN, i: ArrayN, w: ArrayN) -> ArrayN:
-    """Bubble of PyTorch's zero-bubble schedules with one stream, by chunk: coefficients as in one_stream_s. [s]"""
+    """Bubble of PyTorch's zero-bubble schedules by chunk, all sends and receives of a rank on one stream. [s]
+
+    PyTorch places a receive where its sender computes, and NCCL runs a rank's sends and receives in order: what was
+    launched too early holds up what is behind it (PyTorch issues 165664, 175225 and 188833). The coefficients are those
+    of even pipelines played with PyTorch's own lists of sends and receives; within 2 % of the fill for pp of 4, 6, 8,
+    12 and 16 (``tests/replay/test_pipeline.py``).
+    """
     if pp == 2:
         return i
     if schedule == "zbv":

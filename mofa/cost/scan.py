@@ -23,6 +23,8 @@ EXPOSED = (
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
     "optimizer",
 )  # fmt: skip
+COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
+"""What loses by communication beside it; the others wait."""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 OWN_ORDER = ("fsdp_gather",)
 """Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
@@ -86,10 +88,14 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
         for _ in range(repeat):
             exposed = _pass(tape, plan, seconds, issue, state, machine)
     hidden = {}
+    computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
+    total = sum(alone.values(), 0.0)
     for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
-        beside = sent - exposed[name]
+        beside = sent - alone[name]
         hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
-        exposed[name] = exposed[name] + slowdown * hidden[name]
+        # what runs beside another wait costs nothing
+        share = computing / maximum(total - alone[name], 1e-12)
+        exposed[name] = exposed[name] + slowdown * share * hidden[name]
     return PhaseTime(
         stacked(list(exposed.values()), machine.num_k),
         stacked(list(hidden.values()), machine.num_k),

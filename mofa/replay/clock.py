@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from mofa.cost.scan import EXPOSED
 from mofa.replay.score import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
@@ -82,7 +83,7 @@ class Clock:
                 self.waited[made[1]] += made[0] - self.compute
                 if self.watch is not None:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
-                self._idle_until(made[0])
+                self.idle_until(made[0])
 
     def _run(self, step: Run) -> None:
         if step.waits:
@@ -99,7 +100,7 @@ class Clock:
                     if self.host > self.compute:
                         self.exposed[HOST] += self.host - self.compute
                         self.waited[HOST] += self.host - self.compute
-                        self._idle_until(self.host)
+                        self.idle_until(self.host)
                     self.exposed[family] += seconds
                     start = self.compute
                     self._advance(seconds)
@@ -108,7 +109,8 @@ class Clock:
         for name in step.records:
             self.ready[name] = (self.compute, -1)
 
-    def _idle_until(self, time: float) -> None:
+    def idle_until(self, time: float) -> None:
+        """Compute nothing until then."""
         self.gaps.append((self.compute, time))
         self.compute = time
 
@@ -191,8 +193,8 @@ class Clock:
         """
         now = self.compute
         self.host = max(self.host, now - longest)
-        # without streams of their own order nothing begins before now
-        host = self.host if self.own_order else now
+        # nothing begins before now but what is launched once or on streams of their own order
+        host = self.host if self.own_order or longest == inf else now
         if self.streams:
             self.streams = {name: at for name, at in self.streams.items() if at > host}
         if self.ready:

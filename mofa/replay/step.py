@@ -130,7 +130,7 @@ class _Player:
             self.idle["fill" if not self.spans else cause] += wait
             self.pp_s += min(wait, self.plan.hop_s)
             self.bubble_s += max(wait - self.plan.hop_s, 0.0)
-            clock.compute = time
+            clock.idle_until(time)
 
     def exchanged(self) -> None:
         if self.plan.host_waits:

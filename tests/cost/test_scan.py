@@ -13,7 +13,7 @@ import pytest
 
 from mofa.blocks.elementwise import where
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
-from mofa.cost.scan import EXPOSED, HIDDEN, OWN_ORDER, PhaseTime, scan
+from mofa.cost.scan import COMPUTING, EXPOSED, HIDDEN, OWN_ORDER, PhaseTime, scan
 
 SLOWDOWN, SYNC_S = 0.1, 20.0
 GEMM = Gemm(1, 1, 1)
@@ -262,8 +262,9 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
             for name in o.writes:
                 ready[name] = (clocks[o.stream], "" if o.stream == "compute" else o.family)
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
-    for name in HIDDEN:
-        exposed[name] += slowdown * hidden[name]
+    computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
+    for name in HIDDEN:  # of what runs beside computing or other waits, the share beside computing
+        exposed[name] += slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
     return {"exposed": exposed, "hidden": hidden}
 
 
