@@ -10,13 +10,14 @@ Hugging Face transformers 4.57, ``src/transformers/models/*/configuration_*.py``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mofa.specs.files import short
 
-KeyType = Literal["count", "positive", "text", "truth", "list"]
+KeyType = Literal["count", "positive", "text", "truth", "list", "object"]
 Config = Mapping[str, Any]
 
 
@@ -232,7 +233,19 @@ def _gpt_oss(c: Config, prefix: str) -> dict[str, Any]:
         "router_bias": True,
         "expert_bias": True,
     }
-    return {"attention": _gqa(c, bias, bias, sinks=True, **_pattern(c)), "mlp": {}, "moe": moe}
+    raw = {"attention": _gqa(c, bias, bias, sinks=True, **_pattern(c)), "mlp": {}, "moe": moe}
+    return {**raw, "rope_scale": _yarn_scale(c)}
+
+
+def _yarn_scale(c: Config) -> float:
+    """YaRN's factor of cosine and sine: 0.1 ln s + 1 for positions stretched s times; 1 without YaRN."""
+    scaling = c["rope_scaling"] or {}
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return 1.0
+    factor = scaling.get("factor")
+    if not isinstance(factor, (int, float)) or not factor >= 1:
+        raise ValueError(f"rope_scaling.factor ({short(factor)}) is no factor of at least 1; correct it")
+    return round(0.1 * math.log(factor) + 1.0, 4)
 
 
 _WINDOW = {"sliding_window": Key("positive", nullable=True)}
@@ -306,6 +319,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         ("gpt_oss",), ("GptOssForCausalLM",),
         {**_GQA, **_FFN, **_WINDOW, **_LOCAL_EXPERTS, "head_dim": _POSITIVE, "attention_bias": _TRUTH,
-         "layer_types": _LIST}, _gpt_oss,
+         "layer_types": _LIST, "rope_scaling": Key("object", nullable=True)}, _gpt_oss,
     ),
 )  # fmt: skip

@@ -107,6 +107,7 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
         "text": (isinstance(value, str), "text"),
         "truth": (isinstance(value, bool), "true or false"),
         "list": (isinstance(value, list), "a list"),
+        "object": (isinstance(value, dict), "an object"),
     }[rule.type]
     if not good:
         raise SpecError(f"{where}{key} ({short(value)}) must be {wanted}; correct it")

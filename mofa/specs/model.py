@@ -129,6 +129,9 @@ class ModelSpec(Spec):
     """``alibi`` adds a slope to the scores and has no embedding (Press et al., arXiv 2108.12409)."""
     max_positions: Positive | None = None
     """Rows of a learned position embedding; required with ``positions: learned``."""
+    rope_scale: float = Field(default=1.0, ge=1.0, le=10.0)
+    """Factor of cosine and sine (YaRN's attention factor, 0.1 ln s + 1 for positions stretched s times,
+    arXiv 2309.00071, section 3.4). [-]"""
     embedding_norm: bool = False
     """Whether a norm follows the token embedding (BLOOM)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

@@ -348,3 +348,17 @@ def test_gradients_in_bf16_move_fewer_bytes() -> None:
     found = layer("megatron", grads_bytes_per_param=2)
     moved = [op.work for op in found.backward.ops if op.name == "mlp.fc1.accumulate"]
     assert [first(w.bytes) for w in moved if isinstance(w, Stream)] == [2 * H * 2 * F]
+
+
+def test_scaled_cosines_take_the_eager_rotation() -> None:
+    """rope_utils.py:279: Transformer Engine's kernel takes no scale. Over q and k 12 times their bytes and 44 times the
+    table of cosines, where the fused kernel reads and writes once."""
+    plain, scaled = (layer("megatron", llama(rope_scale=s)).forward for s in (1.0, 1.3466))
+    fused, eager = (next(op for op in tape.ops if op.name == "q.rope") for tape in (plain, scaled))
+    assert isinstance(fused.work, Stream)
+    assert isinstance(eager.work, Stream)
+    nbytes = plain.tensors["q.rope"].bytes
+    table = scaled.tensors["q.trig"].bytes / 4  # cosine and sine of 2 bytes each
+    assert fused.work.bytes == 2 * nbytes
+    assert eager.work.bytes == pytest.approx(12 * nbytes + 44 * table)
+    assert eager.launches == 12

@@ -44,6 +44,7 @@ GPT_OSS = _config(
     "GptOssForCausalLM", "gpt_oss", 2880, 36, 64, 2880, 201088, num_key_value_heads=8, head_dim=64,
     attention_bias=True, num_local_experts=128, num_experts_per_tok=4, sliding_window=128,
     layer_types=["sliding_attention", "full_attention"] * 18,
+    rope_scaling={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
 )  # fmt: skip
 
 SAME_AS_BUNDLED = {
@@ -187,3 +188,12 @@ def test_irregular_windows_are_refused() -> None:
         model_from_config({**GPT_OSS, "layer_types": kinds}, "c")
     with pytest.raises(SpecError, match="lists 2 layers"):
         model_from_config({**GPT_OSS, "layer_types": kinds[:2]}, "c")
+
+
+def test_yarn_scales_cosine_and_sine() -> None:
+    """0.1 ln 32 + 1 = 1.3466 (arXiv 2309.00071, section 3.4)."""
+    assert model_from_config(GPT_OSS, "config.json").rope_scale == 1.3466
+    assert model_from_config({**GPT_OSS, "rope_scaling": None}, "config.json").rope_scale == 1.0
+    for bad, message in (({"rope_type": "yarn"}, "rope_scaling.factor"), (5, "must be an object")):
+        with pytest.raises(SpecError, match=message):
+            model_from_config({**GPT_OSS, "rope_scaling": bad}, "config.json")

@@ -20,6 +20,7 @@ from mofa.blocks.frameworks.megatron_linear import (
     row_linear,
     weight_grad,
 )
+from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
@@ -70,7 +71,10 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Fused rotary embedding, a kernel each for q and k, nothing kept."""
+    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where cosine and sine are scaled,
+    which Transformer Engine's kernel does not do (rope_utils.py:279)."""
+    if ctx.model.rope_scale != 1.0:
+        return unfused_rope(b, ctx, q, k)
     outs = []
     for name, x in (("q", q), ("k", k)):
         nbytes = b.tensors[x].bytes

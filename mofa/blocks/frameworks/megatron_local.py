@@ -12,6 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
 from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
 
@@ -66,35 +67,9 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     return te.query_copy(b, ctx, q, t * q_width * e), k, v
 
 
-def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
-    """Unfused rotary embedding: 6 kernels over x and 6 over the table, cosine and sine kept (rope_utils.py:94-133).
-
-    Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2;
-    ``pairs`` first gathers even and odd elements, 2 more. Three tensors of its size are alive at the add. Backward:
-    two products 4, the halves back together 3, the sum 3.
-    """
-    out = b.tensor(f"{name}.rope", nbytes)
-    table = ctx.seq_len / ctx.cp * rope_dim
-    trig = b.tensor(f"{name}.trig", 2.0 * table * ctx.element, grad=False)
-    extra = 2.0 if pairs else 0.0
-    moved = (12.0 + extra) * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
-    b.add(
-        Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, trig), (trig,),
-           scratch=(2.0 + extra / 2) * nbytes, launches=13 if pairs else 12,
-           back=Back((10.0 + extra) * nbytes, 6 if pairs else 5, 2.5 * nbytes, like="rope_half"))
-    )  # fmt: skip
-    return out
-
-
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     """Unfused rotary embedding of q and k, or the fused one where it is on."""
-    if ctx.framework.fused_rope:
-        return te.rope(b, ctx, q, k)
-    d = float(ctx.model.attention.d_qk)
-    return (
-        turn(b, ctx, q, "q", b.tensors[q].bytes, d, pairs=False),
-        turn(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
-    )
+    return te.rope(b, ctx, q, k) if ctx.framework.fused_rope else unfused_rope(b, ctx, q, k)
 
 
 def _down(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
