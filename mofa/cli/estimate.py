@@ -42,7 +42,7 @@ def estimate(
     log: long_run.Log = None,
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
-    set_: opt.Set = None,
+    set_: long_run.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     jobs: opt.Jobs = None,
@@ -59,8 +59,9 @@ def estimate(
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
+    set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days
+        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, changes
     ).profile()
     asked = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
     estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]

@@ -57,7 +57,7 @@ def goodput(
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     framework: opt.Framework = None,
-    set_: opt.Set = None,
+    set_: long_run.Set = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
     csv: opt.Csv = None,
@@ -99,8 +99,9 @@ def goodput(
         raise SpecError("goodput: a workload needs a cluster and --gpus, such as h100-hgx --gpus 1K..16K")
     if replan and strategy is not None:
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
+    set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days
+        faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, changes
     ).profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")

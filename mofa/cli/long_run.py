@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +63,14 @@ LogNodes = Annotated[
 LogDays = Annotated[
     float | None, typer.Option("--log-days", help="How long they were watched; else first to last failure.")
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override one fact; PATH begins with workload., hardware., framework., strategy. or faults. Repeatable.",
+    ),
+]
 Objective = Annotated[
     ObjectiveChoice, typer.Option("--objective", help="tokens/s/GPU, or days, dollars or energy of the whole run.")
 ]
@@ -80,21 +89,23 @@ class LongRunOptions:
     log: Path | None = None
     log_nodes: int | None = None
     log_days: float | None = None
+    changes: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the profile by dotted path: ``--set faults.PATH=VALUE``."""
 
     @property
     def given(self) -> bool:
         """Whether any option was given."""
-        return any(value is not None for value in vars(self).values())
+        return any(value is not None for name, value in vars(self).items() if name != "changes" or value)
 
     def profile(self) -> FaultSpec | None:
         """The fault profile with what the options change; None where none is given."""
-        from mofa.specs.faults import FaultSpec, PriceSpec, StorageSpec
+        from mofa.specs.faults import PriceSpec, StorageSpec
         from mofa.specs.load import load_faults
 
         if not self.given:
             return None
         self._check_log()
-        spec = load_faults(self.faults) if self.faults else FaultSpec(name="options", source="set by the user")
+        spec = load_faults(self.faults, self.changes)
         changes: dict[str, object] = {}
         if self.storage is not None:
             write, read = _rates(self.storage)
@@ -135,6 +146,16 @@ class LongRunOptions:
             raise SpecError("--log: gives rates and kinds alone; name a profile for restarts, such as --faults llama3")
         if self.log_days is not None:
             at_least("--log-days", self.log_days, "d")
+
+
+def split_set(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
+    """Items of ``--set`` without those about long runs, and these as dotted paths below the profile."""
+    from mofa.specs.overrides import ROOTS, parse_set
+
+    mine = [item for item in items or () if item.strip().startswith("faults.")]
+    rest = [item for item in items or () if item not in mine]
+    parse_set(rest, (*ROOTS, "faults"))  # a wrong beginning is told with all that there are
+    return rest, parse_set(mine, ("faults",))["faults"]
 
 
 def at_least(option: str, value: float, unit: str) -> float:

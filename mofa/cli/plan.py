@@ -42,7 +42,7 @@ def plan(
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
-    set_: opt.Set = None,
+    set_: long_run.Set = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     jobs: opt.Jobs = None,
@@ -65,10 +65,11 @@ def plan(
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()
-    overrides = parse_overrides(set_)
+    set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days
+        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, changes
     ).profile()
+    overrides = parse_overrides(set_)
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)

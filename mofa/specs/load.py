@@ -9,7 +9,7 @@ from typing import Any, cast
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.build import build
 from mofa.specs.complete import complete_strategy
-from mofa.specs.faults import FaultSpec
+from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.files import (
     BundledKind,
     bundled,
@@ -171,13 +171,13 @@ def load_framework(
     return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
 
 
-def load_faults(ref: str | Path, overrides: Mapping[str, object] | None = None) -> FaultSpec:
+def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None = None) -> FaultSpec:
     """Facts of long runs: reliability, restarts, checkpoints, storage, price, power.
 
     Parameters
     ----------
     ref
-        Name of a bundled profile, such as ``llama3``, or a YAML file.
+        Name of a bundled profile, such as ``llama3``, or a YAML file; None for one that has the overrides alone.
     overrides
         Dotted paths below the profile, such as ``{"reliability.failures_per_node_day": 0.004}``.
 
@@ -186,8 +186,14 @@ def load_faults(ref: str | Path, overrides: Mapping[str, object] | None = None) 
     >>> load_faults("rsc-1").reliability.failures_per_node_day.value
     0.0065
     """
-    path, where = _find(ref, "fault_profiles", "see mofa show faults")
-    return build(FaultSpec, override(load_yaml(path, where), overrides, where), where)
+    if ref is None:
+        where, raw = "--set faults", {"name": "options", "source": "set by the user"}
+    else:
+        path, where = _find(ref, "fault_profiles", "see mofa show faults")
+        raw = load_yaml(path, where)
+    if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
+        raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
+    return build(FaultSpec, override(raw, overrides, where), where)
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:

@@ -55,21 +55,21 @@ def _copy(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
 
 
-def parse_set(items: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Items of ``--set`` as dotted paths below each of workload, hardware, framework and strategy.
+def parse_set(items: Sequence[str], roots: tuple[str, ...] = ROOTS) -> dict[str, dict[str, object]]:
+    """Items of ``--set`` as dotted paths below each root: workload, hardware, framework and strategy.
 
     >>> parse_set(["workload.model.num_layers=4", 'hardware.gpu.memory_bytes="96 GiB"'])["workload"]
     {'model.num_layers': 4}
     """
-    out: dict[str, dict[str, object]] = {root: {} for root in ROOTS}
+    out: dict[str, dict[str, object]] = {root: {} for root in roots}
     for item in items:
         path, equals, text = item.partition("=")
         root, _, rest = path.strip().partition(".")
         if not equals or not rest or not text.strip():
             raise SpecError(f"--set {short(item)}: is no assignment; write it like workload.model.num_layers=4")
-        if root not in ROOTS:
+        if root not in roots:
             raise SpecError(
-                f"--set {short(item)}: {short(root)!r} is no beginning of a path; {did_you_mean(root, ROOTS)}"
+                f"--set {short(item)}: {short(root)!r} is no beginning of a path; {did_you_mean(root, roots)}"
             )
         if rest in out[root]:
             raise SpecError(f"--set {short(item)}: {short(path)} is set twice; keep one")

@@ -68,6 +68,9 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--log", "x.csv", "--log-nodes", "4"), "name a profile"),
         (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--log-days", "4"), "--log-days: belongs to --log"),
         ((*SMALL, "--log", "none.csv", "--log-nodes", "4"), "no such file"),
+        ((*SMALL, "--set", "faults.restart.repair_s=-2 h"), "at least 0"),
+        ((*SMALL, "--set", "faults.restart.repairs_s=2 h"), "did you mean repair_s"),
+        ((*SMALL, "--set", "fault.restart.repair_s=2 h"), "mean faults"),
         (("goodput", "llama3-8b", "h100-hgx", "--gpus", "64"), "--faults: is missing"),
         (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3"), "--gpus"),
         (("goodput", "llama3-8b", "h100-hgx", "--faults", "rsc-1", "--gpus", "64"), "no storage"),
@@ -108,6 +111,16 @@ def test_a_rate_out_of_a_log(cli: Cli, tmp_path: Path) -> None:
     assert "20 failures in 320.0 node-days" in said and "gpu 100.0%" in said and "exponential" in said
     job = cli(*log, "--gpus", "64", "--checkpoint", "1min", "--restart", "5min", "--runs", "100", "--json")
     assert json.loads(job.stdout)["mtbf_s"] == pytest.approx(86400 * 320 / 20 / 8)
+
+
+def test_a_fact_of_the_profile_is_changed(cli: Cli) -> None:
+    estimate = ("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2 pp=2", "--faults", "llama3",
+                "--no-replay", "--json")  # fmt: skip
+    found = [json.loads(cli(*estimate, *more).stdout)["long_run"]["mtbf_s"]
+             for more in ((), ("--set", "faults.reliability.failures_per_node_day=3.79e-2"))]  # fmt: skip
+    assert found[0] == pytest.approx(10 * found[1])
+    unasked = json.loads(cli(*estimate[:7], "--no-replay", "--json", "--set", "faults.power.pue=1.3").stdout)
+    assert unasked["ettr"] is None and "no reliability" in unasked["unknown"]["ettr"]
 
 
 def test_a_log_goes_into_plans(cli: Cli, tmp_path: Path) -> None:
