@@ -186,9 +186,9 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     >>> load_faults("rsc-1").reliability.failures_per_node_day.value
     0.0065
     """
-    if ref is None:
-        where, raw = "--set faults", {"name": "options", "source": "set by the user"}
-    else:
+    raw: dict[str, Any] = {"name": "options", "source": "set by the user"}
+    where = "--set faults"
+    if ref is not None:
         path, where = _find(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
