@@ -36,8 +36,8 @@ FloatA = NDArray[np.float64]
 MICRO_BATCHES = 20
 """Played by default: placements that follow loads are looked at twice."""
 OVERHEAD_NOTE = (
-    "overhead of scheduling: solving as measured on one core, the rest of the dispatch as published (MicroMoE, figure "
-    "9), not overlapped; new placements' time is not in the steps"
+    "steps by the closed form; overhead of scheduling: solving as measured on one core, the rest of the dispatch as "
+    "published (MicroMoE, figure 9), not overlapped; the time of new placements is not in the steps"
 )
 WEIGHT_BYTES, STATE_BYTES = 2.0, 12.0
 """Of a parameter: the bf16 weight that every replica holds; the fp32 master weight and two moments that an expert's
@@ -148,12 +148,9 @@ def balance_step(
         usable_bytes=before.memory.capacity_bytes - before.memory.margin_bytes, fits_before=before.memory.fits,
         fits_after=after.memory.fits, adaptive_bytes=adaptive.memory.device_bytes, fits_adaptive=adaptive.memory.fits,
     )  # fmt: skip
-    said = (
-        *notes,
-        OVERHEAD_NOTE,
-    )
     adapted = report.adaptive.model_copy(update={"migration_s": migration_s})
-    return report.model_copy(update={"step": result, "adaptive": adapted, "notes": (*report.notes, *said)})
+    notes = (*report.notes, *notes, OVERHEAD_NOTE)
+    return report.model_copy(update={"step": result, "adaptive": adapted, "notes": notes})
 
 
 def step_setup(
