@@ -1,10 +1,13 @@
-"""``mofa schema``: the JSON Schema of what plan and estimate print."""
+"""``mofa schema``: the JSON Schema of what plan, estimate and goodput print."""
 
 from __future__ import annotations
 
 
 def schema() -> None:
-    """Print the JSON Schema of what plan --json and estimate --json print."""
+    """Print the JSON Schema (2020-12) of what plan, estimate and goodput print with --json.
+
+    docs/json.md says the same in words, field by field.
+    """
     import json
     import sys
 

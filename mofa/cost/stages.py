@@ -129,7 +129,11 @@ micro-batch (3 ps at 3.5 TB/s), a matrix takes 6 FLOP a token (35 ps at 4096 tok
 
 
 def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
-    """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest."""
+    """Contiguous chunk sizes, at least one layer each, that make the heaviest chunk lightest.
+
+    Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
+    are exact, so that no rounding decides.
+    """
     weights = np.array([layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)])
     head = float(model.vocab * model.hidden)
     tail = head + model.num_mtp_layers * (weights[-1] + head)

@@ -346,7 +346,9 @@ def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, 
     capacity = f"capacity {format_bytes(cluster.capacity_bytes)} ({cluster.capacity_provenance})"
     _say(console, f"{cluster.name}: {cluster.num_gpus:,} x {cluster.gpu}, {nodes}, {capacity}")
     how = "compiled" if framework.compile else "not compiled"
-    options = f"{how}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
+    replicas = f" in {framework.dp_replicate} replicas" if framework.dp_replicate > 1 else ""
+    shards = f"{framework.data_parallel}{replicas}"
+    options = f"{how}, {shards}, {framework.allocator} allocator, {framework.dispatcher} dispatcher"
     _say(console, f"framework: {framework.name} {framework.version}, {options} (facts {framework.provenance})\n")
 
 

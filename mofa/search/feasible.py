@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
+from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, StrategyTable
@@ -166,9 +167,26 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _recompute(job: Job, t: StrategyTable) -> FloatN:
-    bad = [unsupported(job.framework, spec, job.workload.model) is not None for spec in t.recompute_modes]
-    most = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
-    return np.asarray(np.array(bad)[t.recompute] | (t.recompute_layers > most), dtype=float)
+    bad = np.array([unsupported(job.framework, spec, job.workload.model) is not None for spec in t.recompute_modes])
+    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
+    chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
+    none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
+    return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none, dtype=float)
+
+
+def _recompute_message(job: Job, t: StrategyTable) -> str:
+    spec = t.recompute_modes[int(t.recompute[0])]
+    if (why := unsupported(job.framework, spec, job.workload.model)) is not None:
+        return why
+    if spec.kind == "every":
+        return (
+            f"recompute {spec.text}: no stage of {_one(t, 'pp')} has so many of the {job.workload.model.num_layers} "
+            "layers, none would be recomputed; lower it or use recompute=none"
+        )
+    return (
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {_one(t, 'pp', 'vpp')} leaves a "
+        "chunk; lower it"
+    )
 
 
 def _zero(job: Job, t: StrategyTable) -> FloatN:
@@ -177,7 +195,7 @@ def _zero(job: Job, t: StrategyTable) -> FloatN:
         if job.framework.name in PYTORCH_MODULES:
             ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
     elif job.framework.name == "torchtitan":
-        ok = t.zero == np.where(t.pp > 1, 2, 3)
+        ok = (t.zero == np.where(t.pp > 1, 2, 3)) | (t.zero == default_zero(job.framework, t.dp, t.cp, t.pp))
     elif job.framework.name in PYTORCH_MODULES:
         ok = t.zero >= 2
     else:
@@ -270,10 +288,7 @@ CHECKS: tuple[Check, ...] = (
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
-    Check("recompute", "switch", _recompute, lambda j, t: (
-        unsupported(j.framework, t.recompute_modes[int(t.recompute[0])], j.workload.model) or
-        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {_one(t, 'pp', 'vpp')} leaves a "
-        "chunk; lower it"), of_mode=True),
+    Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
         f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),

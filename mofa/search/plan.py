@@ -20,7 +20,7 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory, replayed_stage
 from mofa.search.result import Plan, Time
-from mofa.search.stage_time import stage_times
+from mofa.search.stage_time import DUST, stage_times
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -158,6 +158,7 @@ def _plan(
     hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
     if played is not None:
         exposed, hidden = {name: played.exposed[name] for name in TIME_COMPONENTS}, dict(played.hidden)
+    exposed, hidden = (_without_dust(parts, sum(exposed.values())) for parts in (exposed, hidden))
     step_s = sum(exposed.values())
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
@@ -188,6 +189,11 @@ def _plan(
         + _copies_note(workload, framework, row)
         + _balancing_note(workload, row),
     )
+
+
+def _without_dust(parts: dict[str, float], step_s: float) -> dict[str, float]:
+    """Parts of which no more is left than sums of floats leave are nothing."""
+    return {name: seconds if seconds > DUST * step_s else 0.0 for name, seconds in parts.items()}
 
 
 def _recomputes(row: StrategyTable) -> bool:

@@ -25,7 +25,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.1"
+SCHEMA_VERSION: Final = "2.2"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -53,7 +53,7 @@ class Time(Spec):
         description=f"Seconds that the step waits for each of {', '.join(TIME_COMPONENTS)}; sums to step_s. [s]"
     )
     hidden: dict[str, float] = Field(
-        default_factory=dict, description="Seconds of communication and host work that overlap with computing. [s]"
+        default_factory=dict, description="Seconds of communication (tp, cp, ep, pp, dp) behind computing. [s]"
     )
     by_stage: tuple[StageTime, ...] = Field(
         default=(), description="Each pipeline stage's rank, where the plan was played out; else empty."
@@ -255,6 +255,12 @@ class FrameworkSummary(Spec):
     compile: bool = Field(description="Whether blocks are compiled.")
     allocator: str = Field(description="Memory allocator: native or expandable segments.")
     dispatcher: str = Field(description="How tokens are sent to experts.")
+    experts: str = Field(description="grouped matrix products of all local experts, or sequential ones.")
+    routed_copies: str = Field(description="Whether experts read copies of their tokens or gather them by index.")
+    attention: str = Field(description="Attention kernels.")
+    data_parallel: str = Field(description="distributed-optimizer, fsdp, hsdp (in replicas) or ddp.")
+    dp_replicate: int = Field(ge=1, description="Replicas of a shard group under hsdp; 1 otherwise. [-]")
+    optimizer: str = Field(description="Optimizer kernels: fused, foreach, te (Transformer Engine's) or for-loop.")
     provenance: Provenance = Field(description="read from its source, or measured: shown by a run.")
     source: str = Field(description="Where its facts come from.")
 
@@ -277,7 +283,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.1"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.2"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -296,7 +302,7 @@ class Estimate(Plan):
 class PlanReport(Spec):
     """What a search found: what ``mofa plan --json`` prints."""
 
-    schema_version: Literal["2.1"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.2"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

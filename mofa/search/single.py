@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.errors import SpecError, StrategyError
 from mofa.search.feasible import CHECKS, Job, check
-from mofa.specs.complete import complete_strategy
+from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
@@ -49,11 +49,14 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
     def column(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)
 
+    zero = spec.zero
+    if framework.name == "torchtitan" and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
+        zero = 0  # asked for, but there is nothing to shard over
     ring = spec.cp_kind == "ring" and framework.name != "torchtitan"  # which never sets its rotate method in training
     row = StrategyTable(
         tp=column(spec.tp), sp=np.array([spec.sp and spec.tp > 1]), pp=column(spec.pp), vpp=column(spec.vpp),
         cp=column(spec.cp), cp_kind=column(0 if ring else 1), ep=column(spec.ep),
-        etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(spec.zero),
+        etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
         balancing=column(BALANCING.index(spec.balancing)),
         recompute_modes=(mode,),

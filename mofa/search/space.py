@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
+from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategyTable
@@ -241,7 +242,7 @@ def _table(
     layers = np.array([n for _, n in space.recompute])
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
     sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
-    zero = default_zero(framework, pp) if space.zero is None else np.full(len(tp), space.zero)
+    zero = default_zero(framework, dp, cp, pp) if space.zero is None else np.full(len(tp), space.zero)
     shared = {
         "tp": tp, "sp": sp, "pp": pp, "vpp": vpp, "cp": cp, "cp_kind": kind, "ep": ep, "etp": etp, "dp": dp,
         "micro_batch": mb, "zero": zero, "schedule": schedule, "balancing": balancing,
@@ -250,10 +251,3 @@ def _table(
         **{name: np.repeat(column, len(number)) for name, column in shared.items()},
         recompute=np.tile(number, len(tp)), recompute_layers=np.tile(layers, len(tp)), recompute_modes=modes,
     )  # fmt: skip
-
-
-def default_zero(framework: FrameworkSpec, pp: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ZeRO stage of the framework's data parallelism: FSDP keeps weights gathered under pipelines."""
-    if framework.data_parallel in ("fsdp", "hsdp"):
-        return np.where(pp > 1, 2, 3)
-    return np.full(len(pp), 0 if framework.data_parallel == "ddp" else 1)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from mofa.replay.timed import TimeReplayed
 
 
+DUST = 1e-9
+"""Of a step: what is shorter is rounding. [-]"""
+
+
 def stage_times(played: TimeReplayed | None) -> tuple[StageTime, ...]:
     """Exposed and idle seconds per pipeline stage; none without a clock."""
     if played is None:
@@ -18,7 +22,7 @@ def stage_times(played: TimeReplayed | None) -> tuple[StageTime, ...]:
     return tuple(
         StageTime(
             stage=r, exposed={name: exposed[name] for name in TIME_COMPONENTS},
-            idle={cause: seconds for cause, seconds in idle.items() if seconds > 0},
+            idle={cause: seconds for cause, seconds in idle.items() if seconds > DUST * played.step_s},
         )
         for r, (exposed, idle) in enumerate(zip(played.ranks, played.idle, strict=True))
     )  # fmt: skip

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.build import build
 from mofa.specs.files import short
@@ -30,9 +33,9 @@ def complete_strategy(
     num_gpus
         GPUs of the job; dp = num_gpus / (tp * cp * pp). [-]
     framework
-        Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism (FSDP keeps
-        weights gathered under pp: 2, else 3); etp is tp in Megatron-Core and, without ep, in torchtitan, else 1 there;
-        context parallelism by ring in Megatron-Core, by all-gather in torchtitan; its recomputation.
+        Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism
+        (:func:`default_zero`); etp is tp in Megatron-Core and, without ep, in torchtitan, else 1 there; context
+        parallelism by ring in Megatron-Core, by all-gather in torchtitan; its recomputation.
     moe
         Whether the model has experts; a dense one has etp 1.
     where
@@ -63,14 +66,36 @@ def complete_strategy(
         raise StrategyError(
             f"{where}: dp ({given.dp}) must be gpus ({num_gpus}) / (tp x cp x pp = {replica}) = {dp}; leave it out"
         )
-    fsdp_stage = 2 if given.pp > 1 else 3
-    stages = {"distributed-optimizer": 1, "ddp": 0, "fsdp": fsdp_stage, "hsdp": fsdp_stage}
     defaults = {
         "sp": given.tp > 1,
         "etp": given.tp if moe and (framework.name not in PYTORCH_MODULES or given.ep == 1) else 1,
         "cp_kind": "allgather" if framework.name in PYTORCH_MODULES else "ring",
-        "zero": stages[framework.data_parallel],
+        "zero": int(default_zero(framework, dp, given.cp, given.pp)),
         "recompute": framework.default_recompute,
         "schedule": "interleaved" if given.vpp > 1 else "1f1b",
     }
     return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
+
+
+def default_zero(
+    framework: FrameworkSpec, dp: NDArray[np.int64] | int, cp: NDArray[np.int64] | int, pp: NDArray[np.int64] | int
+) -> NDArray[np.int64]:
+    """The ZeRO stage of a framework's data parallelism.
+
+    FSDP shards everything (3), but keeps weights gathered under pipelines (2); torchtitan does not wrap a model whose
+    shard group is one rank (dp_shard * cp, distributed/parallel_dims.py, ``fsdp_enabled``): nothing is sharded (0).
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_framework
+    >>> default_zero(load_framework("torchtitan"), np.array([8, 8, 1]), 1, np.array([1, 2, 1]))
+    array([3, 2, 0])
+    """
+    dp, cp, pp = np.broadcast_arrays(dp, cp, pp)
+    if framework.data_parallel not in ("fsdp", "hsdp"):
+        return np.full(pp.shape, 0 if framework.data_parallel == "ddp" else 1)
+    stage = np.where(pp > 1, 2, 3)
+    if framework.name != "torchtitan":
+        return stage
+    replicas = np.maximum(np.minimum(framework.dp_replicate, dp), 1)
+    return np.where(dp // replicas * cp > 1, stage, 0)

@@ -197,9 +197,11 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
-    """The runs of a RUN.yaml, or of a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ."""
+    """The runs of a RUN.yaml, of a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ, or of a run's record."""
     where = short(str(path), 200)
     raw = load_yaml(path, where)
+    if isinstance(raw.get("run"), dict) and "measured" in raw:  # what mofa measure writes: the run and what came of it
+        return (_run(raw["run"], where, "run."),)
     if "runs" not in raw:
         return (_run(raw, where, ""),)
     extra = next((key for key in raw if key != "runs"), None)

@@ -43,6 +43,25 @@ def test_layers_that_divide_are_split_evenly(framework: str) -> None:
     assert sizes(llama(num_layers=12), 2, 3, framework) == [2] * 6
 
 
+@pytest.mark.parametrize("layers", [7, 10, 11])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_of_splits_that_are_as_light_the_earliest_cuts_are_taken(layers: int, chunks: int) -> None:
+    """By brute force, from the last cut on; the embedding and the head all but weightless."""
+    model = llama(num_layers=layers, vocab=8)
+    weight, head = layer_weight(model, False), float(model.vocab * model.hidden)
+    ends = [0.1 * head, *[0.0] * (chunks - 2), head]
+
+    def heaviest(cuts: tuple[int, ...]) -> float:
+        loads = [(b - a) * weight for a, b in pairwise((0, *cuts, layers))]
+        return max(load + end for load, end in zip(loads, ends, strict=True))
+
+    every = list(combinations(range(1, layers), chunks - 1))
+    least = min(map(heaviest, every))
+    first = min((cuts for cuts in every if heaviest(cuts) == least), key=lambda cuts: cuts[::-1])
+    if layers % chunks:
+        assert sizes(model, chunks, 1, "megatron") == [b - a for a, b in pairwise((0, *first, layers))]
+
+
 @pytest.mark.parametrize(
     "model", [llama(num_layers=7), llama(num_layers=11, vocab=400_000), mla_moe(num_layers=8), moe_llama(num_layers=7)]
 )

@@ -53,6 +53,12 @@ FRAMEWORK = FrameworkSummary(
     compile=False,
     allocator="native",
     dispatcher="alltoall",
+    experts="grouped",
+    routed_copies="materialised",
+    attention="fused",
+    data_parallel="distributed-optimizer",
+    dp_replicate=1,
+    optimizer="te",
     provenance="read",
     source="Megatron-LM, megatron/core",
 )

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import mofa
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS
 from mofa.measure import read_records
+from mofa.replay.pipeline import CAUSES
 from mofa.report.measured_runs import with_table
 from mofa.search.result import TIME_COMPONENTS, json_schema
 
@@ -17,6 +25,50 @@ def test_every_field_is_documented() -> None:
     text = (ROOT / "docs" / "json.md").read_text()
     fields = {field for definition in json_schema()["$defs"].values() for field in definition["properties"]}
     assert [field for field in sorted(fields | set(TIME_COMPONENTS)) if f"`{field}`" not in text] == []
+
+
+def documented(section: str, heading: str = "field") -> set[str]:
+    """First columns of a section's tables under a heading; ``section`` is its title."""
+    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    body = re.split(r"^#+ ", text.split(f"# {section}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    out: set[str] = set()
+    for table in re.findall(rf"^\| {re.escape(heading)} \|.*\n\|[-|:]+\n((?:\|.*\n)+)", body, flags=re.MULTILINE):
+        for row in table.splitlines():
+            out |= set(re.findall(r"`([^`]+)`", row.split("|")[1]))
+    return out
+
+
+@pytest.fixture(scope="module")
+def estimated() -> dict[str, Any]:
+    """One estimate that was played out, as its JSON."""
+    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h100-hgx", 16)
+    plan = mofa.estimate(job, machines, "tp=2 pp=2 vpp=2 ep=4 cp=2 recompute=full")
+    raw: dict[str, Any] = json.loads(plan.model_dump_json())
+    return raw
+
+
+def test_every_key_of_a_plan_is_documented_and_every_documented_key_is_there(estimated: dict[str, Any]) -> None:
+    assert set(estimated) == documented("Plan (`Plan`)") | documented("The whole run")
+    assert set(estimated["strategy"]) == documented("`strategy`")
+    time, memory = estimated["time"], estimated["memory"]
+    stage, fullest = time["by_stage"][0], memory["by_stage"][0]
+    assert set(time) | set(stage) == documented("`time`")
+    assert set(time["exposed"]) == set(stage["exposed"]) == documented("`time`", "key of `exposed`")
+    assert set(time["hidden"]) == set(HIDDEN_COMPONENTS) <= documented("`time`", "key of `exposed`")
+    idle = {cause for stage in time["by_stage"] for cause in stage["idle"]}
+    assert idle <= documented("`time`", "key of `idle`")
+    assert {*CAUSES, *HIDDEN_COMPONENTS, "host_idle"} == documented("`time`", "key of `idle`")
+    assert set(memory) | set(fullest) == documented("`memory`")
+    assert set(memory["by_component"]) <= set(MEMORY_COMPONENTS)
+    assert set(MEMORY_COMPONENTS) == documented("`memory`", "key of `by_component`")
+
+
+def test_every_key_of_a_report_is_documented_and_every_documented_key_is_there() -> None:
+    report = mofa.find_plans(mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8), replay=False).report
+    raw = json.loads(report.model_dump_json())
+    assert set(raw) == documented("Report (`PlanReport`)")
+    for part in ("workload", "cluster", "framework"):
+        assert set(raw[part]) == documented(f"`{part}`"), part
 
 
 def test_the_table_of_measured_runs_is_up_to_date() -> None:

@@ -106,6 +106,8 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("recompute", DENSE, "megatron", {"recompute": "selective:moe_act"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "selective"}),
         ("recompute", DENSE, "megatron-local", {"recompute": "selective:layernorm"}),
+        ("recompute", DENSE, "torchtitan", {"recompute": "every:9"}),  # of 8 layers
+        ("recompute", DENSE, "torchtitan", {"recompute": "every:7", "pp": 2}),  # of 5 with the embedding or the head
         ("zero", DENSE, "megatron", {"zero": 2}),
         ("zero", DENSE, "torchtitan", {"zero": 1}),
         ("zero", DENSE, "torchtitan", {"tp": 2, "zero": 0, "options": {"data_parallel": "ddp"}}),
@@ -130,6 +132,7 @@ def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict
         (DENSE, "megatron", {"recompute": "full:1"}),
         (DENSE, "megatron", {"recompute": "selective:layernorm"}),
         (DENSE, "megatron", {"zero": 0}),
+        (DENSE, "torchtitan", {"recompute": "every:8"}),
         (llama(vocab=32002), "megatron", {"tp": 4}),  # padded
         (MOE, "megatron", {"ep": 8, "etp": 1}),
         (MOE, "megatron", {"tp": 4, "ep": 8, "etp": 2}),
@@ -165,6 +168,7 @@ def test_what_is_let_through(model: ModelSpec, name: str, fields: dict[str, Any]
         ("pp=3", ("gpus (16)", "pp (3)")),
         ("dp=3", ("dp (3)", "16")),
         ("recompute=ops", ("ops", "megatron")),
+        ("recompute=full:9 pp=4", ("full:9", "pp (4)")),
     ],
 )
 def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
@@ -213,3 +217,23 @@ def test_how_far_a_row_missed() -> None:
     assert short["gpus"](job, changed(cp=3)).tolist() == [2]
     assert short["layers"](job, changed(pp=16)).tolist() == [6]  # two may hold the embedding or the head alone
     assert short["interleaving"](job, changed(pp=4, vpp=2, dp=4, micro_batch=8)).tolist() == [2]
+
+
+def test_the_message_of_an_interval_longer_than_the_layers() -> None:
+    with pytest.raises(MofaError, match=r"every:999: no stage of pp \(1\) has so many of the 8 layers"):
+        one_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "text", "zero"),
+    [
+        (1, {}, "zero=3", 0), (1, {}, "micro_batch=1", 0), (4, {}, "tp=4", 0), (2, {}, "pp=2 zero=2", 0),
+        (2, {}, "cp=2", 3), (4, {}, "pp=2", 2),
+        (4, {"data_parallel": "hsdp", "dp_replicate": 4}, "micro_batch=1", 0),
+        (4, {"data_parallel": "hsdp", "dp_replicate": 2}, "micro_batch=1", 3),
+    ],
+)  # fmt: skip
+def test_torchtitan_shards_nothing_over_one_rank(gpus: int, options: dict[str, Any], text: str, zero: int) -> None:
+    """ZeRO's stage is what happens, asked for or not."""
+    row = one_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
+    assert int(row.zero[0]) == zero

@@ -54,7 +54,7 @@ def test_what_frameworks_offer() -> None:
     table = rows(titan, MOE, "torchtitan")
     assert np.all((table.etp == 1) | (table.etp == table.tp))
     assert np.all(table.cp_kind[table.cp > 1] == 1)
-    assert np.array_equal(table.zero, np.where(table.pp > 1, 2, 3))
+    assert np.array_equal(table.zero, np.where(table.dp * table.cp > 1, np.where(table.pp > 1, 2, 3), 0))
     assert np.all(rows(space()).zero == 1)
 
 

@@ -341,6 +341,16 @@ def test_degrees_must_divide_the_gpus() -> None:
         complete_strategy({"tp": 2, "dp": 3}, 8, megatron)
 
 
+def test_a_record_is_read_as_its_run(tmp_path: Path) -> None:
+    """What mofa measure writes: the run, and what came of it."""
+    record = (
+        "run:\n" + "".join(f"  {line}\n" for line in RUN.splitlines()) + "measured: {outcome: ok}\nsplit: judging\n"
+    )
+    assert load_runs(_file(tmp_path, record, "r.yaml")) == load_runs(_file(tmp_path, RUN))
+    broken = _file(tmp_path, record.replace("seq_len: 4096", "seq_len: x"), "b.yaml")
+    assert "run.batch.seq_len ('x') must be a whole number" in _refused(lambda: load_runs(broken))
+
+
 def test_a_run_resolves(tmp_path: Path) -> None:
     (run,) = load_runs(_file(tmp_path, RUN))
     workload, cluster, framework, strategy = resolve_run(run, tmp_path)
