@@ -193,6 +193,8 @@ class Clock:
         """
         now = self.compute
         self.host = max(self.host, now - longest)
+        if not (self.streams or self.ready or self.flying or self.gaps):
+            return (round(self.host - now, 10),)
         # nothing begins before now but what is launched once or on streams of their own order
         host = self.host if self.own_order or longest == inf else now
         if self.streams:

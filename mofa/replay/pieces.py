@@ -9,11 +9,13 @@ from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.rows import Rows
 from mofa.orders import Order
-from mofa.replay.score import Draft, Names, Score, Step, draft, score
+from mofa.replay.score import Draft, Names, Score, Step, draft, score, value
 
 Phase = Literal["F", "B", "I", "W"]
 _WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
 """Ends of the names of ops that make or add a weight's gradient: zero-bubble schedules put them off."""
+_BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
+"""Ends of the names of ops behind which a weight's gradient may be reduced."""
 
 
 class PieceName(NamedTuple):
@@ -67,6 +69,15 @@ def _first_layers(rows: Rows, order: Order) -> list[int]:
     return starts
 
 
+class Placed(NamedTuple):
+    """A weight's op: its lines in the forward and in the backward, where its gradient is made. [params]"""
+
+    forward: int
+    backward: int
+    params: float
+    expert: bool
+
+
 @dataclass
 class Book:
     """The scores of a plan's tapes: forward, backward, and the backward by inputs and by weights."""
@@ -74,6 +85,7 @@ class Book:
     drafts: dict[tuple[str, Phase], Draft]
     names: Names
     scores: dict[tuple[str, Phase], Score] = field(default_factory=dict)
+    weights: dict[str, tuple[Placed, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Rows) -> Book:
@@ -91,6 +103,21 @@ class Book:
         if (label, phase) not in self.scores:
             self.scores[label, phase] = score(self._draft(label, phase), self.names)
         return self.scores[label, phase]
+
+    def placed(self, label: str) -> tuple[Placed, ...]:
+        """The weights of a tape, in the order of its forward."""
+        if label not in self.weights:
+            lines = self.drafts[label, "B"].lines
+            made = {line.op.name: n for n, line in enumerate(lines) if line.op}
+            found = []
+            for n, line in enumerate(self.drafts[label, "F"].lines):
+                if line.op is None or not (params := value(line.op.weight_params)):
+                    continue
+                name = line.op.name
+                at = max((made[name + end] for end in _BACKWARD if name + end in made), default=len(lines) - 1)
+                found.append(Placed(n, at, params, name.startswith("experts.")))
+            self.weights[label] = tuple(found)
+        return self.weights[label]
 
     def _draft(self, label: str, phase: Phase) -> Draft:
         if (label, phase) not in self.drafts:

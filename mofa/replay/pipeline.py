@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mofa.orders.exchange import received
-from mofa.orders.order import Action, Exchange, Order, Program
+from mofa.orders.order import Action, Order, Program
 from mofa.replay.check import OrderError, check
+from mofa.replay.wiring import Wiring, wire
 
 CAUSES = ("fill", "forward input", "backward input", "exchange", "drain")
 """Why a rank computes nothing: before its first computation, waiting for what a neighbour sends, for an exchange to
@@ -62,22 +62,19 @@ class Player(Protocol):
         """An exchange that the rank waited for is over."""
 
 
-class Flight:
-    """An exchange in flight: of its peers' exchanges ``missing`` have not started."""
+class Flights(NamedTuple):
+    """Start and end of every exchange of a program. [s]"""
 
-    __slots__ = ("end", "item", "missing", "peers", "rank", "ready", "start", "waiting")
-
-    def __init__(self, item: Exchange, rank: int) -> None:
-        self.item, self.rank = item, rank
-        self.ready = 0.0
-        self.start: float | None = None
-        self.end: float | None = None
-        self.peers: list[Flight] = []
-        self.missing = 0
-        self.waiting = False
+    wiring: Wiring
+    starts: list[float]
+    ends: list[float]
 
 
-def run(program: Program, players: Sequence[Player], hop_s: float = 0.0) -> list[Flight]:
+_NEVER = -1.0
+"""In place of a time that is not known yet."""
+
+
+def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flights:
     """Play an order on what computes on each rank; returns every exchange, with its start and end.
 
     Raises
@@ -85,120 +82,86 @@ def run(program: Program, players: Sequence[Player], hop_s: float = 0.0) -> list
     OrderError
         If the order waits for ever.
     """
-    order = program.order
-    flights, of = _flights(program)
-    queues: dict[tuple[int, str], deque[Flight]] = {}
-    free: dict[tuple[int, str], float] = {}
-    at = [0] * order.pp
-    launched = [0] * order.pp
-    beside = [0] * order.pp
-    ready = deque(range(order.pp))
-    queued = [True] * order.pp
+    num = len(wiring.exchanges)
+    peers, rank_of, stream_of = wiring.peers, wiring.rank_of, wiring.stream_of
+    ready, starts, ends = [0.0] * num, [_NEVER] * num, [_NEVER] * num
+    missing = list(map(len, peers))
+    waited = [False] * num
+    queues: list[deque[int]] = [deque() for _ in range(wiring.num_streams)]
+    free = [0.0] * wiring.num_streams
+    ranks = range(len(wiring.ranks))
+    at, beside = [0 for _ in ranks], [0 for _ in ranks]
+    launched = [False for _ in ranks]
+    waiting = deque(ranks)
+    queued = [True for _ in ranks]
 
-    def wake(rank: int) -> None:
-        if not queued[rank]:
-            queued[rank] = True
-            ready.append(rank)
-
-    def start_head(key: tuple[int, str]) -> None:
+    def start_head(stream: int) -> None:
         """Start what is first on a stream, and end what that was the last thing missing for."""
-        keys = [key]
-        while keys:
-            key = keys.pop()
-            queue = queues[key]
-            if not queue or queue[0].start is not None:
+        streams = [stream]
+        while streams:
+            stream = streams.pop()
+            queue = queues[stream]
+            if not queue or starts[queue[0]] != _NEVER:
                 continue
             head = queue[0]
-            head.start = max(head.ready, free.get(key, 0.0))
-            for peer in head.peers:
-                peer.missing -= 1
-            for flight in (head, *head.peers):
-                if flight.missing <= 0 and flight.start is not None and flight.end is None:
-                    flight.end = hop_s + max([flight.start, *(p.start for p in flight.peers if p.start is not None)])
-                    place = (flight.rank, flight.item.stream)
-                    free[place] = flight.end
-                    queues[place].popleft()
-                    keys.append(place)
-                    if flight.waiting:
-                        wake(flight.rank)
+            starts[head] = max(ready[head], free[stream])
+            mine = peers[head]
+            for n in mine:
+                missing[n] -= 1
+            for n in (head, *mine):
+                if missing[n] <= 0 and starts[n] != _NEVER and ends[n] == _NEVER:
+                    begun = starts[n]
+                    for peer in peers[n]:
+                        if starts[peer] > begun:
+                            begun = starts[peer]
+                    ends[n] = free[stream_of[n]] = hop_s + begun
+                    queues[stream_of[n]].popleft()
+                    streams.append(stream_of[n])
+                    r = rank_of[n]
+                    if waited[n] and not queued[r]:
+                        queued[r] = True
+                        waiting.append(r)
 
     def advance(r: int) -> None:
-        player, items = players[r], program.ranks[r]
-        mine = flights[r]
-        while at[r] < len(items):
-            item = items[at[r]]
-            if isinstance(item, Exchange):
-                if launched[r] <= at[r]:
-                    flight = mine[at[r]]
-                    assert flight is not None
-                    launched[r] = at[r] + 1
-                    flight.ready = max(player.now, player.issued)
-                    key = (r, item.stream)
-                    queues.setdefault(key, deque()).append(flight)
-                    start_head(key)
-                if item.blocking:
-                    flight = mine[at[r]]
-                    assert flight is not None
-                    if flight.end is None:
-                        flight.waiting = True
-                        return
-                    player.wait_until(flight.end, _cause(item))
+        player, items = players[r], wiring.ranks[r]
+        last = len(items)
+        i = at[r]
+        while i < last:
+            action, n, blocking, cause = items[i]
+            if action is not None:
+                if n >= 0:
+                    if ends[n] == _NEVER:
+                        waited[n] = True
+                        break
+                    player.wait_until(ends[n], cause)
+                player.compute(action, beside[r])
+                beside[r] = 0
+            else:
+                if not launched[r]:
+                    launched[r] = True
+                    ready[n] = max(player.now, player.issued)
+                    queues[stream_of[n]].append(n)
+                    start_head(stream_of[n])
+                if blocking:
+                    if ends[n] == _NEVER:
+                        waited[n] = True
+                        break
+                    player.wait_until(ends[n], cause)
                     player.exchanged()
                 else:
                     beside[r] += 1
-            else:
-                need = received(order, item)
-                if need is not None:
-                    came = of[need]
-                    if came.end is None:
-                        came.waiting = True
-                        return
-                    player.wait_until(came.end, "forward input" if item.kind == "F" else "backward input")
-                player.compute(item, beside[r])
-                beside[r] = 0
-            at[r] += 1
+                launched[r] = False
+            i += 1
+        at[r] = i
 
-    while ready:
-        r = ready.popleft()
+    while waiting:
+        r = waiting.popleft()
         queued[r] = False
         advance(r)
-    if any(at[r] < len(program.ranks[r]) for r in range(order.pp)) or any(queues.values()):
-        check(program)
+    if any(at[r] < len(wiring.ranks[r]) for r in ranks) or any(queues):
+        check(wiring.program)
         raise OrderError("the order waits for ever")
-    return [flight for rank in flights for flight in rank if flight is not None]
-
-
-def _flights(program: Program) -> tuple[list[list[Flight | None]], dict[Action, Flight]]:
-    """Every exchange of a program, with those of its peers."""
-    of: dict[Action, Flight] = {}
-    flights: list[list[Flight | None]] = []
-    for r, items in enumerate(program.ranks):
-        mine: list[Flight | None] = []
-        for item in items:
-            flight = Flight(item, r) if isinstance(item, Exchange) else None
-            if flight is not None:
-                of.update(dict.fromkeys(flight.item.ops, flight))
-            mine.append(flight)
-        flights.append(mine)
-    for rank in flights:
-        for flight in rank:
-            if flight is None:
-                continue
-            for op in flight.item.ops:
-                peer = of.get(_peer(op))
-                if peer is None:
-                    check(program)
-                    raise OrderError(f"{op} has no {_peer(op)}")
-                if peer not in flight.peers:
-                    flight.peers.append(peer)
-            flight.missing = len(flight.peers)
-    return flights, of
-
-
-def _cause(item: Exchange) -> str:
-    if len(item.ops) == 1 and item.ops[0].kind in ("RECV_F", "RECV_B"):
-        return "forward input" if item.ops[0].kind == "RECV_F" else "backward input"
-    return "exchange"
+    return Flights(wiring, starts, ends)
 
 
 @dataclass
@@ -261,7 +224,7 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     (15.0, 0.25)
     """
     clocks = [_Clock(r, seconds) for r in range(program.order.pp)]
-    flights = run(program, clocks, hop_s)
+    flights = run(wire(program), clocks, hop_s)
     total = max(clock.now for clock in clocks)
     for clock in clocks:
         clock.idle["drain"] += total - clock.now
@@ -271,12 +234,12 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
     )  # fmt: skip
 
 
-def sent_spans(flights: Sequence[Flight], pp: int) -> tuple[tuple[Span, ...], ...]:
+def sent_spans(flights: Flights, pp: int) -> tuple[tuple[Span, ...], ...]:
     """Sends and receives per rank, from start to end."""
     out: list[list[Span]] = [[] for _ in range(pp)]
-    for flight in flights:
-        assert flight.start is not None and flight.end is not None
-        out[flight.rank] += [Span(flight.rank, op, flight.start, flight.end) for op in flight.item.ops]
+    wiring, starts, ends = flights
+    for n, item in enumerate(wiring.exchanges):
+        out[wiring.rank_of[n]] += [Span(wiring.rank_of[n], op, starts[n], ends[n]) for op in item.ops]
     return tuple(map(tuple, out))
 
 
@@ -298,8 +261,3 @@ def in_flight(order: Order) -> list[list[int]]:
                 now[order.chunk_of(act.stage)] -= 1
         out.append(most)
     return out
-
-
-def _peer(op: Action) -> Action:
-    kind = {"SEND_F": "RECV_F", "RECV_F": "SEND_F", "SEND_B": "RECV_B", "RECV_B": "SEND_B"}[op.kind]
-    return Action(kind, op.stage + (1 if op.kind in ("SEND_F", "RECV_B") else -1), op.micro_batch)  # type: ignore[arg-type]

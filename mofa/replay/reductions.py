@@ -20,12 +20,11 @@ from mofa.cost.compute import stream_rate
 from mofa.cost.rows import Rows
 from mofa.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
-from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing, value
+from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing
 from mofa.specs.framework import PYTORCH_MODULES
 
 DDP_BUCKET = 100 * 2**20 / 4
 """Parameters of a DDP bucket of fp32 gradients (torchtitan: bucket_cap_mb=100). [params]"""
-_BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
 
 
 @dataclass
@@ -117,16 +116,9 @@ class _Rank:
     def _named(self, chunk: int, backward: bool) -> Iterator[_Weight]:
         pieces = self.chunks[chunk]
         for i, piece in enumerate(pieces[::-1] if backward else pieces):
-            forward = self.book.drafts[piece.label, "F"].lines
-            made = {line.op.name: n for n, line in enumerate(self.book.drafts[piece.label, "B"].lines) if line.op}
-            last = len(self.book.drafts[piece.label, "B"].lines) - 1
-            for n, line in enumerate(forward[::-1] if backward else forward):
-                if line.op is None or not value(line.op.weight_params):
-                    continue
-                name = line.op.name
-                at = max((made[name + end] for end in _BACKWARD if name + end in made), default=last)
-                where = at if backward else n
-                yield _Weight(i, where, value(line.op.weight_params), name.startswith("experts."))
+            placed = self.book.placed(piece.label)
+            for w in placed[::-1] if backward else placed:
+                yield _Weight(i, w.backward if backward else w.forward, w.params, w.expert)
 
     def of_piece(self, chunk: int) -> list[tuple[float, float]]:
         """Dense and expert parameters of each piece of a chunk, in forward order."""

@@ -20,13 +20,14 @@ from mofa.cost.scan import EXPOSED, OWN_ORDER
 from mofa.orders import Action, Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
-from mofa.replay.clock import Clock
+from mofa.replay.clock import Clock, Relative
 from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
-from mofa.replay.pipeline import CAUSES, Flight, run
+from mofa.replay.pipeline import CAUSES, Flights, run
 from mofa.replay.ranks import rows_of
 from mofa.replay.reductions import Added, Extra, added
 from mofa.replay.score import FAMILY
 from mofa.replay.timed import Computation, Spot, TimeReplayed, Transfer
+from mofa.replay.wiring import Wiring, wire
 from mofa.specs.framework import PYTORCH_MODULES
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
@@ -59,14 +60,25 @@ class _Plan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    cache: dict[tuple[object, ...], _Result] | None
+    cache: dict[tuple[object, ...], dict[Relative, _Result]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
     jitter: float = 0.0
     seed: int = 0
     kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
-    longest: dict[tuple[int, str, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a rank's chunk computes one kind of action: what it plays (None: nothing), and results by what precedes."""
+
+    phase: Phase | None
+    variant: int
+    longest: float = 0.0
+    """Time after which nothing from before a computation matters to it. [s]"""
+    every: Extra = field(default_factory=Extra)
+    known: dict[Relative, _Result] | None = None
 
 
 @dataclass
@@ -81,6 +93,8 @@ class _Player:
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
     results: dict[int, _Result] = field(default_factory=dict)
+    ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
+    """By kind of action, chunk and variant."""
     spans: list[Computation] = field(default_factory=list)
     ops: list[Spot] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
@@ -105,23 +119,22 @@ class _Player:
         return self.clock.host
 
     def compute(self, action: Action, beside: int) -> None:
-        start = self.clock.compute
-        c = self.plan.order.chunk_of(action.stage)
-        phase: Phase | None = action.kind  # type: ignore[assignment]
-        if action.stage == 0 and action.kind in ("I", "W"):
-            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
-        if phase is not None:
-            result = self._result(action, c, phase)
-            factor = (
-                1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
-            )
-            self._apply(result, start, factor)
+        clock = self.clock
+        start = clock.compute
+        c = action.stage // self.plan.order.pp
+        variant = action.micro_batch % len(self.plan.books)
+        way = self.ways.get((action.kind, c, variant)) or self._way(action, c, variant)
+        if way.phase is not None:
+            self._apply(self._result(action, c, way), start, self._factor(action, c))
         if beside and self.plan.hop_s:
-            slow = self.plan.slowdown * min(self.plan.hop_s, self.clock.compute - start)
+            slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
             self.pp_s += slow
             self.hidden_pp_s += self.plan.hop_s
-            self.clock.compute += slow
-        self.spans.append(Computation(action.kind, c, action.micro_batch, start, self.clock.compute))
+            clock.compute += slow
+        self.spans.append(Computation(action.kind, c, action.micro_batch, start, clock.compute))
+
+    def _factor(self, action: Action, c: int) -> float:
+        return 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
 
     def wait_until(self, time: float, cause: str) -> None:
         clock = self.clock
@@ -137,40 +150,36 @@ class _Player:
             self.clock.synchronise()
 
     # -- computing
-    def _result(self, action: Action, c: int, phase: Phase) -> _Result:
-        variant = action.micro_batch % len(self.plan.books)
-        every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
-        once = self.added.once.get(action, _PLAIN)
-        # what data parallelism launches once may begin long before: the host's whole lead counts
-        longest = self._longest(c, phase, variant) if once is _PLAIN else np.inf
-        state = self.clock.settle(longest)
-        watched = (self.rank, action.micro_batch) in self.plan.watched
-        key = None
-        if self.plan.cache is not None and once is _PLAIN and not watched:
+    def _way(self, action: Action, c: int, variant: int) -> _Way:
+        phase: Phase | None = action.kind  # type: ignore[assignment]
+        if action.stage == 0 and action.kind in ("I", "W"):
+            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
+        way = _Way(phase, variant)
+        if phase is not None:
+            book, cache = self.plan.books[variant], self.plan.cache
+            every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
-            key = (self.kinds[c], phase, variant, of, state)
-            known = self.plan.cache.get(key)
-            if known is not None:
-                return known
-        pieces = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
-        result = self._play(self.plan.books[variant], phase, pieces, once, every, watched)
-        if key is not None and self.plan.cache is not None:
-            self.plan.cache[key] = result
+            known = None if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
+            way = _Way(phase, variant, sum(book.score(p.label, phase).longest for p in self.chunks[c]), every, known)
+        self.ways[action.kind, c, variant] = way
+        return way
+
+    def _result(self, action: Action, c: int, way: _Way) -> _Result:
+        once = self.added.once.get(action)
+        watched = bool(self.plan.watched) and (self.rank, action.micro_batch) in self.plan.watched
+        # what data parallelism launches once may begin long before: the host's whole lead counts
+        state = self.clock.settle(way.longest if once is None else np.inf)
+        if once is not None or watched or way.known is None:
+            return self._play(c, way, once or _PLAIN, watched)
+        result = way.known.get(state)
+        if result is None:
+            result = way.known[state] = self._play(c, way, _PLAIN, False)
         return result
 
-    def _longest(self, c: int, phase: Phase, variant: int) -> float:
-        """Time after which nothing from before a computation matters to it. [s]"""
-        key = (self.kinds[c], phase, variant)
-        found = self.plan.longest.get(key)
-        if found is None:
-            book = self.plan.books[variant]
-            found = self.plan.longest[key] = sum(book.score(p.label, phase).longest for p in self.chunks[c])
-        return found
-
-    def _play(
-        self, book: Book, phase: Phase, labels: Chunk, once: Extra, every: Extra, watched: bool
-    ) -> _Result:  # fmt: skip
-        clock = self.clock
+    def _play(self, c: int, way: _Way, once: Extra, watched: bool) -> _Result:
+        book, phase, every, clock = self.plan.books[way.variant], way.phase, way.every, self.clock
+        assert phase is not None
+        labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
         place = ""
@@ -217,10 +226,13 @@ class _Player:
         if result.gaps or clock.gaps:
             clock.gaps = [(now + begin, now + end) for begin, end in result.gaps]
         clock.compute = start + factor * result.seconds
-        use = self.uses.setdefault(id(result), [0.0, 0.0])
-        use[0] += factor
-        use[1] += 1.0
-        self.results[id(result)] = result
+        use = self.uses.get(id(result))
+        if use is None:
+            self.uses[id(result)] = [factor, 1.0]
+            self.results[id(result)] = result
+        else:
+            use[0] += factor
+            use[1] += 1.0
 
     # -- what it came to
     def counts(self) -> NDArray[np.float64]:
@@ -272,10 +284,10 @@ def time_of(
     num = int(rows.num_micro_batches[0])
     if order is None:
         with no_collection():
-            program = _program(rows.schedule, fw.name, stages.pp, stages.vpp, num)
-        order = program.order
+            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+        order = wiring.program.order
     else:
-        program = _own(order, stages.pp, stages.vpp, num)
+        wiring = wire(_own(order, stages.pp, stages.vpp, num))
     books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
     curves = rows.cluster.gpu.curves
     plan = _Plan(
@@ -296,8 +308,8 @@ def time_of(
     for player, seconds in zip(players, ends, strict=True):
         player.clock.compute = player.clock.host = seconds - min(ends)
     with no_collection():
-        flights = run(program, players, plan.hop_s)
-        return _finish(plan, players, optimizer, flights if detail else ())
+        flights = run(wiring, players, plan.hop_s)
+        return _finish(plan, players, optimizer, flights if detail else None)
 
 
 @contextmanager
@@ -313,8 +325,8 @@ def no_collection() -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _program(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Program:
-    return program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework)
+def _wiring(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
+    return wire(program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework))
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
@@ -331,7 +343,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
 
 
 def _finish(
-    plan: _Plan, players: Sequence[_Player], optimizer: Sequence[float], flights: Sequence[Flight]
+    plan: _Plan, players: Sequence[_Player], optimizer: Sequence[float], flights: Flights | None
 ) -> TimeReplayed:  # fmt: skip
     rows = plan.rows
     begins = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
@@ -384,13 +396,12 @@ def _finish(
     )  # fmt: skip
 
 
-def _transfers(flights: Sequence[Flight], pp: int) -> tuple[tuple[Transfer, ...], ...]:
+def _transfers(flights: Flights | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
     out: list[list[Transfer]] = [[] for _ in range(pp)]
-    for flight in flights:
-        assert flight.start is not None and flight.end is not None
-        out[flight.rank] += [
-            Transfer(op.kind, op.stage, op.micro_batch, flight.start, flight.end) for op in flight.item.ops
-        ]
+    if flights is not None:
+        wiring, starts, ends = flights
+        for n, item in enumerate(wiring.exchanges):
+            out[wiring.rank_of[n]] += [Transfer(o.kind, o.stage, o.micro_batch, starts[n], ends[n]) for o in item.ops]
     return tuple(map(tuple, out))
 
 
