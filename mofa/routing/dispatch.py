@@ -73,10 +73,12 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     room[experts, column] -= local
     for start in range(0, placement.num_gpus, gpus_per_node):
         here = slice(start, start + gpus_per_node)
-        matched = _in_order(left[:, here], np.where(node == start // gpus_per_node, room, 0))
-        flow[:, here] += matched
-        left[:, here] -= matched.sum(axis=2)
-        room -= matched.sum(axis=1)
+        held = node == start // gpus_per_node
+        some = np.flatnonzero(held.any(axis=1))  # experts with a replica on the node
+        matched = _in_order(left[some, here], np.where(held[some], room[some], 0))
+        flow[some, here] += matched
+        left[some, here] -= matched.sum(axis=2)
+        room[some] -= matched.sum(axis=1)
     flow += _in_order(left, room)
     return np.asarray(flow[experts, :, column].T)
 

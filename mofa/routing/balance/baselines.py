@@ -29,7 +29,8 @@ def plain_flow(inputs: IntA, placement: Placement, ep: int) -> IntA:
     """Tokens from each GPU to each GPU under plain expert parallelism. (E, G) -> (G, G)"""
     gpus = np.arange(placement.num_gpus)
     same = gpus[:, None] // ep == gpus // ep
-    return np.asarray((inputs.T @ placement.copies) * same)
+    moves = inputs.T.astype(np.float64) @ placement.copies.astype(np.float64)  # BLAS has no whole numbers
+    return np.asarray(moves * same, dtype=np.int64)
 
 
 def kept_below_capacity(inputs: IntA, factor: float) -> IntA:
