@@ -48,6 +48,22 @@ def test_the_band_is_that_of_runs_that_draw_their_rate(clock: Clock, days: float
     assert np.all(np.abs(found - expected) < 3 * np.sqrt(2) * np.array(error) + slack), (found - expected, error)
 
 
+@pytest.mark.parametrize(
+    "clock",
+    [
+        Clock(20_000.0, counted_failures=20),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
+    ],
+)
+def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: Clock) -> None:
+    """All productive over all wall-clock time, of runs with lemons and rates of their own."""
+    run = LongRun(60 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), clock)
+    found = simulate(run, 4000, seed=11)
+    mean = 60 * DAY / ettr(1200.0, 30.0, clock.mtbf_s / rate_factors(clock, 4000), 600.0)
+    assert abs(found.ettr - 60 * DAY / mean.mean()) < 3.5 * found.standard_error
+
+
 def test_a_poorly_known_rate_widens_the_band() -> None:
     def width(counted: float | None) -> float:
         clock = Clock(20_000.0, counted_failures=counted)

@@ -69,10 +69,26 @@ def test_one_replica_is_a_checkpoint_restart() -> None:
     assert float(spares.replica_ettr(3600.0, 1, 10.0, 600.0, 4.0, 0.83)) == 0.83
 
 
+@pytest.mark.parametrize(("replicas", "mtbf", "back"), [(8, 3600.0, 1800.0), (32, 900.0, 600.0), (64, 300.0, 1200.0)])
+def test_replicas_that_go_on_are_as_fast_as_simulated_ones(replicas: int, mtbf: float, back: float) -> None:
+    """Every replica fails and comes back by itself; each failure stops all for a stall and half a step."""
+    stall, step, horizon, runs = 25.0, 6.0, 40 * 86400.0, 12
+    rng = np.random.default_rng(2)
+    found = []
+    for _ in range(runs):
+        up = rng.exponential(replicas * mtbf, (replicas, int(2 * horizon / (replicas * mtbf + back)) + 40))
+        ends = np.cumsum(up + back, axis=1)  # of each repair
+        fails = ends - back
+        computed = np.clip(horizon - (ends - back - up), 0.0, up).sum() / replicas
+        found.append(computed / (horizon + (stall + step / 2) * (fails < horizon).sum()))
+    expected = float(spares.replica_ettr(mtbf, replicas, stall, back, step, 0.5))
+    assert abs(np.mean(found) - expected) < 3.5 * np.std(found, ddof=1) / np.sqrt(runs)
+
+
 @given(
     mtbf=st.floats(600.0, 1e7), replicas=st.integers(2, 512), stall=st.floats(0.0, 300.0), back=st.floats(0.0, 7200.0)
 )
-def test_replicas_by_simulated_states(mtbf: float, replicas: int, stall: float, back: float) -> None:
+def test_replicas_at_their_limits(mtbf: float, replicas: int, stall: float, back: float) -> None:
     found = float(spares.replica_ettr(mtbf, replicas, stall, back, 0.0, 0.5))
     assert 0 <= found <= 1
     assert float(spares.replica_ettr(np.inf, replicas, stall, back, 0.0, 0.5)) == 1.0
