@@ -42,6 +42,9 @@ def goodput(
         int | None, typer.Option("--log-nodes", "--nodes", min=1, help="Nodes that the log is of.")
     ] = None,
     log_days: long_run.LogDays = None,
+    shape: Annotated[
+        float | None, typer.Option("--shape", help="Weibull shape of the time between failures; 1, exponential.")
+    ] = None,
     days: Annotated[float | None, typer.Option("--days", help="Productive days of the simulated runs; 54.")] = None,
     runs: Annotated[int | None, typer.Option("--runs", min=2, max=1_000_000, help="Simulated runs; 10,000.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the simulation; 0.")] = None,
@@ -71,7 +74,7 @@ def goodput(
     show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     show.check()
     own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
-           "--runs": runs, "--seed": seed}  # fmt: skip
+           "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
                "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len, "--framework": framework,
                "--global-batch": global_batch, "--set": set_ or None, "--csv": csv, "--out": out}  # fmt: skip
@@ -82,7 +85,7 @@ def goodput(
             option = "--log-nodes" if nodes is not None else "--log-days"
             raise SpecError(f"{option}: belongs to --log, which is missing")
         rate = None if log is None else _record(log, nodes, log_days)
-        others = (mtbf, checkpoint, restart, persist, gpus, faults, checkpoint_interval, days, runs, seed)
+        others = (mtbf, checkpoint, restart, persist, gpus, faults, checkpoint_interval, days, runs, seed, shape)
         if rate is not None and all(value is None for value in others):
             show.show_rate(rate)
             return
@@ -90,7 +93,19 @@ def goodput(
         runs, seed = 10_000 if runs is None else runs, seed or 0
         days = 54.0 if days is None else days
         _calculator(
-            show, mtbf, checkpoint, persist or "0s", restart, checkpoint_interval, rate, profile, gpus, days, runs, seed
+            show,
+            mtbf,
+            checkpoint,
+            persist or "0s",
+            restart,
+            checkpoint_interval,
+            rate,
+            profile,
+            gpus,
+            days,
+            runs,
+            seed,
+            1.0 if shape is None else shape,
         )
         return
     if given := [name for name, value in own.items() if value is not None]:
@@ -141,7 +156,7 @@ def _by_scale(
 def _calculator(
     show: GoodputOutput, mtbf: str | None, checkpoint: str | None, persist: str, restart: str | None,
     interval: str | None, rate: LogReport | None, profile: FaultSpec | None, gpus: str | None, days: float,
-    runs: int, seed: int,
+    runs: int, seed: int, shape: float,
 ) -> None:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.faults.calculator import calculate
@@ -166,6 +181,7 @@ def _calculator(
         days=days,
         num_runs=runs,
         seed=seed,
+        shape=shape,
     )
     show.show_calculation(found, rate)
 

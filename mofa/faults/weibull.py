@@ -1,4 +1,4 @@
-"""ETTR in closed form where the time between failures of a job is Weibull, and every failure starts it anew."""
+"""The wall clock in closed form where the time between failures of a job is Weibull, anew after each failure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import numpy as np
 from scipy import special
 
 from mofa.errors import SpecError
-from mofa.faults.checks import above_zero, at_least_zero
+from mofa.faults.checks import FloatN, above_zero, at_least_zero
 from mofa.faults.rates import weibull_scale_s
 
 MOST_TERMS = 100_000
 """Checkpoints that are summed one by one; those behind them are an integral. [-]"""
 
 
-def weibull_ettr(
+def weibull_shares(
     interval_s: float, block_s: float, mtbf_s: float, restart_s: float, persist_s: float = 0.0, shape: float = 1.0
-) -> float:
-    """Exact share of wall-clock time that is productive in a long run. [-]
-
-    ``tau / M * sum_{j >= 1} S(R + P + j L)``, S the survival of the time between failures.
+) -> dict[str, float]:
+    """Exact shares of the wall clock of a long run per part of the ledger; ``productive`` is the ETTR. [-]
 
     Parameters
     ----------
     interval_s, block_s, mtbf_s, restart_s, persist_s
-        As in :func:`mofa.faults.renewal.ettr`. [s]
+        As in :func:`mofa.faults.ledger.expected_shares`; the interval above 0. [s]
     shape
-        Weibull shape; 1 is exponential, and then this is :func:`mofa.faults.renewal.ettr`. [-]
+        Weibull shape; 1 is exponential, and then this is that. [-]
 
     Raises
     ------
@@ -35,25 +33,37 @@ def weibull_ettr(
     Notes
     -----
     From one failure to the next, which takes M on average, the run restarts and then banks its j-th checkpoint if the
-    next failure comes later than ``R + P + j L``. It holds for any distribution whose clock each failure sets to zero:
-    one clock of the job (:class:`mofa.faults.clocks.Clock` without nodes). Many nodes with a clock each fail all but
-    like Poisson together.
+    next failure comes later than ``R + P + j L``: the ETTR is ``tau / M * sum_{j >= 1} S(R + P + j L)``, S the survival
+    of the time between failures. With ``G(t)``, its integral from 0 to t, restarts take ``G(R) / M``, checkpoints
+    ``sum_j (G(R + j L) - G(R + j L - delta)) / M``; what is left is lost. It holds for any distribution whose clock
+    each failure sets to zero: one clock of the job (:class:`mofa.faults.clocks.Clock` without nodes). Many nodes with
+    a clock each fail all but like Poisson together.
 
     Examples
     --------
-    >>> round(weibull_ettr(19 * 60.0, 60.0, 185.6 * 60, 600.0, shape=0.5), 4)
-    0.8738
+    >>> found = weibull_shares(19 * 60.0, 60.0, 185.6 * 60, 600.0, shape=0.5)
+    >>> round(found["productive"], 4), round(sum(found.values()), 12)
+    (0.8738, 1.0)
     """
     tau = float(above_zero("interval_s", interval_s))
-    length = tau + float(at_least_zero("block_s", block_s))
+    block = float(at_least_zero("block_s", block_s))
     mtbf = float(above_zero("mtbf_s", mtbf_s))
-    begun = float(at_least_zero("restart_s", restart_s)) + float(at_least_zero("persist_s", persist_s))
+    restart, persist = float(at_least_zero("restart_s", restart_s)), float(at_least_zero("persist_s", persist_s))
     if not 0.1 <= shape <= 10:
         raise SpecError(f"shape: is {shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
-    scale = float(weibull_scale_s(mtbf, shape))
+    scale, length = float(weibull_scale_s(mtbf, shape)), tau + block
+
+    def survived(since: FloatN) -> FloatN:
+        """The integral of S from ``since`` on, over M. [-]"""
+        return np.asarray(special.gammaincc(1 / shape, (since / scale) ** shape))
+
     # beyond exp(-40) nothing is left
-    terms = int(min(max(scale * 40 ** (1 / shape) - begun, 0.0) / length + 1, MOST_TERMS))
-    banked = float(np.exp(-(((begun + np.arange(1, terms + 1) * length) / scale) ** shape)).sum())
-    rest = ((begun + (terms + 0.5) * length) / scale) ** shape
-    tail = scale / shape * special.gamma(1 / shape) * special.gammaincc(1 / shape, rest)
-    return float(tau / mtbf * (banked + tail / length))
+    terms = int(min(max(scale * 40 ** (1 / shape) - restart, 0.0) / length + 1, MOST_TERMS))
+    ends: FloatN = restart + np.arange(1.0, terms + 1.0) * length
+    behind = float(survived(ends[-1] + length / 2)) / length
+    banked = float(np.exp(-(((ends + persist) / scale) ** shape)).sum()) / mtbf
+    late = float(survived(ends[-1] + persist + length / 2)) / length
+    checkpoint = float((survived(ends - block) - survived(ends)).sum()) + behind * block
+    parts = {"productive": tau * (banked + late), "checkpoint": checkpoint,
+             "restart": 1 - float(survived(np.asarray(restart))), "waiting": 0.0}  # fmt: skip
+    return {**parts, "lost": max(1 - sum(parts.values()), 0.0)}

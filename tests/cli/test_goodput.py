@@ -33,6 +33,15 @@ def test_the_plain_calculator(cli: Cli) -> None:
     assert "3402.84 s" in text.stdout and "Where the wall clock goes" in text.stdout
 
 
+def test_weibull_failures_in_the_calculator(cli: Cli) -> None:
+    for shape in ("0.6", "2"):
+        found = json.loads(cli(*CALCULATOR, "--shape", shape, "--json").stdout)
+        Calculation.model_validate(found)
+        mc = found["ettr_monte_carlo"]
+        assert abs(mc["mean"] - found["ettr"]) < 3.5 * mc["standard_error"]
+        assert (found["ettr"] > 0.8194) == (shape == "0.6")
+
+
 def test_limits_of_the_calculator(cli: Cli) -> None:
     free = json.loads(
         cli("goodput", "--mtbf", "1h", "--checkpoint", "0s", "--restart", "0s", "--runs", "50", "--json").stdout
@@ -56,6 +65,8 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         (("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "-1s"), "--restart"),
         ((*CALCULATOR, "--checkpoint-interval", "90d"), "longer than the run"),
         ((*CALCULATOR, "--days", "0"), "days"),
+        ((*CALCULATOR, "--shape", "0"), "from 0.1 to 10"),
+        ((*SMALL, "--shape", "0.7"), "--shape"),
         ((*CALCULATOR, "--days", "nan"), "days"),
         ((*CALCULATOR, "--runs", "1"), "--runs"),
         ((*CALCULATOR, "--faults", "llama3"), "one of --mtbf, --log and --faults"),

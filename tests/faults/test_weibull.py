@@ -8,13 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults import renewal, weibull
+from mofa.faults import renewal
 from mofa.faults.clocks import Clock
+from mofa.faults.ledger import PARTS, expected_shares
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.weibull import weibull_shares
 
 MIN, DAY = 60.0, 86400.0
 PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
 """M = 185.6 min, tau = 19, delta = 1, R = 10 min; the simulation behind them is 0.0015 off at shape 1."""
+
+
+def weibull_ettr(*args: float, **more: float) -> float:
+    return weibull_shares(*args, **more)["productive"]
 
 
 @given(
@@ -24,12 +30,15 @@ PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
 @settings(max_examples=60, deadline=None)
 def test_shape_one_is_the_exponential(tau: float, block: float, mtbf: float, restart: float, persist: float) -> None:
     expected = float(renewal.ettr(tau, block, mtbf, restart, persist))
-    assert weibull.weibull_ettr(tau, block, mtbf, restart, persist) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    found = weibull_shares(tau, block, mtbf, restart, persist)
+    assert found["productive"] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    shares = expected_shares(tau, block, mtbf, restart, persist)
+    assert found == pytest.approx({part: float(shares[part]) for part in PARTS}, abs=1e-6)
 
 
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_published_efficiencies(shape: float) -> None:
-    found = weibull.weibull_ettr(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, shape=shape)
+    found = weibull_ettr(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, shape=shape)
     assert found == pytest.approx(PUBLISHED[shape], abs=0.0035)
 
 
@@ -40,26 +49,27 @@ def test_the_simulation_agrees_within_its_error(shape: float, persist: float) ->
     run = LongRun(600 * DAY, 19 * MIN, (Level(MIN, persist_s=persist),), (Kind(1.0, 10 * MIN),),
                   Clock(185.6 * MIN, shape=shape))  # fmt: skip
     found = simulate(run, 500, seed=4)
-    expected = weibull.weibull_ettr(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
-    assert abs(found.ettr - expected) < 3.5 * found.standard_error
+    expected = weibull_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
+    assert abs(found.ettr - expected["productive"]) < 3.5 * found.standard_error
+    ledger = found.ledger()
+    for part in PARTS:
+        assert getattr(ledger, part) == pytest.approx(expected[part], abs=1e-3)
 
 
 @pytest.mark.parametrize("shape", [0.1, 0.15, 0.3])
 def test_a_heavy_tail_is_summed_whole(shape: float) -> None:
     """Without checkpoints and restarts everything but the last part of each gap is banked."""
-    found = weibull.weibull_ettr(1.0, 0.0, 1e6, 0.0, shape=shape)
+    found = weibull_ettr(1.0, 0.0, 1e6, 0.0, shape=shape)
     assert 0.999 < found < 1.0
-    assert weibull.weibull_ettr(1.0, 0.0, 1e6, 0.0, shape=shape) > weibull.weibull_ettr(
-        100.0, 0.0, 1e6, 0.0, shape=shape
-    )
+    assert weibull_ettr(1.0, 0.0, 1e6, 0.0, shape=shape) > weibull_ettr(100.0, 0.0, 1e6, 0.0, shape=shape)
 
 
 def test_more_clustering_loses_less_at_one_mean() -> None:
-    found = [weibull.weibull_ettr(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, shape=k) for k in (0.5, 0.7, 1.0, 1.5, 3.0)]
+    found = [weibull_ettr(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, shape=k) for k in (0.5, 0.7, 1.0, 1.5, 3.0)]
     assert np.all(np.diff(found) < 0)
 
 
 def test_what_is_no_shape_is_refused() -> None:
     for change, said in (({"shape": 0.0}, "shape"), ({"mtbf_s": 0.0}, "mtbf_s"), ({"block_s": -1.0}, "block_s")):
         with pytest.raises(SpecError, match=said):
-            weibull.weibull_ettr(**{"interval_s": 1.0, "block_s": 1.0, "mtbf_s": 1.0, "restart_s": 1.0, **change})
+            weibull_shares(**{"interval_s": 1.0, "block_s": 1.0, "mtbf_s": 1.0, "restart_s": 1.0, **change})
