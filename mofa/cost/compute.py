@@ -82,7 +82,8 @@ def grouped_gemm_s(
 ) -> FloatN:  # fmt: skip
     """Time of the products of ``groups`` experts over ``rows`` token rows in all, spread evenly over them.
 
-    ``rows`` are those of the slowest rank; within it the experts are taken as equally loaded. ``wgrad`` is the weight
+    ``rows`` are those of the slowest rank; within it the experts are taken as equally popular, their counts scatter as
+    those of tokens routed one by one. ``wgrad`` is the weight
     gradient, which reduces over the rows of an expert. ``sequential`` runs one kernel per expert. [s]
 
     Examples
@@ -101,7 +102,7 @@ def grouped_gemm_s(
     curve = gpu.curves.grouped_gemm[format_]
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
-        element_bytes=ELEMENT_BYTES[format_],
+        element_bytes=ELEMENT_BYTES[format_], scattered=True,
     )  # fmt: skip
     return np.where(rows > 0, time_s, 0.0)
 

@@ -139,3 +139,16 @@ def test_held_out_rows_never_reach_the_fit() -> None:
     )
     one, two = fit_curves(grid, num_sms=1, gpu="G"), fit_curves(grid + held, num_sms=1, gpu="G")
     assert one.as_dict() == two.as_dict()
+
+
+@pytest.mark.parametrize("each", [20, 128, 256, 300, 512, 1000, 1024, 2048])
+def test_scattered_experts_cost_what_drawn_ones_do_on_average(each: int) -> None:
+    """Tokens routed one by one: the closed form against the mean of 40 draws, each expert with its own count."""
+    experts, n, k = 64, 1536, 2048
+    form = GroupedForm()
+    draws = np.random.default_rng(each).multinomial(each * experts, np.full(experts, 1 / experts), size=40)
+    drawn = grouped_gemm_s(draws, n, k, 0, form, num_sms=132, groups=experts).mean()
+    closed = balanced_grouped_gemm_s(each * experts, experts, n, k, form, num_sms=132, scattered=True)
+    assert float(closed) == pytest.approx(float(drawn), rel=0.03)
+    exact = balanced_grouped_gemm_s(each * experts, experts, n, k, form, num_sms=132)
+    assert float(exact) <= float(closed) * 1.001 or each % 128
