@@ -9,6 +9,7 @@ import numpy as np
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.style import ACCENT, INK, MUTED, new_axes, tidy
 from mofa.report.text import print_table
+from mofa.report.words import counted
 from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds
 
@@ -84,7 +85,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "
-        f"{g.micro_batches} micro-batches of {g.layers} layers"
+        f"{counted(g.micro_batches, 'micro-batch', 'micro-batches')} of {counted(g.layers, 'layer')}"
     )
     print_table(console, title, columns, rows)
     if report.step is not None:
@@ -93,9 +94,10 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
         return
     a = report.adaptive
     settled = "none followed" if a.settled_max_over_mean is None else f"{a.settled_max_over_mean:.4f}"
+    start = "warm" if g.micro_batches > 1 else "cold"
+    took = f"median {format_seconds(report.solve_s.median)}, 99th percentile {format_seconds(report.solve_s.p99)}"
     facts = [
-        [f"solver ({g.solver}), warm", (f"median {format_seconds(report.solve_s.median)}, 99th percentile "
-         f"{format_seconds(report.solve_s.p99)}")],
+        [f"solver ({g.solver}), {start}", took],
         ["tokens above the density", f"{report.gap_tokens:.3g} at most"],
         ["tokens sent by the busiest GPU", (f"{report.sent_over_mean.plain:.3f} of the mean plain, "
          f"{report.sent_over_mean.micro_moe:.3f} scheduled, {report.sent_over_mean.micro_moe_adaptive:.3f} adaptive")],
@@ -114,7 +116,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
 def _payback(report: BalanceReport) -> str:
     """After how many steps a new placement has paid for itself."""
     steps = None if report.step is None else report.step.payback_steps
-    return "" if steps is None else f", paid back after {max(round(steps), 1)} steps"
+    return "" if steps is None else f", paid back after {counted(max(round(steps), 1), 'step')}"
 
 
 def _print_step(s: StepBalance, console: Console) -> None:

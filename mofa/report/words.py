@@ -123,3 +123,12 @@ def unit_of(name: str) -> str:
     """
     ends = {"_bytes_per_s": "B/s", "_flops_per_s": "FLOP/s", "_bytes": "B", "_s": "s", "_w": "W", "_tokens": "tokens"}
     return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2, "step"), counted(3, "micro-batch", "micro-batches")
+    ('1 step', '2 steps', '3 micro-batches')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
