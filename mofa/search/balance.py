@@ -188,7 +188,7 @@ def balance_experts(
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
             inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
-            notes = (f"tokens of each GPU by the trace's {counts.by_source.shape[3]} source ranks",)
+            notes = (f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}",)
     else:
         if micro_batches < 1:
             raise SpecError(f"micro-batches ({micro_batches}) must be at least 1")

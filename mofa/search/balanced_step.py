@@ -228,7 +228,7 @@ def _traced_shares(
         return cap_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
     of_gpu = np.moveaxis(source_shares(counts.by_source[:micro_batches], num_gpus), 2, 3)
     return np.moveaxis(cap_shares(of_gpu, cap), 3, 2), (
-        f"tokens of each GPU by the trace's {counts.by_source.shape[3]} source ranks"
+        f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )
 
 
