@@ -61,6 +61,12 @@ def cases() -> list[Case]:
              "nothing", 1 - float(waiting_share(1 / (33.07 * MIN), 20 * MIN, 0))),
         Case("RSC-1, 12,000 GPUs (Meta's model)", "0.9", "6.5 per 1000 node-days, checkpoint 10 s, restart 5 min",
              "nothing; Meta's interval", _of(rsc, 10.0, 5 * MIN, 7.016 * MIN)),
+        Case("RSC-1, 16,000 GPUs, hourly (Meta's model)", "0.7", "6.5 per 1000 node-days, restart 5 min",
+             "checkpoints that block nobody", _of(DAY / (2000 * 6.5e-3), 0.0, 5 * MIN, 60 * MIN)),
+        Case("the same, every 5 min", "0.93", "as above", "as above",
+             _of(DAY / (2000 * 6.5e-3), 0.0, 5 * MIN, 5 * MIN)),
+        Case("RSC-2-like, 100,000 GPUs (Meta's model)", "0.9", "2.34 per 1000 node-days, interval and restart 2 min",
+             "checkpoints that block nobody, no queue", _of(DAY / (12_500 * 2.34e-3), 0.0, 2 * MIN, 2 * MIN)),
     ]  # fmt: skip
 
 

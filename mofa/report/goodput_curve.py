@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mofa.search.scale import GoodputReport
 
 Quantity = Literal["ettr", "throughput"]
-STYLES = (("#636363", "-", "o", 4.5), ("#3182bd", "-", "s", 9.0), ("#3182bd", "--", "^", 9.0),
+STYLES = (("#636363", "-", "o", 4.5), ("#3182bd", "-", "s", 8.0), ("#3182bd", "--", "^", 8.0),
           ("#e6550d", "-", "D", 4.5), ("#e6550d", "--", "v", 4.5))  # fmt: skip
 """Colour, line, marker and its size [pt]: lines are told apart in print too, and large markers show under small ones
 where two lines are one."""
@@ -47,7 +47,8 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     ax.set_xticks(gpus, [f"{n // 1024}K" if n % 1024 == 0 else f"{n:,}" for n in gpus])
     ax.minorticks_off()
     if quantity == "ettr":
-        ax.set_ylim(top=1.0)
+        low = min(v.ettr for p in points for v in p.variants.values())
+        ax.set_ylim(top=1.0 + 0.03 * (1 - low))  # room for markers at 1
     ax.set_xlabel("GPUs, spares included")
     ax.set_ylabel("ETTR" if quantity == "ettr" else "effective throughput [tokens/s/GPU, spares included]")
     what = "Productive share of the wall clock" if quantity == "ettr" else "Effective throughput"

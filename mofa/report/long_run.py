@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.ledger import Ledger
-    from mofa.search.longrun import LongRunDetail
+    from mofa.search.longrun import Days, LongRunDetail
     from mofa.search.result import Plan
 
 LEDGER_WORDS = {
@@ -71,11 +72,23 @@ def _figures(plan: Plan) -> list[str]:
         "" if plan.ettr is None else f"{plan.ettr:.2%}",
         "" if every is None else format_seconds(every),
         "" if rate is None else f"{rate:,.1f}",
-        "" if days is None else f"{days.p50:,.1f} ({days.p10:,.1f}-{days.p90:,.1f})",
+        "" if days is None else format_days(days),
         "" if plan.gpu_hours is None else f"{plan.gpu_hours:,.0f}",
         "" if plan.usd is None else f"{plan.usd:,.0f}",
         "" if plan.kwh is None else f"{plan.kwh:,.0f}",
     ]
+
+
+def format_days(days: Days) -> str:
+    """Median and band with as many decimals as show two digits of the band's width, one to four.
+
+    >>> from mofa.search.longrun import Days
+    >>> format_days(Days(p10=21.2216, p50=21.2467, p90=21.2782)), format_days(Days(p10=90, p50=100, p90=120))
+    ('21.247 (21.222-21.278)', '100.0 (90.0-120.0)')
+    """
+    width = days.p90 - days.p10
+    decimals = min(max(1 - math.floor(math.log10(width)), 1), 4) if width > 0 else 1
+    return f"{days.p50:,.{decimals}f} ({days.p10:,.{decimals}f}-{days.p90:,.{decimals}f})"
 
 
 def print_ledger(console: Console, ledger: Ledger, title: str) -> None:
