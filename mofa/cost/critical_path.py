@@ -113,21 +113,27 @@ def critical_path_s(
     if once is not None:
         parts += [part.reshape(len(part), -1).T for part in (once.gather_s, once.held_s, once.reduce_s)]
     durations = np.concatenate(parts)
-    total = np.empty(len(forward_s))
+    total, runtime = np.empty(len(forward_s)), framework in PYTORCH_MODULES
     for num in np.unique(num_micro_batches).tolist():
-        each = rounds(pp, num) if framework in PYTORCH_MODULES else pp
+        each = rounds(pp, num) if runtime else pp
         walked = min(num, ROUNDS * each)
         mine = np.flatnonzero(num_micro_batches == num)
         walk = _levels(framework, pp, vpp, walked, each, once is not None)
         step = max(1, _AT_ONCE // walk.size)
         for start in range(0, len(mine), step):
             some = mine[start : start + step]
-            total[some] = _walk(walk, rows, np.ascontiguousarray(durations[:, some]), (num - walked) / each)
+            given = np.ascontiguousarray(durations[:, some])
+            total[some], period = _walk(walk, rows, given)
+            if num > walked:
+                if runtime:  # on one stream for all its sends and receives a rank's own rounds differ
+                    fewer = _levels(framework, pp, vpp, walked - each, each, once is not None)
+                    period = total[some] - _walk(fewer, rows, given)[0]
+                total[some] += (num - walked) / each * period
     return total
 
 
-def _walk(walk: Levels, place: IntA, durations: ArrayN, rounds_left: float) -> ArrayN:
-    """When the last computation ends, with so many rounds more than are walked; durations are at ``place``. (n,) [s]"""
+def _walk(walk: Levels, place: IntA, durations: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]"""
     done = np.empty((walk.size, durations.shape[1]))
     done[0] = 0.0
     for first, waits, sent, which in walk.levels:
@@ -137,10 +143,7 @@ def _walk(walk: Levels, place: IntA, durations: ArrayN, rounds_left: float) -> A
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
         np.add(latest, durations[place[which]], out=done[first : first + len(which)])
-    end = done[walk.ends].max(axis=0)
-    if rounds_left:
-        end += rounds_left * (done[walk.late] - done[walk.early]).max(axis=0)
-    return np.asarray(end)
+    return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
 
 
 def _latest(done: ArrayN, waits: IntA) -> ArrayN:

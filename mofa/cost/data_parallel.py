@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +12,10 @@ from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.critical_path import OncePerStep
+from mofa.cost.rows import Rows, chunk_shares
 from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES
-from mofa.specs.params import embedding_params, layer_params
-
-if TYPE_CHECKING:
-    from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
 
@@ -119,7 +115,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
-    shares = _chunk_shares(rows)
+    shares = chunk_shares(rows)
     held = np.zeros_like(fwd)
     exposed, hidden, on_path = np.zeros(len(fwd)), np.zeros(len(fwd)), np.zeros(len(fwd))
     worst = row_max(reduce)
@@ -162,22 +158,6 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduce[..., None] * shares * fw.overlap_grad_reduce)
     return Outside(exposed, hidden, held, once, on_path)
-
-
-def _chunk_shares(rows: Rows) -> ArrayN:
-    """Of each chunk in what its stage gathers and reduces: of its parameters, those that dp shares out. (n, R, vpp)"""
-    model, stages, table, shown = rows.workload.model, rows.layout.stages, rows.grids, rows.layout.shown
-    spread = (table.ep * table.etp)[:, None, None]
-    tp = table.tp[:, None, None]
-    chunks: ArrayN = np.zeros((len(table), len(shown.stage), stages.vpp))
-    for i, kind in enumerate(stages.kinds):
-        p = layer_params(model, kind.moe)
-        chunks = chunks + stages.counts[i, shown.stage] * ((p.total - p.routed) / tp + p.routed / spread)
-    ends = np.zeros((len(shown.stage), stages.vpp))
-    ends[0, 0] += embedding_params(model)
-    ends[shown.of[stages.head_stage], -1] += model.vocab * model.hidden
-    chunks = chunks + ends / tp
-    return np.asarray(chunks / chunks.sum(axis=2, keepdims=True))[rows.grid]
 
 
 def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.communicators import communicator_bytes
+from mofa.cost.moments import Moments
 from mofa.cost.rows import Rows
-from mofa.cost.topology import Group
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
@@ -25,6 +25,11 @@ KIND_COMPONENT = {
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
+
+
+WORKSPACE = 32 * 2**20
+"""cuBLAS's for each thread that launches products, the main one and autograd's: PyTorch's default on Hopper, per handle
+and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class _Instants:
         """What the framework allocates once and keeps; the head's share on its stage. (n, R)"""
         rows, c = self.rows, self.rows.costs
         body = c.persistent[rows.k][:, None]
-        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head)
+        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head + 2.0 * WORKSPACE)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
@@ -158,8 +163,14 @@ class _Instants:
         cached: ArrayN | float = 0.0
         if np.any(rows.layers.cached):
             cached = rows.over_stages(rows.layers.cached)
-        self._layers(mid, several, cached)
-        self._ends(mid, cached)
+        if rows.framework.name in PYTORCH_MODULES and rows.layout.stages.pp > 1:
+            moments = Moments(rows, self.grads)
+            self._pipelined_layers(moments)
+            self._pipelined_ends(moments)
+        else:
+            self._layers(mid, several, cached)
+            self._ends(mid, cached)
+        self._optimizer()
 
     def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
         """Inside the last layer of each kind, and the first where gradients appear only with it."""
@@ -191,6 +202,59 @@ class _Instants:
                     swap = self._embedding_gather(i)
                     self.add_block(name, i, backward, mode, has, done + own, grads=first, copies=swap)
 
+    def _pipelined_layers(self, moments: Moments) -> None:
+        """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
+        rows, lay = self.rows, self.rows.layout
+        counts = lay.stages.counts[:, lay.shown.stage]
+        forward = rows.layers.forward_peak, rows.layers.forward_kinds
+        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
+            whole = lay.full_by_chunk[:, i][lay.choice]
+            for label, mode, saved, there, recomputed in (
+                ("", rows.base, self.saved_plain, counts[i] - whole > 0, 0),
+                (" recomputed", rows.full, self.saved_full, whole > 0, 1),
+            ):
+                has = np.asarray(there.any(axis=2))
+                if not np.any(has):
+                    continue
+                gone = np.where(there, moments.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                name = f"of the last {kind} block{label}"
+                for way, peaks in (("forward", forward), ("backward", backward)):
+                    kept, grads = moments.most(way == "forward", gone)
+                    self.add_block(f"{way} {name}", i, peaks, mode, has, self.acts - kept, grads=grads)
+                kept, grads = moments.most(
+                    False, np.where(there, 0.0, np.inf), ended=True, own_grads=self._layer_grads(i)
+                )
+                self.add_block(
+                    f"backward of the first {kind} block{label}", i, backward, mode, has, self.acts - kept, grads=grads
+                )
+
+    def _pipelined_ends(self, moments: Moments) -> None:
+        """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
+        rows, stages, of = self.rows, self.rows.layout.stages, self.rows.layout.shown.of
+        head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
+        on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
+        on_head[:, of[stages.head_stage], -1] = 0.0
+        on_first[:, 0, 0] = 0.0
+        for name, forward, kinds in (
+            ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
+        ):  # fmt: skip
+            kept, grads = moments.most(forward, on_head)
+            self._add_end(name, rows.is_head, kinds, self.acts - kept, grads=grads)
+        kept, grads = moments.most(False, on_first, ended=True)
+        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self.acts - kept, grads=grads)
+        if rows.mode.precision == "mixed":
+            model, tp = rows.workload.model, rows.table.tp
+            p = layer_params(model, stages.kinds[0].moe)
+            layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
+            group = np.where(rows.is_first > 0, embedding_params(model) / tp[:, None], layer)
+            nothing = np.zeros((len(KINDS), self.n))
+            everywhere = np.ones((1, self.num_shown), dtype=bool)
+            self.add(
+                "reduction of gradients", everywhere, nothing[0], lambda at: nothing[:, at], None, grads=1.0,
+                copies=2.0 * group,
+            )  # fmt: skip
+
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
         """The loss, the embedding's gradient and the optimizer's step."""
         rows = self.rows
@@ -201,6 +265,10 @@ class _Instants:
         ):  # fmt: skip
             self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies)
         self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0)
+
+    def _optimizer(self) -> None:
+        """The optimizer's step."""
+        rows = self.rows
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
         self.add("optimizer step", everywhere, nothing[0], lambda at: nothing[:, at], None, grads=1.0)
@@ -361,64 +429,3 @@ def _slack(rows: Rows, grads: ArrayN | float) -> ArrayN:
     if rows.framework.allocator != "expandable":
         slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
     return np.asarray(slack)
-
-
-ALWAYS = {
-    "fsdp1": (),
-    "megatron": ("world", "tp", "dp_cp", "dp"),
-    "megatron-2022": ("world", "tp", "dp_cp", "dp"),
-    "megatron-local": ("world", "tp", "dp_cp", "dp"),
-    "torchtitan": (),
-}
-"""Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
-COLLECTIVE = {
-    "fsdp1": ("dp_cp", "dp_replicate"),
-    "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "megatron-2022": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
-}
-"""Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
-DEEPSPEED_GROUPS = ("tp", "pp", "mp")
-"""Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
-pipeline (the loss is broadcast) and of the model (the norm); runtime/pipe/topology.py, ``PipelineParallelGrid``."""
-DIRECT = ("ep", "cp", "pp")
-"""Groups whose ranks send to one another directly."""
-_EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
-
-
-MEASURED_PEERS = 3
-"""Peers in one domain up to which buffers were seen to grow; NCCL then spreads its channels over more peers. [-]"""
-
-
-DEEPEP_BUFFER_BYTES = 2.0**30
-"""DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
-
-
-def communicator_bytes(
-    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool
-) -> ArrayN:
-    """Device memory of all communicators of a rank. (n,) [B]
-
-    A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
-    group, both neighbours of a ring and of a pipeline. Inside a domain at most MEASURED_PEERS peers count: more are
-    extrapolated, not measured. DeepEP brings a buffer of its own, which is assumed.
-    """
-    spec = cluster.node.communicators
-    ones = np.ones(len(np.atleast_1d(groups["world"].size)))
-    total = ones * len(ALWAYS[framework.name]) * spec.per_group_bytes.value
-    for name in (*COLLECTIVE[framework.name], *(DEEPSPEED_GROUPS if framework.deepspeed else ())):
-        if name not in _EXPERTS or experts:
-            total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
-    for name in DIRECT:
-        if name in _EXPERTS and (not experts or framework.dispatcher != "alltoall"):
-            continue
-        group = groups[name]
-        peers = group.size - 1 if name == "ep" or framework.name in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
-        peers = np.minimum(peers, 2) if name == "pp" else peers
-        near = np.minimum(peers, group.ranks_per_domain - 1)
-        held = np.minimum(near, MEASURED_PEERS)
-        total = total + held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
-    if experts and framework.dispatcher == "deepep":
-        total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
-    return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))

@@ -342,3 +342,19 @@ def stage_shards(
     return Shards(
         dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
     )
+
+
+def chunk_shares(rows: Rows) -> ArrayN:
+    """Share of each chunk in the parameters of its stage on one rank. (n, R, vpp) [-]"""
+    model, stages, table, shown = rows.workload.model, rows.layout.stages, rows.grids, rows.layout.shown
+    spread = (table.ep * table.etp)[:, None, None]
+    tp = table.tp[:, None, None]
+    chunks: ArrayN = np.zeros((len(table), len(shown.stage), stages.vpp))
+    for i, kind in enumerate(stages.kinds):
+        p = layer_params(model, kind.moe)
+        chunks = chunks + stages.counts[i, shown.stage] * ((p.total - p.routed) / tp + p.routed / spread)
+    ends = np.zeros((len(shown.stage), stages.vpp))
+    ends[0, 0] += embedding_params(model)
+    ends[shown.of[stages.head_stage], -1] += model.vocab * model.hidden
+    chunks = chunks + ends / tp
+    return np.asarray(chunks / chunks.sum(axis=2, keepdims=True))[rows.grid]

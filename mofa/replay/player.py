@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mofa.cost.peak import WORKSPACE
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
 from mofa.replay.journal import (
@@ -20,8 +21,6 @@ from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Script, script
 
-WORKSPACE = 32 * 2**20
-"""PyTorch's default on Hopper, per handle and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
 
 Slots = list[Block | None]

@@ -9,8 +9,8 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
+from mofa.cost.communicators import communicator_bytes
 from mofa.cost.estimate import Estimator
-from mofa.cost.peak import communicator_bytes
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.stages import split_layers
 from mofa.orders import Order, order_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mofa.cost.breakdown import LIVE_COMPONENTS, MEMORY_COMPONENTS, Breakdown
+from mofa.cost.communicators import communicator_bytes
 from mofa.cost.estimate import estimate_table
-from mofa.cost.peak import communicator_bytes
 from mofa.cost.topology import Placement, process_groups
 from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec

@@ -1,0 +1,72 @@
+"""Device memory of the communicators of a rank."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.topology import Group
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+
+ArrayN = NDArray[np.float64]
+
+ALWAYS = {
+    "fsdp1": (),
+    "megatron": ("world", "tp", "dp_cp", "dp"),
+    "megatron-2022": ("world", "tp", "dp_cp", "dp"),
+    "megatron-local": ("world", "tp", "dp_cp", "dp"),
+    "torchtitan": (),
+}
+"""Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
+COLLECTIVE = {
+    "fsdp1": ("dp_cp", "dp_replicate"),
+    "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "megatron-2022": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
+    "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
+}
+"""Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
+DEEPSPEED_GROUPS = ("tp", "pp", "mp")
+"""Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
+pipeline (the loss is broadcast) and of the model (the norm); runtime/pipe/topology.py, ``PipelineParallelGrid``."""
+DIRECT = ("ep", "cp", "pp")
+"""Groups whose ranks send to one another directly."""
+_EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
+
+
+MEASURED_PEERS = 3
+"""Peers in one domain up to which buffers were seen to grow; NCCL then spreads its channels over more peers. [-]"""
+
+
+DEEPEP_BUFFER_BYTES = 2.0**30
+"""DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
+
+
+def communicator_bytes(
+    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool
+) -> ArrayN:
+    """Device memory of all communicators of a rank. (n,) [B]
+
+    A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
+    group, both neighbours of a ring and of a pipeline. Inside a domain at most MEASURED_PEERS peers count: more are
+    extrapolated, not measured. DeepEP brings a buffer of its own, which is assumed.
+    """
+    spec = cluster.node.communicators
+    ones = np.ones(len(np.atleast_1d(groups["world"].size)))
+    total = ones * len(ALWAYS[framework.name]) * spec.per_group_bytes.value
+    for name in (*COLLECTIVE[framework.name], *(DEEPSPEED_GROUPS if framework.deepspeed else ())):
+        if name not in _EXPERTS or experts:
+            total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
+    for name in DIRECT:
+        if name in _EXPERTS and (not experts or framework.dispatcher != "alltoall"):
+            continue
+        group = groups[name]
+        peers = group.size - 1 if name == "ep" or framework.name in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
+        peers = np.minimum(peers, 2) if name == "pp" else peers
+        near = np.minimum(peers, group.ranks_per_domain - 1)
+        held = np.minimum(near, MEASURED_PEERS)
+        total = total + held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
+    if experts and framework.dispatcher == "deepep":
+        total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
+    return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))

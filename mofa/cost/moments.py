@@ -1,0 +1,178 @@
+"""What a pipeline rank holds from computation to computation where its gradients appear one chunk after the other.
+
+PyTorch's FSDP under pipelines makes a chunk's unsharded gradients in its first backward. With few micro-batches most is
+in flight before they are there; with many both meet. The moments at which most can be alive are those of the schedule's
+own order at which no other of the same chunk has more of every chunk in flight and as many chunks' gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.rows import Rows, chunk_shares
+from mofa.orders import order_of
+from mofa.orders.interleaved import rounds
+
+ArrayN = NDArray[np.float64]
+ROUNDS = 4
+"""Rounds of micro-batches after which a rank holds nothing new. [-]"""
+
+
+@dataclass(frozen=True)
+class RankMoments:
+    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight and
+    which chunks have gradients (ranks, moments, vpp), and whether the chunk's own come now (ranks, moments)."""
+
+    chunk: NDArray[np.intp]
+    flying: ArrayN
+    begun: ArrayN
+    first: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=256)
+def rank_moments(
+    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, forward: bool
+) -> RankMoments:  # fmt: skip
+    """The moments of forwards or of backwards.
+
+    Examples
+    --------
+    Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
+
+    >>> backward = rank_moments("1f1b", "torchtitan", 2, 1, 4, False)
+    >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
+    (array([2., 2.]), array([0., 1.]))
+    """
+    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    found = [_of_rank(tuple((a.kind, order.chunk_of(a.stage)) for a in acts), vpp, forward) for acts in order.ranks]
+    most = max(len(rank) for rank in found)
+    full = [rank + rank[-1:] * (most - len(rank)) for rank in found]
+    return RankMoments(
+        np.array([[chunk for chunk, _, _, _ in rank] for rank in full]),
+        np.array([[flying for _, flying, _, _ in rank] for rank in full], dtype=float),
+        np.array([[begun for _, _, begun, _ in rank] for rank in full], dtype=float),
+        np.array([[first for _, _, _, first in rank] for rank in full]),
+    )
+
+
+_Moment = tuple[int, tuple[int, ...], tuple[int, ...], bool]
+
+
+def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, forward: bool) -> list[_Moment]:
+    flying, begun = [0] * vpp, [0] * vpp
+    seen: dict[_Moment, None] = {}
+    for kind, chunk in acts:
+        flying[chunk] += kind == "F"
+        if kind != "W" and (kind == "F") == forward:
+            seen[chunk, tuple(flying), tuple(begun), kind == "B" and not begun[chunk]] = None
+        if kind in ("B", "W"):
+            flying[chunk] -= 1
+            begun[chunk] = 1
+    return [one for one in seen if not any(other is not one and _covers(other, one) for other in seen)]
+
+
+def _covers(other: _Moment, one: _Moment) -> bool:
+    """Whether another moment of the same chunk has at least as much of everything."""
+    return (
+        other[0] == one[0] and other[3] == one[3]
+        and all(a >= b for a, b in zip(other[1], one[1], strict=True))
+        and all(a >= b for a, b in zip(other[2], one[2], strict=True))
+        and (other[1], other[2]) != (one[1], one[2])
+    )  # fmt: skip
+
+
+def _behind(rows: Rows) -> ArrayN:
+    """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
+    recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
+    lay, table = rows.layout, rows.table
+    stages, shown = lay.stages, lay.shown.stage
+    _, given = np.unique(lay.choice, return_index=True)
+    kinds = len(stages.kinds)
+    out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
+    for at in given.tolist():
+        spec, layers = table.recompute_modes[int(table.recompute[at])], int(table.recompute_layers[at])
+        for r, stage in enumerate(shown.tolist()):
+            seen = 0
+            for c, chunk in enumerate(stages.layers[stage]):
+                held: list[tuple[int, int]] = []
+                for j, kind in enumerate(chunk):
+                    seen += 1
+                    whole = spec.kind == "full" and (layers < 0 or j < layers)
+                    whole = whole or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+                    held.append((kind, int(whole)))
+                for each in set(held):
+                    last = len(held) - 1 - held[::-1].index(each)
+                    for other in held[last + 1 :]:
+                        out[(int(lay.choice[at]), *other, *each, r, c)] += 1
+    return out
+
+
+class Moments:
+    """The moments of candidates of one pp x vpp, and what is alive at them."""
+
+    def __init__(self, rows: Rows, grads: ArrayN) -> None:
+        lay, stages = rows.layout, rows.layout.stages
+        self.rows, self.grads = rows, grads
+        plain, full = rows.gather(rows.layers.saved)
+        kept = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        for kind in range(len(stages.kinds) if lay.any_full else 0):
+            whole = lay.full_by_chunk[:, kind][lay.choice]
+            kept = kept + whole * (full - plain)[:, kind, None, None]
+        # a chunk's input is in the buffer that it was received in, its output stays until its backward
+        one = rows.costs.boundary[rows.k]
+        kept[:, 0, 0] += one
+        kept[:, lay.shown.of[stages.head_stage], -1] -= one
+        self.kept = kept
+        self.saved = plain, full
+        self.layers_behind = _behind(rows)
+        self.share = chunk_shares(rows)
+        each = np.array([rounds(stages.pp, int(m)) if stages.vpp > 1 else stages.pp for m in rows.num_micro_batches])
+        self.walked = rows.num_micro_batches
+        if rows.schedule != "gpipe":
+            self.walked = np.minimum(self.walked, ROUNDS * each)
+
+    def behind(self, kind: int, recomputed: int) -> ArrayN:
+        """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
+        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.choice]
+        plain, full = self.saved
+        return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
+            "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
+
+    def most(
+        self, forward: bool, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0
+    ) -> tuple[ArrayN, ArrayN]:
+        """What is kept, and the part of the gradients, at the moment at which most is alive. (n, R) each [B, -]
+
+        Parameters
+        ----------
+        forward
+            Of forwards, else of backwards.
+        gone
+            What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
+        ended
+            Whether the chunk's backward has come to its first layer: what it kept is gone, its gradients are there,
+            but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
+        """
+        rows, lay = self.rows, self.rows.layout
+        kept, grads = np.zeros(self.grads.shape), np.zeros(self.grads.shape)
+        for m in np.unique(self.walked).tolist():
+            mine = np.flatnonzero(self.walked == m)
+            at = rank_moments(rows.schedule, rows.framework.name, lay.stages.pp, lay.stages.vpp, m, forward)
+            stage = lay.shown.stage
+            chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
+            own = np.eye(lay.stages.vpp)[chunk]
+            if ended:
+                flying, begun = flying - own, np.maximum(begun, own)
+            alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
+            there = np.einsum("rsc,nrc->nrs", begun, self.share[mine])
+            if ended:
+                there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]
+            left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, alive.shape), axis=2)
+            best = (left + there * self.grads[mine][:, :, None]).argmax(axis=2)[:, :, None]
+            kept[mine] = np.take_along_axis(left, best, axis=2)[:, :, 0]
+            grads[mine] = np.take_along_axis(there, best, axis=2)[:, :, 0]
+        return kept, np.clip(grads, 0.0, 1.0)
