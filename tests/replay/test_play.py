@@ -28,12 +28,15 @@ def _peaks(one: Life, x: int) -> tuple[int, int, int]:
     alive: dict[str, int] = {}
 
     def run(deeds: tuple[Deed, ...]) -> int:
-        most = 0
+        most, held = 0, []
         for deed in deeds:
             alive.update({item.name: item.bytes for item in deed.new})
             most = max(most, sum(alive.values()) + sum(item.bytes for item in deed.scratch))
-            for name in (*deed.free, *deed.hold):
+            for name in deed.free:
                 alive.pop(name, None)
+            held += deed.hold  # by the next block, if any
+        for name in held:
+            alive.pop(name, None)
         return most
 
     alive["x"] = x
