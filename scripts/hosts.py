@@ -2,11 +2,12 @@
 
 python scripts/hosts.py
 
-For records that do not say how fast their host was. Machines are told apart by the processor's name and its cores. A
-run of the fitting half counts whose step is scored and would take a tenth longer on a host half as fast as the
-profile's; the issue of an op at which its prediction is what was measured is its own; repeats of a configuration count
-as one, by their median, and a machine's is the median over configurations, where there are three. The judging half is
-not predicted.
+For records that do not say how fast their host was. Machines are told apart by the mark that records have of late, by
+the processor's name and its cores. A calibration on the same machine says how fast it is. Else a run of the fitting
+half counts that would take a tenth longer on a host half as fast as the profile's, also one whose steps vary too much
+to be scored: the issue of an op at which its prediction is what was measured is its own; repeats of a configuration
+count as one, by their median, and a machine's is the median over configurations, where there are three. The judging
+half is not predicted.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from mofa.calibrate.measurements import read_rows
 from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
 from mofa.report.save import write_atomic
 from mofa.search.find import estimate
-from mofa.validate.hosts import HOSTS, machine_of
-from mofa.validate.reference import Reference, measured_references, why_no_time
+from mofa.validate.hosts import HOSTS, Machine, machine_of
+from mofa.validate.reference import Reference, measured_references
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reference_runs" / "measured"
 HEAD = "# Made by python scripts/hosts.py; what records of before the host's speed was measured are predicted with.\n"
 SPEEDS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Times the profile's issue of an op, between which the step is interpolated."""
+SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
+SAME_CALL = {("", "Intel(R) Xeon(R) Processor", 16): "h200-1gpu-third"}
+"""Machines without a mark whose runs were measured in one call with a calibration, which has one."""
 FEWEST = 3
 """Configurations that a machine's speed rests on."""
 
@@ -53,10 +58,10 @@ def issue_s(reference: Reference, measured_s: float) -> float | None:
     return float(np.interp(measured_s, [steps[f] for f in SPEEDS], SPEEDS)) * profile_s
 
 
-def by_machine(records: list[Record]) -> dict[tuple[str, int], dict[str, float]]:
+def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
     """Issue of an op by configuration, of every machine. [s]"""
     known = {record.run.id: record for record in records}
-    found: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[Machine, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         references, _ = measured_references(RECORDS, Path(scratch), hosts=False)
         for reference in (replace(one, host_op_s=None) for one in references):
@@ -64,7 +69,7 @@ def by_machine(records: list[Record]) -> dict[tuple[str, int], dict[str, float]]
                 record = known[id]
                 step_s = record.measured.step_time_s
                 of_old = record.environment.host_issue_s is None and record.split == "fitting"
-                if not of_old or why_no_time(record) is not None or step_s is None:
+                if not of_old or step_s is None or any(rank.alloc_retries for rank in record.measured.ranks):
                     continue
                 own = issue_s(reference, step_s)
                 if own is not None:
@@ -72,11 +77,30 @@ def by_machine(records: list[Record]) -> dict[tuple[str, int], dict[str, float]]
     return {machine: {id: statistics.median(values) for id, values in runs.items()} for machine, runs in found.items()}
 
 
+def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
+    """Folder and issue of an op of the machines that calibrations ran on. [s]"""
+    found: dict[Machine, tuple[str, float]] = {}
+    for folder in sorted((ROOT / "measurements").iterdir()):
+        rows = read_rows(folder, families=["host"]) if (folder / "host.csv").is_file() else []
+        times = [row.sample.median_s for row in rows if row.case.op in SMALL_OPS]
+        for machine in machines if times else ():
+            if machine[0] == rows[0].host or SAME_CALL.get(machine) == folder.name:
+                found[machine] = (folder.name, statistics.median(times))
+    return found
+
+
 def facts() -> dict[str, object]:
     """The file's content."""
-    machines = []
-    for (cpu, cores), runs in sorted(by_machine(read_records(RECORDS)).items()):
-        if len(runs) < FEWEST:
+    machines: list[dict[str, object]] = []
+    records = read_records(RECORDS)
+    timed = calibrated({machine_of(record) for record in records})
+    for machine, (folder, op_s) in sorted(timed.items()):
+        source = f"median of an addition, SiLU and a norm, timed on this machine: measurements/{folder}"
+        fact = {"value": f"{op_s * 1e6:.3g} us", "provenance": "measured", "source": source}
+        mark = {"host": machine[0]} if machine[0] else {}
+        machines.append({**mark, "cpu": machine[1], "cpu_cores": machine[2], "host_op_s": fact})
+    for (host, cpu, cores), runs in sorted(by_machine(records).items()):
+        if len(runs) < FEWEST or (host, cpu, cores) in timed:
             continue
         source = (
             f"median over {len(runs)} configurations of the fitting half of reference_runs/measured on this machine, "
@@ -84,6 +108,7 @@ def facts() -> dict[str, object]:
         )
         value = f"{statistics.median(runs.values()) * 1e6:.3g} us"
         machines.append({
+            **({"host": host} if host else {}),
             "cpu": cpu,
             "cpu_cores": cores,
             "host_op_s": {"value": value, "provenance": "measured", "source": source},

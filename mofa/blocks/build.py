@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.backward import NO_RECOMPUTE, OUTSIDE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Tape, TapeBuilder
@@ -77,7 +77,19 @@ def block(
     """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
     forward = forward or block_forward(ctx, p, kind)
     params = rank_params(ctx, kind.moe)
-    return BlockTapes(kind.name, forward, _wrapped(backward(forward, recompute), ctx, p, kind.name, *params))
+    back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
+    if recompute.keep_outputs:  # an op-level checkpoint: its mode sees every op, forward and again
+        forward, back = (_through_a_mode(tape, again) for tape, again in ((forward, False), (back, True)))
+    return BlockTapes(kind.name, forward, back)
+
+
+def _through_a_mode(tape: Tape, again: bool) -> Tape:
+    """The tape with its ops, or those that are repeated, marked as going through an op-level checkpoint's mode."""
+    ops = tuple(
+        op._replace(selective=op.region != OUTSIDE and not op.compiled) if op.name.endswith("~") or not again else op
+        for op in tape.ops
+    )
+    return replace(tape, ops=ops)
 
 
 def block_forward(ctx: Context, p: Primitives, kind: BlockKind) -> Tape:

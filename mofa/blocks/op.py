@@ -201,6 +201,11 @@ class Op(NamedTuple):
     """Runs inside a compiled region: its launches cost the host little."""
     dtensor: BoolK = False
     """Where it is dispatched as an op on distributed tensors, which costs the host more."""
+    views: FloatK = 0.0
+    """Ops without a kernel around it: views, and turns between local and distributed tensors. They cost the host
+    something where each op is dispatched in Python."""
+    selective: bool = False
+    """Goes through the dispatch mode of an op-level checkpoint."""
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""

@@ -101,11 +101,19 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
         rows.of_mtp("issue_s"),
     )  # fmt: skip
     lead = np.maximum((sum(stage_seconds(rows)) if stage_s is None else stage_s) - issue, 0.0)
-    seconds = optimizer_seconds(*given)[rows.grid] + optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid)
+    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows))
+    seconds = optimizer_seconds(*given)[rows.grid] + waited
     if rows.framework.name in PYTORCH_MODULES:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         seconds = seconds + (starts * rows.cluster.gpu.curves.host.step_start_s.value)[:, None]
     return np.asarray(seconds)
+
+
+def _distributed(rows: Rows) -> NDArray[np.bool_]:
+    """Whether torchtitan's parameters are distributed tensors, of each grid of ranks. (g, 1)"""
+    grids = rows.grids
+    sharded = (rows.shards.dense_ranks > 1) & (rows.mode.precision == "mixed")
+    return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
 
 
 def _tensors(rows: Rows) -> ArrayN:

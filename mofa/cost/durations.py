@@ -232,11 +232,13 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
     adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
-    dispatch instead; FSDP's are issued by hooks.
+    dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
+    op-level checkpoint every op passes its mode; FSDP's are issued by hooks.
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
-    model, dispatched, function = host.model_op_s.value, host.dtensor_op_s.value, host.function_s.value
+    model, function = host.model_op_s.value, host.function_s.value
+    dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
     guarded, backward = host.guarded_call_s.value, any(op.name.endswith(AUTOGRAD) for op in ops)
     out: list[FloatK] = [0.0] * len(ops)
     inside = False
@@ -254,8 +256,13 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 first = first + engine
             # what is computed again is a forward pass again
             python = 0.0 if backward and not op.name.endswith("~") else model
-            each = op.launches * (where(op.dtensor, dispatched, small) + python) + first
+            calls = op.launches + op.views
+            each = op.launches * python + where(op.dtensor, calls * dispatched, op.launches * small) + first
             each = each + op.functions * function + op.guarded * guarded
+            if isinstance(op.work, Collective):
+                each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
+            if op.selective:
+                each = each + calls * host.selective_op_s.value
         inside = op.compiled
         out[i] = where(op.present, where(op.launches > 0, each, 0.0), 0.0)
     return out

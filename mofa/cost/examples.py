@@ -56,6 +56,8 @@ def toy_gpu() -> GpuSpec:
                     "dtensor_op_s": _fact("30 us"), "sync_s": _fact("20 us"), "model_op_s": _fact("0 s"),
                     "function_s": _fact("0 s"), "guarded_call_s": _fact("0 s"), "item_s": _fact("0 s"),
                     "tensor_pass_s": _fact("0 s"), "step_start_s": _fact("0 s"), "shard_hook_s": _fact("0 s"),
+                    "dtensor_hook_s": _fact("0 s"), "redistribute_s": _fact("0 s"), "dtensor_step_s": _fact("0 s"),
+                    "selective_op_s": _fact("0 s"),
                 },
                 "overlap_slowdown": _fact(0.1),
             },

@@ -158,6 +158,7 @@ def _device_parts(
 def optimizer_host_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
     zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN, grid: NDArray[np.intp],
+    distributed: NDArray[np.bool_] | bool = False,
 ) -> ArrayN:  # fmt: skip
     """What the device waits for the host in the optimizer step. (n, R) [s]
 
@@ -169,6 +170,8 @@ def optimizer_host_seconds(
         What the host is ahead of the device at the end of the backward pass. (n, R) [s]
     grid
         Which grid each candidate has. (n,)
+    distributed
+        Whether parameters are distributed tensors (torchtitan: any of FSDP, TP, EP), of each grid. (g, 1)
 
     Notes
     -----
@@ -177,7 +180,8 @@ def optimizer_host_seconds(
     the backward pass, as far as the host is ahead. Without Apex or Transformer Engine it then reads every norm by
     itself (utils.py, local_multi_tensor_l2_norm: ``torch.tensor`` of a list of device scalars) and scales every
     gradient by two ops; with them one kernel does, and the total is read. Then four loops of Adam before its first
-    kernel, and one that copies the parameters beside its kernels. torchtitan reads nothing: two loops beside the rest.
+    kernel, and one that copies the parameters beside its kernels. torchtitan reads nothing: two loops
+    beside the rest, and the dispatch of distributed tensors' lists where parameters are such.
 
     Examples
     --------
@@ -191,7 +195,8 @@ def optimizer_host_seconds(
     loop, op = host.tensor_pass_s.value, host.eager_op_s.value
     parts = _device_parts(workload, cluster, framework, shards, precision, zero)
     if framework.name in PYTORCH_MODULES:
-        return np.asarray(np.maximum((2.0 * loop * tensors - parts["adam"])[grid] - lead_s, 0.0))
+        each = 2.0 * loop + np.where(distributed, host.dtensor_step_s.value, 0.0)
+        return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
     ahead = (3.0 * loop + (loop + op if apart else 0.0)) * tensors
     after = 4.0 * loop * tensors

@@ -95,7 +95,7 @@ REPEAT_COLUMNS: Columns = (
 )  # fmt: skip
 REPEAT_WORDS = """\
 Every measurement of a configuration that was measured several times, each predicted on its own host. The tables above
-have such a configuration once, with the medians of what was measured and of what was predicted."""
+have such a configuration once, with the median of what was measured and the median of the errors."""
 
 
 def group_rows(report: ValidationReport) -> list[list[str]]:

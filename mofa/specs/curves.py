@@ -267,6 +267,14 @@ class HostCurve(Spec):
     """From the end of a step to the first kernel of the next where the host waits in between. [s]"""
     shard_hook_s: SecondsFact
     """A gather, a reduction or a copy of FSDP, issued by its hooks. [s]"""
+    dtensor_hook_s: SecondsFact
+    """What training adds to each op on distributed tensors: autograd's node, the parallel style's hooks. [s]"""
+    redistribute_s: SecondsFact
+    """A collective between layouts of distributed tensors, with its wait, beside the launch. [s]"""
+    dtensor_step_s: SecondsFact
+    """What clipping and the optimizer's step do for one distributed parameter. [s]"""
+    selective_op_s: SecondsFact
+    """What an op-level checkpoint adds to each op, forward and where it is repeated: its dispatch mode. [s]"""
 
     def at_speed(self, op_s: float, source: str) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.

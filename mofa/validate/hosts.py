@@ -24,12 +24,15 @@ HOSTS = "hosts.yaml"
 class MachineHost(Spec):
     """The host of a machine that several runs were measured on, before records said how fast theirs was."""
 
+    host: str = ""
+    """What tells the machine from others, empty where its records do not say."""
     cpu: str
     cpu_cores: Count
     host_op_s: SecondsFact
-    """Issue of one small eager op, from runs of the fitting half alone. [s]"""
-    configurations: dict[str, float] = Field(min_length=1)
-    """What it is the median of: the issue at which each of these runs takes as long as it did. [s]"""
+    """Issue of one small eager op: timed there by a calibration, or from runs of the fitting half alone. [s]"""
+    configurations: dict[str, float] = Field(default={})
+    """What it is the median of, unless it was timed: the issue at which each of these runs takes as long as it did.
+    [s]"""
 
 
 class Hosts(Spec):
@@ -50,9 +53,12 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
     return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
-def machine_of(record: Record) -> tuple[str, int]:
-    """What tells machines apart in records of all ages: the processor's name and its cores."""
-    return record.environment.cpu, record.environment.cpu_cores
+Machine = tuple[str, str, int]
+
+
+def machine_of(record: Record) -> Machine:
+    """What tells machines apart in records of all ages: its own mark, if any, the processor's name and its cores."""
+    return record.environment.host or "", record.environment.cpu, record.environment.cpu_cores
 
 
 def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
@@ -63,8 +69,9 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     if record.environment.host_issue_s is not None:
         return record.environment.host_issue_s, "measured after the run"
     for machine in machines:
-        if (machine.cpu, machine.cpu_cores) == machine_of(record):
-            return machine.host_op_s.value, f"of its machine, by {len(machine.configurations)} fitting runs there"
+        if (machine.host, machine.cpu, machine.cpu_cores) == machine_of(record):
+            runs = len(machine.configurations)
+            return machine.host_op_s.value, f"of its machine, by {runs} fitting runs there" if runs else "timed there"
     return None
 
 

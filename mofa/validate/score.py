@@ -59,7 +59,7 @@ class RunScore(Spec):
     framework: str
     strategy: str
     step_time: Compared | None = Field(
-        default=None, description="Time of one step; of repeats the medians of measured and of predicted. [s]"
+        default=None, description="Time of one step; of repeats the median, and what is off by their median error. [s]"
     )
     peak_allocated: Compared | None = Field(default=None, description="Peak of the live tensors, fullest rank. [B]")
     peak_reserved: Compared | None = Field(default=None, description="Peak of the allocator's segments. [B]")
@@ -202,8 +202,8 @@ def score_run(reference: Reference) -> RunScore:
         plan = estimate(workload, cluster, strategy, framework=framework)
     outcome, stages = reference.outcome, plan.memory.by_stage
     repeats = _repeats(reference, plan, played_out)
-    steps = [repeat.step_time.predicted for repeat in repeats if repeat.step_time is not None]
-    step_s = median(steps) if steps else plan.step_s
+    step = middle([r.step_time for r in repeats if r.step_time is not None])
+    step = step or compare(outcome.step_s, plan.step_s)
     return RunScore(
         id=reference.id,
         group=reference.group,
@@ -212,12 +212,12 @@ def score_run(reference: Reference) -> RunScore:
         num_gpus=cluster.num_gpus,
         framework=" ".join([framework.name, *(["compile"] if framework.compile else []), *_fp8(workload)]),
         strategy=_strategy_text(plan),
-        step_time=compare(outcome.step_s, step_s),
+        step_time=step,
         peak_allocated=compare(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
         peak_reserved=compare(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
         peak_device=compare(outcome.device_bytes, plan.memory.device_bytes),
         ranks_allocated_errors=_ranks(reference, plan),
-        predicted_step_s=step_s,
+        predicted_step_s=step.predicted if step else plan.step_s,
         predicted_device_bytes=plan.memory.device_bytes,
         fits=plan.memory.fits,
         out_of_memory=outcome.oom,
@@ -231,6 +231,21 @@ def score_run(reference: Reference) -> RunScore:
         repeats=repeats,
         skewed=workload.model.moe is not None and workload.routing.kind != "balanced",
     )
+
+
+def middle(found: Sequence[Compared]) -> Compared | None:
+    """Repeats as one: the median of what was measured, and what is off from it by the median of their errors.
+
+    Examples
+    --------
+    >>> one = middle([compare(1.0, 1.1), compare(2.0, 2.0), compare(4.0, 3.0)])
+    >>> one.measured, one.predicted, one.error
+    (2.0, 2.0, 0.0)
+    """
+    if not found:
+        return None
+    measured = median(one.measured for one in found)
+    return compare(measured, measured * (1 + median(one.error for one in found)))
 
 
 def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.op import Gemm, Op, Stream
+from mofa.blocks.op import Collective, Gemm, Op, Stream
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 from tests.cost.toy import cluster, framework, with_facts
 
 FACTS = {
     "eager_op_s": 5.0, "linear_op_s": 9.0, "backward_op_s": 3.0, "model_op_s": 10.0, "function_s": 30.0,
     "guarded_call_s": 70.0, "shard_hook_s": 200.0, "dtensor_op_s": 14.0,
+    "dtensor_hook_s": 11.0, "redistribute_s": 150.0, "selective_op_s": 20.0,
 }  # fmt: skip
 
 
@@ -31,10 +32,19 @@ def op(name: str, work: Any = None, **more: Any) -> Op:
 
 
 def test_forward_ops_pay_for_the_models_python() -> None:
-    """An op of three launches 3 (5 + 10); a product 9 + 10; on distributed tensors 14 + 10."""
+    """An op of three launches 3 (5 + 10); a product 9 + 10; on distributed tensors 14 + 11 + 10."""
     assert issued(op("rope", launches=3), op("wq", Gemm(1, 1, 1)), op("add", dtensor=True)) == pytest.approx(
-        [45.0, 19.0, 24.0]
+        [45.0, 19.0, 35.0]
     )
+
+
+def test_ops_without_a_kernel_cost_where_python_dispatches_each() -> None:
+    """A product with five views: plain as without; distributed 6 (14 + 11) + (9 - 5) + 10; under a mode 6 x 20 more. A
+    change of layout with one turn 2 (14 + 11) + 10 + 150."""
+    product = op("wq", Gemm(1, 1, 1), views=5.0)
+    moved = op("leave", Collective("reduce_scatter", "tp", 1.0), views=1.0, dtensor=True)
+    found = issued(product, product._replace(dtensor=True), product._replace(selective=True), moved)
+    assert found == pytest.approx([19.0, 164.0, 139.0, 210.0])
 
 
 def test_backward_ops_pay_for_the_engine_and_repeated_ones_for_python_again() -> None:

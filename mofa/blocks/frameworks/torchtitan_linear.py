@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import anywhere, opposite, where
-from mofa.blocks.op import Back, BoolK, Collective, FloatK, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, BoolK, Collective, FloatK, Gemm, Op, Stream, TapeBuilder
 
 CAST = 6.0
 """Bytes an element that a cast between bf16 and fp32 moves. [B]"""
@@ -55,9 +55,36 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             llama_style(ctx) and name.startswith(("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add"))
         )
         dispatched: BoolK = False if local or not any_tp else distributed
-        return op._replace(compiled=compiled, dtensor=dispatched)
+        return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
 
     return mark
+
+
+_VIEWS = {
+    "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
+    "rope": 7.0, "mla.rope": 5.0, "attn.core": 6.0, "split": 2.0,
+}  # fmt: skip
+"""Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
+linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
+tensor; its two gradients share seven views and three turns; a norm and a change of layout have one turn. Rotations of
+halves (Qwen3) slice, of pairs (DeepSeek) view as complex numbers; heads are split off, transposed, joined."""
+
+
+def _views(op: Op, ctx: Context) -> float:
+    """Ops without a kernel around an op, where tensors are distributed or a mode sees every op. [-]"""
+    name = op.name.removesuffix("~").removesuffix(".backward")
+    if isinstance(op.work, Gemm):
+        way = next((f"linear{end}" for end in (".dgrad", ".wgrad") if name.endswith(end)), "linear")
+        return _VIEWS[way]
+    if isinstance(op.work, Collective):
+        return _VIEWS["collective"]
+    if name.endswith("norm"):
+        return _VIEWS["norm"]
+    if llama_style(ctx):
+        return 0.0
+    if name.startswith("rope"):
+        return _VIEWS["mla.rope" if ctx.model.attention.kind == "mla" else "rope"]
+    return _VIEWS.get("split" if name.endswith((".split", "_join")) else name, 0.0)
 
 
 def weight_grad_bytes(ctx: Context) -> float:
