@@ -10,6 +10,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.parts import linear, stream
+from mofa.blocks.tp_overlap import overlapped
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, layer_params
 
@@ -80,7 +81,7 @@ def block(
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
     if recompute.keep_outputs:  # an op-level checkpoint: its mode sees every op, forward and again
         forward, back = (_through_a_mode(tape, again) for tape, again in ((forward, False), (back, True)))
-    return BlockTapes(kind.name, forward, back)
+    return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx))
 
 
 def _through_a_mode(tape: Tape, again: bool) -> Tape:

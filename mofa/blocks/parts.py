@@ -45,13 +45,18 @@ def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> s
     return b.add(Op(f"{name}.copy", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
 
 
-def tp_reduce(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
-    """Reduce-scatter (with sequence parallelism) or in-place all-reduce (without) behind a row-parallel linear."""
+def tp_reduce(
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK, *, scattered_back: Back | None = None
+) -> str:
+    """Reduce-scatter (with sequence parallelism) or in-place all-reduce (without) behind a row-parallel linear.
+
+    ``scattered_back`` is the way back of the reduce-scatter where it is not the all-gather of what was reduced.
+    """
     payload = ctx.tokens * width * ctx.element
     out = b.tensor(f"{name}.scattered", ctx.shard * width * ctx.element)
     y = b.add(
         Op(f"{name}.reduce_scatter", "tp", Collective("reduce_scatter", "tp", payload), (x,), (out,),
-           present=ctx.gathers, stream="tp")
+           present=ctx.gathers, stream="tp", back=scattered_back)
     )  # fmt: skip
     if anywhere(ctx.reduces):
         reduced = b.tensor(f"{name}.reduced", ctx.shard * width * ctx.element)

@@ -57,6 +57,9 @@ class FrameworkSpec(Spec):
     """fsdp1: queries, keys and values are one product."""
     loss_metrics: int = Field(default=0, ge=0)
     """fsdp1: metrics that compute a cross entropy of their own from the logits after each micro-batch. [-]"""
+    tp_overlap: bool = False
+    """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
+    their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
     vocab_divisor: int = Field(default=128, ge=1)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does
@@ -105,6 +108,8 @@ class FrameworkSpec(Spec):
             )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
+        if self.tp_overlap and self.name != "megatron":
+            raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):

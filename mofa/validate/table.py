@@ -34,6 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "simumax": {"overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": True},
     # grad_reduce_in_fp32 = False for every model of scripts/performance/configs, whose summary the rows are
     "bridge": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+    # the same in NeMo's scripts/performance/llm, for fp8, which its rows are
+    "nemodoc": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
     # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)
     "foundry": {
         "attention": "flash1",
@@ -49,6 +51,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
     "korth": {"data_parallel": "ddp"},
 }
+TP_OVERLAPS = {
+    "bridge": r"LLAMA3\.1_405B", "nemo": r"GPT3-|LLAMA3-70B|Nemotron-340B", "nemolauncher": r"GPT3-|LLAMA3-70B",
+    "nemodoc": r"GPT3-|LLAMA3|Nemotron-340B",
+}  # fmt: skip
+"""Models whose recipe has ``tp_comm_overlap``: Megatron-Bridge, scripts/performance/configs/llama; NeMo-Framework-
+Launcher, conf/training (llama2_70b.yaml has it off); NeMo, scripts/performance/llm with recipes/tp_overlap_configs."""
 NODES = {
     "H100": "h100-hgx", "H100 80GB": "h100-hgx", "H200": "h200-hgx", "A100 80GB": "a100-hgx", "B200": "b200-hgx",
     "GB200": "gb200-nvl72", "H800": "h800-hgx",
@@ -246,6 +254,9 @@ def run_of(row: Row) -> dict[str, Any]:
             framework["deepspeed"] = "zero0"
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
+    recipe = TP_OVERLAPS.get(source)
+    if strategy["tp"] > 1 and ((recipe and re.match(recipe, row["model"])) or "userbuffers" in row["overlap_notes"]):
+        framework["tp_overlap"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
     return {

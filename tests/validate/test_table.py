@@ -151,6 +151,21 @@ def test_fsdp1(tmp_path: Path) -> None:
     assert "SHARD_GRAD_OP" in str(why_unusable(row(**{**mpt, "zero_stage": "2"})))
 
 
+def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:
+    """GPT3-175B's of the launcher has it, LLAMA2-70B's has not; one of MLPerf's rows says so itself."""
+    h100 = {"gpu": "H100", "precision": "fp8", "n_gpus": "64", "tp": "4", "pp": "4", "vpp": "1", "dp": "4"}
+    for source, model, notes, has in (
+        ("nemo-001", "GPT3-175B", "", True),
+        ("nemo-002", "LLAMA2-70B", "", False),
+        ("mlperf-001", "GPT3-175B", "TP comm overlap (userbuffers)", True),
+        ("mlperf-002", "GPT3-175B", "", False),
+    ):
+        run = usable(tmp_path, **h100, id=source, model=model, overlap_notes=notes)["run"]
+        assert run["framework"].get("tp_overlap", False) is has
+    run = usable(tmp_path, **{**h100, "tp": "1", "dp": "16"}, id="nemo-003", model="GPT3-175B")["run"]
+    assert "tp_overlap" not in run["framework"]
+
+
 def test_gradients_of_deepspeed(tmp_path: Path) -> None:
     bloom = {
         "id": "bloom-001", "model": "BLOOM-176B", "params_b": "176", "layers": "70", "hidden": "14336",

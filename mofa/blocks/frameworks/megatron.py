@@ -24,6 +24,7 @@ from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
+from mofa.blocks.tp_overlap import buffer_bytes
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -418,6 +419,7 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
                 new = new & (one != other)
             seen.append(one)
             total = total + where(new, 2.0 * one, 0.0)
+    total = total + buffer_bytes(ctx)
     return total + head_buffers(ctx) if with_head else total
 
 

@@ -35,11 +35,36 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     if ctx.gemm_format == "fp8":
         elements = b.tensors[h].bytes / ctx.element
         h, kept = fp8_cast(b, ctx, h, name, elements, elements)
-    full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+    h = tp_copy(b, ctx, h, name, k)
+    full = fp8_gather(b, ctx, h, name, k) if ctx.gemm_format == "fp8" else sp_gather(b, ctx, h, name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(kept,),
         regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
+
+
+def fp8_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """All-gather of what was cast already, a byte an element; the gradient is reduced as it is.
+
+    Transformer Engine's module/linear.py: ``cast_to_fp8`` before ``gather_along_first_dim``, forward and backward.
+    """
+    elements = ctx.tokens * width
+    out = b.tensor(f"{name}.full", 1.0 * elements, grad_bytes=elements * ctx.element)
+    reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
+    back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
+    work = Collective("all_gather", "tp", 1.0 * elements)
+    op = Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp", back=back)
+    return b.add(op)
+
+
+def fp8_scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """Reduction behind an fp8 row-parallel linear; the shard of its gradient is cast before it is gathered.
+
+    Transformer Engine's module/base.py: ``grad_output_preprocess``, "FP8 case with gather".
+    """
+    gathered = Collective("all_gather", "tp", ctx.tokens * width * 1.0)
+    back = Back(work=gathered, family="tp", present=ctx.gathers, stream="tp")
+    return tp_reduce(b, ctx, x, name, width, scattered_back=back)
 
 
 def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, rows: FloatK) -> tuple[str, str]:
@@ -63,7 +88,8 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
         elements = b.tensors[x].bytes / ctx.element
         x, kept = fp8_cast(b, ctx, x, name, elements, elements)
     partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(kept,), **weight_grad(ctx))
-    return tp_reduce(b, ctx, partial, name, n)
+    reduce = fp8_scatter if ctx.gemm_format == "fp8" else tp_reduce
+    return reduce(b, ctx, partial, name, n)
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
