@@ -88,9 +88,9 @@ def test_user_buffers_stay() -> None:
 
 
 def test_what_is_hidden() -> None:
-    """A gather of 3 s hides behind a product of 8 s, and slows it by a tenth of that; of a reduction of 4 s, 1 s is left.
+    """A gather of 3 s hides behind a product of 8 s, which it slows by a tenth; of a reduction of 4 s, 1 s is left.
 
-    12 s become 9.3, and 12 s 9.3: what is beside the product is 3 s each time.
+    With the next op of 1 s, 12 s become 9.3; without it, 12 s become 9.3: 3 s run beside the product each time.
     """
     ctx = context(llama(), framework("megatron", tp_overlap=True), tp=TP, sp=True)
     forward, _ = tapes()
