@@ -77,6 +77,7 @@ def test_as_much_is_sent_and_computed(kind: str) -> None:
 
 def test_user_buffers_stay() -> None:
     """Ten of 512 tokens, 512 wide, 2 bytes: 5 MiB; none without tensor parallelism."""
+
     def stay(tp: int, **options: Any) -> float:
         spec = framework("megatron", **options)
         ctx = context(llama(), spec, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1)
