@@ -153,13 +153,15 @@ def calibrate_check(
     import sys
 
     from mofa.calibrate.check import TARGETS, check, predictions
-    from mofa.calibrate.chunked_check import score_layers
+    from mofa.calibrate.chunked_check import score_layers, summarise_layers
     from mofa.report.save import check_writable, save_calibration
 
     if out is not None:
         check_writable(out, directory=True)
     layers = score_layers(folders)
     found = check(folders, by_op=by_op, split="fresh" if fresh else "heldout", needed=not layers)
+    if layers:
+        found["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
     if out is not None:
         files = save_calibration(found, predictions(folders), out)
         if not quiet:
@@ -167,10 +169,6 @@ def calibrate_check(
     if json:
         from json import dumps
 
-        from mofa.calibrate.chunked_check import summarise_layers
-
-        if layers:
-            found["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
         sys.stdout.write(dumps(found, indent=2, allow_nan=False) + "\n")
         return
     if found["families"]:

@@ -221,6 +221,8 @@ def test_check_writes_a_figure_per_family(tmp_path: Path, capsys: Captured) -> N
     assert json.loads((out / "check.json").read_text()) == json.loads(printed)
     rows = list(csv.DictReader((out / "points.csv").read_text().splitlines()))
     assert {row["split"] for row in rows} == {"grid", "heldout"}
+    layers = json.loads(printed)["chunked_moe"]["all"]  # the planner's own chunks, by the bundled profile
+    assert layers["layers"] == 64 and layers["peak_bytes"] < 0.03 and layers["step"] < 0.1
     assert len(rows) > 200
 
 
@@ -239,6 +241,7 @@ def test_corrupt_measurements_are_one_line_and_kept(
 ) -> None:
     folder = Path(shutil.copytree(FOLDERS[1], tmp_path / "m"))
     (folder / "overlap.csv").unlink()
+    (folder / "chunked_moe.csv").unlink()
     file = folder / "collective.csv"
     file.write_text(damage(file.read_text()))
     before = file.read_bytes()
