@@ -353,6 +353,13 @@ def test_compiled_loss_keeps_bf16_logits() -> None:
     assert memory.backward_peak[0] == pytest.approx(TOKENS * (4 * V + 4 * D), rel=1e-3)
 
 
+def test_compiled_loss_split_by_tp_puts_targets_into_fp32_zeros() -> None:
+    """bf16 logits, their gradient, and 4 bytes a logit of zeros that an index writes into (tensor/parallel/loss.py)."""
+    tapes = head(context(mode="bf16", tp=2, compile_=True), PRIMITIVES)
+    ends = TOKENS * (2 * D / 2 + 2 * D)
+    assert block_memory(tapes, 1).backward_peak[0] == pytest.approx((2 + 2 + 4) * V * TOKENS / 2 + ends, rel=1e-2)
+
+
 def test_compiled_blocks_with_an_eager_loss() -> None:
     """As torchtitan before spring 2025: the loss alone is that of a run that is not compiled."""
     compiled = context(mode="bf16", compile_=True)

@@ -20,9 +20,11 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     if ctx.framework.compile and ctx.framework.compile_loss:
         total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
         moved = 2.0 * elements * ctx.element
+        # split by tp its backward puts the targets' gradients into fp32 zeros, which no kernel fuses (loss.py)
+        zeros = where(ctx.has_tp & ctx.framework.loss_parallel, 4.0, 0.0) * elements
         b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), (logits,),
                  (loss, total), (logits, total), launches=2,
-                 back=Back(moved, 1, like="cross_entropy_bwd", elements=elements, width=width)))  # fmt: skip
+                 back=Back(moved, 1, zeros, like="cross_entropy_bwd", elements=elements, width=width)))  # fmt: skip
         return _reduced(b, ctx, loss)
     if ctx.framework.cross_entropy_fusion:
         return _fused(b, ctx, logits, elements, loss)
