@@ -28,10 +28,11 @@ FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
 
 
 class OutOfDeviceMemory(Exception):
-    """No room for a request although every free segment was given back."""
+    """No room for a request although every free segment was given back; it asks the device for ``wanted``. [B]"""
 
-    def __init__(self, size: int, allocated: int, reserved: int, capacity: int) -> None:
-        self.size, self.allocated, self.reserved, self.capacity = size, allocated, reserved, capacity
+    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, capacity: int) -> None:
+        self.size, self.wanted = size, wanted
+        self.allocated, self.reserved, self.capacity = allocated, reserved, capacity
         super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity} B")
 
 
@@ -288,7 +289,9 @@ class Allocator:
             block = self._new(pool, size)
         if block is None:
             assert self.capacity is not None
-            raise OutOfDeviceMemory(size, self.allocated, self.reserved, self.capacity)
+            page = _page(pool)
+            wanted = -(-size // page) * page if self.expandable else segment_size(size)
+            raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.capacity)
         return block
 
     def _new(self, pool: _Pool, size: int) -> Block | None:

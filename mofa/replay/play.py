@@ -87,7 +87,7 @@ def play(
             journal.step_of(event), where, journal_then.allocated, full.reserved, journal_then.alive,
             journal_then.tensors,
         )  # fmt: skip
-        missing = max(full.reserved + full.size - full.capacity, 0)  # expandable segments miss part of a page
+        missing = max(full.reserved + full.wanted - full.capacity, 0)
     return MemoryPlayed(
         peak, allocator.peak_reserved, allocator.allocated, ready, max(h[0] for h in player.highest[:2]),
         allocator.num_retries, missing, journal, highest - 1, failed,

@@ -414,6 +414,7 @@ def estimate(
     framework: FrameworkSpec | None = None,
     flops_convention: FlopsConvention = "causal",
     replay: bool = True,
+    explain: bool = True,
     jobs: int = 1,
 ) -> Plan:
     """Cost one strategy.
@@ -425,6 +426,8 @@ def estimate(
         is missing takes the framework's default.
     replay
         Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
+    explain
+        Whether the memory of all pipeline ranks is played, and told over time; else that of the fullest.
     jobs
         Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
@@ -443,4 +446,4 @@ def estimate(
     row = one_row(workload, cluster, framework, strategy)
     one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
     with Workers(jobs) as workers:
-        return one.plan(replay=replay, workers=workers)
+        return one.plan(replay=replay, explain=explain, workers=workers)

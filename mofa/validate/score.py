@@ -22,9 +22,11 @@ from mofa.validate.reference import LeftOut, Reference
 SCHEMA_VERSION: Final = "1.1"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
-MAX_PLAYED = 512
+MAX_PLAYED = 100_000
 """Forward and backward passes of all stages in one step up to which a run is played out. A rule on its configuration:
-beyond it a step takes seconds to play, and closed forms say its time and memory instead. [-]"""
+beyond it a step takes some seconds to play, and closed forms say its time and memory instead. [-]"""
+ALL_RANKS = 4
+"""Pipeline ranks up to which all are played; of deeper pipelines the fullest, unless every rank was measured. [-]"""
 BATCH = 4
 """Runs that a process takes at once. [-]"""
 
@@ -198,9 +200,11 @@ def score_run(reference: Reference) -> RunScore:
     workload, cluster, framework, strategy = reference.resolve()
     plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
     played_out = passes_of(plan, workload) <= MAX_PLAYED
+    outcome = reference.outcome
     if played_out:
-        plan = estimate(workload, cluster, strategy, framework=framework)
-    outcome, stages = reference.outcome, plan.memory.by_stage
+        every = plan.strategy.pp <= ALL_RANKS or bool(outcome.ranks_allocated_bytes)
+        plan = estimate(workload, cluster, strategy, framework=framework, explain=every)
+    stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
     step = middle([r.step_time for r in repeats if r.step_time is not None])
     step = step or compare(outcome.step_s, plan.step_s)
@@ -253,7 +257,9 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
     steps = {reference.host_op_s: own.step_s}
     for other in reference.on_hosts()[1:]:
         workload, cluster, framework, strategy = other.resolve()
-        steps[other.host_op_s] = estimate(workload, cluster, strategy, framework=framework, replay=played_out).step_s
+        steps[other.host_op_s] = estimate(
+            workload, cluster, strategy, framework=framework, replay=played_out, explain=False
+        ).step_s
     return tuple(
         RepeatScore(
             id=repeat.id,

@@ -10,6 +10,7 @@ import pytest
 
 from mofa.cost.liveness import block_memory
 from mofa.orders import order_of
+from mofa.replay.allocator import Allocator, OutOfDeviceMemory
 from mofa.replay.lives import Deed, Life, New, life
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.rank import Piece, Rank, Weight
@@ -142,6 +143,15 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
     together = play(replace(toy, weights=(weights[0], replace(weights[1], apart=False))))
     assert together.peak.allocated == one.peak.allocated + 100 * MIB
+
+
+def test_what_is_missing_is_what_the_device_is_asked_for() -> None:
+    """A request of 2 MiB takes a segment of 20 MiB: 5 MiB of room lack 15."""
+    allocator = Allocator(45 * MIB)
+    allocator.malloc(40 * MIB)
+    with pytest.raises(OutOfDeviceMemory) as full:
+        allocator.malloc(2 * MIB)
+    assert full.value.reserved + full.value.wanted - full.value.capacity == 15 * MIB
 
 
 def test_a_run_that_ran_out_of_memory() -> None:
