@@ -74,6 +74,8 @@ class ReliabilitySpec(Spec):
     def _check(self) -> Self:
         if (self.failures_per_node_day is None) == (not self.components):
             raise ValueError("failures_per_node_day and components: give one of the two")
+        if self.failures_per_node_day is not None and self.failures_per_node_day.value == 0:
+            raise ValueError("failures_per_node_day (0) must be above 0; leave reliability out where nothing fails")
         if self.counted_failures is not None and (self.components or self.counted_failures.value < 1):
             raise ValueError(f"counted_failures ({self.counted_failures.value:g}) must be at least 1 and belong to "
                              "failures_per_node_day; leave it out where the rate was not counted")  # fmt: skip

@@ -25,6 +25,13 @@ def facts(mode: str = "blocking", **changes: Any) -> FaultSpec:
     return load_faults("llama3", {"checkpoint.mode": mode, "storage.write_bytes_per_s": "100 GB/s", **changes})
 
 
+def failing(spec: FaultSpec, rate: float) -> FaultSpec:
+    """The profile with another rate, which may be the limit of none that no profile may name."""
+    assert spec.reliability is not None and spec.reliability.failures_per_node_day is not None
+    fact = spec.reliability.failures_per_node_day.model_copy(update={"value": rate})
+    return spec.model_copy(update={"reliability": spec.reliability.model_copy(update={"failures_per_node_day": fact})})
+
+
 def times_of(spec: FaultSpec, per_rank: Any = 0.35e9) -> CheckpointTimes:
     assert spec.storage is not None
     return checkpoint_times(np.atleast_1d(np.asarray(per_rank, float)), 5.7e12, CLUSTER, spec.storage, spec.checkpoint)
@@ -63,7 +70,7 @@ def test_a_table_is_its_rows(mode: str) -> None:
 def test_the_ledger_closes_whatever_the_facts(
     mode: str, per_rank: float, step: float, nodes: int, spares: int | None, rate: float
 ) -> None:
-    spec = facts(mode, **{"reliability.failures_per_node_day": rate})
+    spec = failing(facts(mode), rate)
     found = outlook(spec, times_of(spec, per_rank), step, 8 * nodes, nodes, 8, spares=spares, work_s=1e7)
     ledger = Ledger(**{name: float(found.parts[name][0]) for name in PARTS})
     assert 0 <= ledger.productive <= 1
@@ -84,7 +91,7 @@ def test_better_machinery_never_loses() -> None:
 
 
 def test_no_failures_and_nothing_to_save() -> None:
-    spec = facts(**{"reliability.failures_per_node_day": 0.0})
+    spec = failing(facts(), 0.0)
     still = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, work_s=1e7)
     block = float(still.block_s[0])
     assert float(still.interval_s[0]) == pytest.approx(1e7, rel=1e-5)  # one checkpoint, at the end
