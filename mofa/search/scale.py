@@ -295,10 +295,13 @@ def _point(
             runs = LongRuns(job, machines, framework, asked)
             left: _Left | None = whole
             if stands_by:
-                least = best_spares(runs, plan) if faults.spares is None and runs.num_nodes > 1 else faults.spares or 0
+                least = faults.spares or 0
+                if faults.spares is None and runs.num_nodes > 1:
+                    least = best_spares(runs, plan)
                 left = _fewer_replicas(whole, framework, least) if least or faults.spares == 0 else None
             if left is None:
-                why = f"no replica of {plan.strategy.tp * plan.strategy.cp * plan.strategy.pp} GPUs can be spared"
+                nodes = f"{least} of {runs.num_nodes} nodes standing by" if least else "a single node"
+                why = f"with {nodes} no replicas of the plan are left that run and fit"
                 continue
             variants[name] = _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
             if not stands_by:
