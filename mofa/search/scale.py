@@ -29,6 +29,8 @@ from mofa.units import SECONDS_PER_DAY
 
 SPARE_QUANTILE = 0.999
 """More spares than suffice with this probability are not tried. [-]"""
+COSTED_SPARES = 4
+"""Numbers of spares that are costed, those that pay most by the closed forms: some share nodes worse. [-]"""
 VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
@@ -237,9 +239,7 @@ def _fewer_replicas(whole: _Left, framework: FrameworkSpec, least: int) -> _Left
     take them ``pp`` at a time.
     """
     s, node = whole.plan.strategy, whole.machines.node.gpus_per_node
-    inner = s.tp * s.cp * s.pp
-    experts = s.ep * s.etp // math.gcd(s.ep * s.etp, s.tp * s.cp) if whole.job.model.moe is not None else 1
-    by = math.lcm(experts, node // math.gcd(node, inner))
+    inner, by = s.tp * s.cp * s.pp, replicas_at_once(whole.plan, whole.machines)
     dp = (whole.machines.num_gpus - least * node) // inner // by * by
     if dp < 1:
         return None
@@ -256,8 +256,15 @@ def _fewer_replicas(whole: _Left, framework: FrameworkSpec, least: int) -> _Left
     return _Left(plan, job, machines, (whole.machines.num_gpus - dp * inner) // node) if plan.memory.fits else None
 
 
-def best_spares(runs: LongRuns, plan: Plan) -> int:
-    """Nodes to take out of those of a plan that pay most, by the closed forms of every number at once; at least 1.
+def replicas_at_once(plan: Plan, machines: ClusterSpec) -> int:
+    """Data-parallel replicas that a plan gives up together: whole nodes, and whole groups of experts. [-]"""
+    s, node = plan.strategy, machines.node.gpus_per_node
+    experts = s.ep * s.etp // math.gcd(s.ep * s.etp, s.tp * s.cp)
+    return math.lcm(experts if s.ep > 1 else 1, node // math.gcd(node, s.tp * s.cp * s.pp))
+
+
+def paying_spares(runs: LongRuns, plan: Plan) -> list[int]:
+    """Nodes to take out of those of a plan, what pays most first, by the closed forms of every number at once.
 
     Parameters
     ----------
@@ -273,12 +280,15 @@ def best_spares(runs: LongRuns, plan: Plan) -> int:
     gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
     rate = failures_per_node_day(reliability, node) * nodes * gone / SECONDS_PER_DAY
     most = min(max(int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE)), 1), nodes - 1)
-    spares = np.arange(1, most + 1)
+    s = plan.strategy
+    at_once = max(replicas_at_once(plan, cluster) * s.tp * s.cp * s.pp // node, 1)
+    spares = np.arange(at_once, max(most, at_once) + 1, at_once)
+    spares = spares[spares < nodes] if at_once < nodes else np.array([nodes - 1])
     found = runs.outlook(
         np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
         num_gpus=cluster.num_gpus - spares * node,
     )  # fmt: skip
-    return int(spares[np.argmax(found.ettr * (nodes - spares))])
+    return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]
 
 
 def _point(
@@ -293,17 +303,21 @@ def _point(
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
             asked = faults.model_copy(update={"checkpoint": checkpoint})
             runs = LongRuns(job, machines, framework, asked)
-            left: _Left | None = whole
-            if stands_by:
-                least = faults.spares or 0
-                if faults.spares is None and runs.num_nodes > 1:
-                    least = best_spares(runs, plan)
-                left = _fewer_replicas(whole, framework, least) if least or faults.spares == 0 else None
-            if left is None:
-                nodes = f"{least} of {runs.num_nodes} nodes standing by" if least else "a single node"
+            numbers = [0]
+            if stands_by and faults.spares is not None:
+                numbers = [faults.spares]
+            elif stands_by:
+                numbers = paying_spares(runs, plan)[:COSTED_SPARES] if runs.num_nodes > 1 else []
+            found = [_fewer_replicas(whole, framework, number) if number else whole for number in numbers]
+            courses = [
+                _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
+                for left in found if left is not None
+            ]  # fmt: skip
+            if not courses:
+                nodes = f"{numbers[0]} of {runs.num_nodes} nodes standing by" if numbers else "a single node"
                 why = f"with {nodes} no replicas of the plan are left that run and fit"
                 continue
-            variants[name] = _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
+            variants[name] = max(courses, key=lambda course: course.effective_tokens_per_s_per_gpu)
             if not stands_by:
                 reference = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
