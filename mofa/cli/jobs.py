@@ -26,6 +26,18 @@ def _refuse_beside_a_file(file: str, given: list[str]) -> None:
         )
 
 
+def _refuse_a_workload(name: str) -> None:
+    """Refuse a workload where a file of runs is due, because no cluster is named."""
+    from mofa.errors import SpecError
+    from mofa.specs.load import bundled
+
+    if name in bundled("workloads") or Path(name).suffix == ".json" or (Path(name) / "config.json").is_file():
+        raise SpecError(
+            f"{name}: is a workload and no file of runs; name a cluster, --gpus and --strategy besides, such as "
+            f'{name} h100-hgx --gpus 64 --strategy "tp=8 micro_batch=1"'
+        )
+
+
 def _read_strategy(text: str | None) -> dict[str, object]:
     """The fields of a strategy written as text; none where absent."""
     from mofa.specs.overrides import parse_strategy
@@ -90,6 +102,7 @@ def jobs_of(
     if cluster is None:
         given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
                  "--tokens": tokens, "--framework": framework}  # fmt: skip
+        _refuse_a_workload(workload)
         _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
         from mofa.specs.load import load_runs
 

@@ -27,8 +27,11 @@ class Output:
 
     def check(self) -> None:
         """Refuse places that cannot be written before the work is done."""
+        from mofa.errors import SpecError
         from mofa.report.save import check_writable
 
+        if self.json_file is not None and self.csv is not None and self.json_file.absolute() == self.csv.absolute():
+            raise SpecError(f"--csv {self.csv}: --json-file names the same file; name two")
         for path in (self.json_file, self.csv):
             if path is not None:
                 check_writable(path)

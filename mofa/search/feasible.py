@@ -57,7 +57,9 @@ def _gpus(job: Job, t: StrategyTable) -> FloatN:
 def _heads(job: Job, t: StrategyTable) -> FloatN:
     a = job.workload.model.attention
     short = _remainder(a.num_heads, t.tp)
-    if a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
+    if a.kind == "gqa" and job.framework.name in PYTORCH_MODULES:  # heads are views of what a rank has (model.py)
+        short = np.maximum(short, _remainder(a.num_kv_heads, t.tp))
+    elif a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
         short = np.maximum(short, np.where(t.tp <= kv, _remainder(kv, t.tp), _remainder(t.tp, np.full_like(t.tp, kv))))
     return short
@@ -84,21 +86,42 @@ def _experts(job: Job, t: StrategyTable) -> FloatN:
     return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, _remainder(moe.num_experts, t.ep))
 
 
+def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
+    """The part of dp that experts may be spread over: torchtitan's replicas each hold all of them."""
+    if job.framework.name not in PYTORCH_MODULES:
+        return t.dp
+    if job.framework.data_parallel == "ddp":
+        return np.ones_like(t.dp)
+    return np.asarray(t.dp // np.maximum(np.minimum(job.framework.dp_replicate, t.dp), 1))
+
+
 def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
     if job.workload.model.moe is None:
         return np.zeros(len(t))
-    ranks = t.tp * t.cp * t.dp
+    ranks = t.tp * t.cp * _sharding(job, t)
     wanted = t.ep * t.etp
     return np.asarray(np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted)))
 
 
 def _etp(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name not in PYTORCH_MODULES or job.workload.model.moe is None:
+    moe = job.workload.model.moe
+    if moe is None:
         return np.zeros(len(t))
+    if job.framework.name not in PYTORCH_MODULES:  # transformer_config.py: "Bias in Moe is only supported when ETP==1"
+        return np.asarray((t.etp - 1) * moe.expert_bias, dtype=float)
     ok = (t.etp == 1) | (t.etp == t.tp)
     # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
     ok &= (t.ep > 1) | (t.etp == t.tp)
     return np.where(ok, 0.0, np.abs(t.etp - t.tp) + 0.0)
+
+
+def _dispatcher(job: Job, t: StrategyTable) -> FloatN:
+    """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
+    if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
+        return np.zeros(len(t))
+    if job.framework.name in PYTORCH_MODULES:
+        return np.asarray((t.ep == 1) + (t.etp - 1), dtype=float)
+    return np.asarray(t.ep * t.etp == 1, dtype=float)
 
 
 def _sp(job: Job, t: StrategyTable) -> FloatN:
@@ -207,7 +230,7 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
     if job.framework.name not in PYTORCH_MODULES:
         return np.zeros(len(t))
-    short = np.where((t.ep > 1) & (t.dp * t.cp == 1), 1.0, 0.0)
+    short = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
     return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
@@ -241,6 +264,13 @@ def _mtp(job: Job, t: StrategyTable) -> FloatN:
     return np.full(len(t), float(layers))
 
 
+def _of_replicas(job: Job) -> str:
+    """Words behind dp where it counts without its replicas."""
+    fw = job.framework
+    replicated = fw.name in PYTORCH_MODULES and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
+    return " (without replicas)" if replicated else ""
+
+
 def _one(t: StrategyTable, *names: str) -> str:
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
 
@@ -254,8 +284,9 @@ CHECKS: tuple[Check, ...] = (
     Check("fsdp1", "ranks", _fsdp1, lambda j, t: (
         f"fsdp1: {_one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
     Check("heads", "heads", _heads, lambda j, t: (
-        f"{_one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide or be a multiple "
-        f"of num_kv_heads ({j.workload.model.attention.num_kv_heads}); lower tp")),
+        f"{_one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
+        f"{'' if j.framework.name in PYTORCH_MODULES else 'or be a multiple of '}num_kv_heads "
+        f"({j.workload.model.attention.num_kv_heads}); lower tp")),
     Check("widths", "columns", _widths, lambda j, t: (
         f"{_one(t, 'tp')} must divide the widths of the feed-forward layers and {_one(t, 'etp')} those of the experts; "
         "lower it")),
@@ -264,12 +295,19 @@ CHECKS: tuple[Check, ...] = (
         if j.workload.model.moe else
         f"{_one(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
     Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
-        f"{_one(t, 'tp', 'cp', 'dp')} must be a multiple of {_one(t, 'ep', 'etp')}; change ep or etp")),
+        f"{_one(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {_one(t, 'ep', 'etp')}; "
+        "change ep or etp")),
     Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
-        f"torchtitan: {_one(t, 'etp')} must be 1 or {_one(t, 'tp')}, and tp where ep is 1; change etp")),
+        f"torchtitan: {_one(t, 'etp')} must be 1 or {_one(t, 'tp')}, and tp where ep is 1; change etp"
+        if j.framework.name in PYTORCH_MODULES else
+        f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
     Check("expert_parallel", "ranks", _titan, lambda j, t: (
-        f"torchtitan: {_one(t, 'ep')} needs dp x cp above 1, and dp_replicate ({j.framework.dp_replicate}) must divide "
+        f"torchtitan: {_one(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
+        f"({j.framework.dp_replicate}) must divide "
         f"{_one(t, 'dp')}; change ep or dp_replicate")),
+    Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
+        f"{j.framework.name}: dispatcher deepep does not run with {_one(t, 'ep', 'etp')}; "
+        f"{'it needs ep above 1 and etp 1' if j.framework.name in PYTORCH_MODULES else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {'experts under ' if j.framework.name != 'torchtitan' else ''}{_one(t, 'tp')} needs "
         "sequence parallelism; set sp=true")),

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mofa.search.goodput import LongRuns
 
 Progress = Callable[[int, int], None]
+OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
+"""Words of ``--with`` that are about experts."""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
@@ -274,16 +276,22 @@ def with_numerics(
             asked = workload.optimizer.implementation
             raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
         framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
+    needing = [word for word in OF_EXPERTS if word in words]
+    if workload.model.moe is None and needing:
+        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
     if "deepep" in words:
-        if workload.model.moe is None or "deepep" not in OFFERED[framework.name]["dispatcher"]:
-            raise SpecError(f"--with deepep: needs experts and megatron or torchtitan, not {framework.name}")
+        if "deepep" not in OFFERED[framework.name]["dispatcher"]:
+            raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
     if "moeblaze" in words:
-        if workload.model.moe is None or framework.name != "megatron" or framework.experts != "grouped":
-            raise SpecError(f"--with moeblaze: needs a model and megatron with grouped experts, not {framework.name}")
+        if framework.name != "megatron" or framework.experts != "grouped":
+            raise SpecError(
+                f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
+                "ones; use --framework megatron"
+            )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    if "zbv" in words and framework.name not in PYTORCH_MODULES:
-        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}")
+    if "zbv" in words and framework.name != "torchtitan":
+        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
     return workload.model_copy(update={"precision": precision}), framework
 
 

@@ -115,7 +115,7 @@ class LongRuns:
         need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
         wanted = need.get(self.objective)
         if wanted is not None and wanted in (missing := self.missing()):
-            raise SpecError(f"--objective {self.objective}: {wanted} is not known: {missing[wanted]}")
+            raise SpecError(f"--objective {self.objective}: {wanted} is not known, {missing[wanted]}; give it first")
 
     def times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
         """Seconds of a checkpoint of each candidate."""

@@ -267,7 +267,10 @@ class FrameworkSummary(Spec):
     @classmethod
     def of(cls, framework: FrameworkSpec) -> Self:
         """The summary of a framework."""
-        return cls(**{name: getattr(framework, name) for name in cls.model_fields})
+        facts = {name: getattr(framework, name) for name in cls.model_fields}
+        if framework.dp_replicate > 1:
+            facts["data_parallel"] = "hsdp"
+        return cls(**facts)
 
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:

@@ -142,6 +142,7 @@ def constrain(
     for word in without:
         if word not in WITHOUT:
             raise SpecError(f"--without: {word} is unknown; use one of {', '.join(WITHOUT)}")
+    _refuse_contradictions(fix, without)
     if "micro_moe" in with_:
         values["balancing"] = BALANCING
     if "zbv" in with_:
@@ -169,6 +170,22 @@ def constrain(
         values[name] = kept
     values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
     return Space(**values)  # type: ignore[arg-type]
+
+
+def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) -> None:
+    """Refuse a value that is asked for and left out."""
+    for word in without:
+        asked = {"recompute": "recompute", "selective": "recompute", "full": "recompute"}.get(word, word)
+        if asked not in fix:
+            continue
+        value = str(fix[asked])
+        left_out = value.split(":")[0]
+        if (
+            (asked != "recompute" and value not in ("1", "False"))
+            or (word == "recompute" and left_out != "none")
+            or (asked == "recompute" and word == left_out)
+        ):
+            raise SpecError(f"--without {word}: but --fix asks for {asked}={value}; keep one")
 
 
 def _in_chunks(

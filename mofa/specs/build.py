@@ -82,7 +82,7 @@ def _sentence(cls: type[BaseModel], raw: object, problem: Mapping[str, Any], pre
         return f"{place}.{key} {got}must be one of {tags}; write it"
     if kind == "value_error":
         text = str(context["error"])
-        text = text if ";" in text else f"{text}; change one of them"
+        text = text if ";" in text else f"{text}; {'change one of them' if isinstance(value, dict) else 'correct it'}"
         if isinstance(value, dict):
             # A rule between fields: its text begins with the name of a field of this mapping.
             head = text.split(" ")[0].split(".")[0].rstrip(":")

@@ -112,6 +112,9 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
         assumed; setting a GPU's memory alone scales its usable memory with it.
     """
     path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
+    if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
+        said = short(str(overrides["num_gpus"]))
+        raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
     node = load_yaml(path, where)
     if not isinstance(node.get("gpu"), str):
         raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
@@ -166,6 +169,9 @@ def load_framework(
         raise SpecError(f"{where}: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
     if name not in FRAMEWORK_NAMES:
         raise SpecError(f"{where}: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
+    if overrides and overrides.get("name", name) != name:
+        said = short(str(overrides["name"]))
+        raise SpecError(f"{where}: name is set to {said}, but the framework asked for is {name}; say it once")
     where = f"{where} {name}"
     raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
     return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)

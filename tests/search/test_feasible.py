@@ -17,6 +17,8 @@ from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llam
 TWELVE = {"kind": "gqa", "num_heads": 12, "num_kv_heads": 4, "head_dim": 64}
 REASONS = tuple(c.reason for c in CHECKS)
 DENSE, MOE = llama(num_layers=8), moe_llama(num_layers=8)
+BIASED = moe_llama(num_layers=8, moe={**EXPERTS, "expert_bias": True})
+HALVES = {"data_parallel": "hsdp", "dp_replicate": 2}
 
 
 def verdict(
@@ -79,6 +81,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("gpus", DENSE, "megatron", {"tp": 8, "pp": 4, "dp": 1}),
         ("heads", DENSE, "megatron", {"tp": 16}),  # 8 heads
         ("heads", llama(attention=TWELVE), "megatron", {"tp": 8}),
+        ("heads", llama(), "torchtitan", {"tp": 8}),  # 4 key-value heads: a rank's part is no whole head
         ("widths", llama(mlp={"ffn_hidden": 1530}), "megatron", {"tp": 4}),
         ("widths", moe_llama(moe={**EXPERTS, "expert_hidden": 130}), "megatron", {"tp": 4, "etp": 4}),
         ("widths", llama(vocab=32002), "torchtitan", {"tp": 4}),
@@ -88,7 +91,12 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("expert_grid", MOE, "megatron", {"pp": 4, "ep": 8}),  # 4 ranks a stage
         ("expert_tensor_parallel", MOE, "torchtitan", {"tp": 4, "ep": 2, "etp": 2}),
         ("expert_tensor_parallel", MOE, "torchtitan", {"tp": 4, "ep": 1, "etp": 1}),
-        ("expert_parallel", MOE, "torchtitan", {"tp": 8, "ep": 8, "etp": 1, "pp": 2, "dp": 1}),
+        ("expert_parallel", MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 1, "pp": 4, "dp": 1}),
+        ("expert_tensor_parallel", BIASED, "megatron", {"tp": 2, "etp": 2}),
+        ("expert_grid", MOE, "torchtitan", {"ep": 8, "gpus": 8, "options": HALVES}),  # each of two replicas has 4 ranks
+        ("expert_parallel", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 1, "gpus": 4, "options": HALVES}),
+        ("dispatcher", MOE, "megatron", {"options": {"dispatcher": "deepep"}}),
+        ("dispatcher", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 2, "options": {"dispatcher": "deepep"}}),
         ("sequence_parallel", MOE, "megatron", {"tp": 2, "sp": False}),
         ("context_parallel", DENSE, "megatron-local", {"cp": 2}),
         ("sequence", DENSE, "megatron", {"cp": 2, "seq_len": 1022}),  # halves of both ends: multiples of 4
@@ -135,6 +143,9 @@ def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict
         (DENSE, "torchtitan", {"recompute": "every:8"}),
         (llama(vocab=32002), "megatron", {"tp": 4}),  # padded
         (MOE, "megatron", {"ep": 8, "etp": 1}),
+        (BIASED, "megatron", {"tp": 2, "ep": 8, "etp": 1}),
+        (MOE, "megatron", {"ep": 2, "etp": 1, "options": {"dispatcher": "deepep"}}),
+        (MOE, "torchtitan", {"ep": 4, "options": HALVES}),
         (MOE, "megatron", {"tp": 4, "ep": 8, "etp": 2}),
         (MOE, "megatron", {"tp": 2, "etp": 1, "ep": 8}),
         (mla_moe(), "megatron", {"recompute": "selective:mla_up_proj"}),
