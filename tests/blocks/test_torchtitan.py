@@ -346,6 +346,19 @@ def test_loss_split_by_tp_holds_four() -> None:
     assert memory.backward_peak[0] == pytest.approx(16 * V * TOKENS / 2 + ends, rel=1e-3)
 
 
+def test_ddp_cuts_a_compiled_block_where_a_weight_fills_a_bucket() -> None:
+    """Dynamo's DDPOptimizer at 100 MiB: kept besides are SiLU's output and a bf16 input of w3's own, 2 F + 2 D."""
+    wide = llama(hidden=4096, attention={**GQA, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+                 mlp={"activation": "swiglu", "ffn_hidden": 14336})  # fmt: skip
+    one = context(wide, mode="autocast", compile_=True)
+    ddp = replace(one, framework=one.framework.model_copy(update={"data_parallel": "ddp"}))
+    whole, cut = (block_memory(layer(ctx), 1).saved[0] for ctx in (one, ddp))
+    assert cut - whole == TOKENS * (2 * 14336 + 2 * 4096)
+    narrow = context(mode="autocast", compile_=True)
+    small = replace(narrow, framework=narrow.framework.model_copy(update={"data_parallel": "ddp"}))
+    assert block_memory(layer(small), 1).saved[0] == block_memory(layer(narrow), 1).saved[0]
+
+
 def test_compiled_loss_keeps_bf16_logits() -> None:
     tapes = head(context(mode="bf16", compile_=True), PRIMITIVES)
     memory = block_memory(tapes, 1)

@@ -21,6 +21,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     leave,
     linear,
     llama_style,
+    split_by_ddp,
     weight_grad_bytes,
 )
 from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
@@ -266,7 +267,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = enter(b, ctx, h, name, float(ctx.model.hidden))
-    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=in_compiled_block(b, ctx))
+    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=in_compiled_block(b, ctx) and not split_by_ddp(b, ctx))
     return leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
 
 

@@ -18,6 +18,10 @@ CAST = 6.0
 """Bytes an element that a cast between bf16 and fp32 moves. [B]"""
 
 
+DDP_BUCKET = 100.0 * 2**20
+"""Bytes of gradients in one of DDP's buckets (torchtitan's bucket_cap_mb). [B]"""
+
+
 def autocast(ctx: Context) -> bool:
     """Whether linears run under torch.autocast."""
     return ctx.precision_mode == "autocast"
@@ -26,6 +30,18 @@ def autocast(ctx: Context) -> bool:
 def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
     """Whether the block is compiled as one: blocks with experts are compiled in pieces."""
     return ctx.framework.compile and b.block.startswith("dense")
+
+
+def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether a compiled dense block is cut between the products of its feed-forward layer.
+
+    torchtitan has Dynamo compile a block under DDP in one graph a bucket of gradients (apply_ddp: ddp_optimizer; a
+    bucket of 100 MiB), so that a product whose weight fills one is a graph with the elementwise ops behind it
+    (torch/_dynamo/backends/distributed.py): nothing is fused over a cut, what crosses it is kept.
+    """
+    weight_bytes = 4.0 * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
+    ddp = ctx.framework.data_parallel == "ddp" and autocast(ctx)
+    return in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
 
 
 def llama_style(ctx: Context) -> bool:
@@ -114,7 +130,7 @@ def linear(
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
     if autocast(ctx):
-        if wide_input and not in_compiled_block(b, ctx):
+        if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
             x = cast(b, x, name, m * k)
         reads = (*reads, weight_copy(b, name, n * k))
     return parts.linear(
