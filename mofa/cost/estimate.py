@@ -70,6 +70,7 @@ class Estimator:
         loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
+        self.loads = loads
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[_Part] = []
@@ -110,7 +111,17 @@ class Estimator:
             done += len(chosen)
             if progress is not None:
                 progress(done)
+        if self.loads.over:
+            runs = self.runs(table)
+            out.exposed *= runs
+            out.hidden *= runs
         return out.breakdown()
+
+    def runs(self, table: StrategyTable) -> NDArray[np.float64]:
+        """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""
+        groups = np.maximum(table.tp * table.cp * table.dp // np.maximum(table.ep * table.etp, 1), 1)
+        micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
+        return self.loads.runs(table.ep, (groups * micro_batches).astype(np.float64))
 
     def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""

@@ -47,6 +47,25 @@ class RoutingLoads:
     time: Mapping[int, float]
     memory: Mapping[int, float]
     scheduled: Mapping[int, Scheduled] = field(default_factory=dict)
+    sent: Mapping[int, float] = field(default_factory=dict)
+    """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
+    over: Mapping[int, float] = field(default_factory=dict)
+    """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
+
+    def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
+        """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
+        >>> loads.runs(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
+        array([1.5 , 1.75, 1.  ])
+        """
+        if not self.over:
+            return np.ones(len(ep))
+        degrees, inverse = np.unique(ep, return_inverse=True)
+        over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
+        return np.asarray(2.0 - (1.0 - over) ** draws)
 
     def columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
         """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
@@ -59,7 +78,7 @@ class RoutingLoads:
             load = self.scheduled[ep]
             return load.time, load.memory, load.sent, load.host_s
         time = self.time.get(ep, 1.0)
-        return time, self.memory.get(ep, 1.0), time, 0.0
+        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0
 
 
 BALANCED = RoutingLoads({}, {})

@@ -10,7 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import outside_of, rank_maker
 from mofa.replay.step import time_of
-from mofa.replay.timed import TimeReplayed
+from mofa.replay.timed import TimeReplayed, again
 
 
 class Replayer:
@@ -45,8 +45,9 @@ class Replayer:
 
     @cached_property
     def time(self) -> TimeReplayed:
-        """The step on the clocks of all ranks."""
-        return time_of(self.estimator, detail=False)
+        """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
+        runs = float(self.estimator.runs(self.estimator.table)[0])
+        return again(time_of(self.estimator, detail=False), runs)
 
     @property
     def played(self) -> tuple[int, ...]:

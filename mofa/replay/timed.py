@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -55,3 +55,24 @@ class TimeReplayed:
     spans: tuple[tuple[Computation, ...], ...]
     transfers: tuple[tuple[Transfer, ...], ...] = ()
     ops: tuple[tuple[Spot, ...], ...] = field(default=())
+
+
+def again(time: TimeReplayed, runs: float) -> TimeReplayed:
+    """A step that runs so often on average; its spans, transfers and ops are those of one run.
+
+    Examples
+    --------
+    >>> one = TimeReplayed(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
+    >>> again(one, 1.5).exposed, again(one, 1.0) is one
+    ({'gemm': 3.0}, True)
+    """
+    if runs == 1.0:
+        return time
+
+    def longer(parts: dict[str, float]) -> dict[str, float]:
+        return {name: runs * seconds for name, seconds in parts.items()}
+
+    return replace(
+        time, step_s=runs * time.step_s, exposed=longer(time.exposed), hidden=longer(time.hidden),
+        ranks=tuple(map(longer, time.ranks)), idle=tuple(map(longer, time.idle)),
+    )  # fmt: skip

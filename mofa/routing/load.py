@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
-from mofa.routing.capacity import drop_to_capacity
+from mofa.routing.capacity import drop_to_capacity, rerun_fraction
 from mofa.routing.counts import MAX_CELLS, read_counts
 from mofa.routing.presets import memfine_iteration_7
 from mofa.specs.model import ModelSpec, MoeSpec
@@ -59,6 +59,11 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     quantile is still met: at 0.999 once in 1000 ranks, layers and iterations; ``memory_quantile: 1.0`` holds the worst
     of the draws.
 
+    With a ``rank_capacity_factor`` every rank of an expert-parallel group computes on rows padded to that multiple of
+    the mean, and its memory holds them; bytes are sent unpadded. ``over`` is the share of draws in which some rank in
+    some layer has more (:func:`~mofa.routing.capacity.rerun_fraction`); such a step runs again, without the budget, so
+    that memory still holds the quantile.
+
     The ratios do not depend on how many tokens a micro-batch has: shares are those of the distribution, without the
     scatter of finitely many tokens, so that balanced means exactly even, as do ``s = 0`` and ``sigma = 0``. Left out is
     a relative standard deviation of a rank's rows of about ``1 / sqrt(tokens * top_k)`` (0.6 % at 4096 tokens and top
@@ -81,11 +86,14 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     {1: 1.0, 256: 32.0}
     """
     moe = _checked(routing, model, degrees)
-    if moe is None or (routing.kind == "balanced" and routing.capacity_factor is None):
+    budget = routing.rank_capacity_factor
+    if moe is None or (routing.kind == "balanced" and routing.capacity_factor is None and budget is None):
         return RoutingLoads(dict.fromkeys(degrees, 1.0), dict.fromkeys(degrees, 1.0))
     shares = expert_shares(routing, model)
     time: dict[int, float] = {}
     memory: dict[int, float] = {}
+    sent: dict[int, float] = {}
+    over: dict[int, float] = {}
     least = 1.0
     if routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
@@ -97,7 +105,10 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         # The clips take away rounding alone, except for a quantile below the mean.
         time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
         memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
-    return RoutingLoads(time, memory)
+        if budget is not None and ep > 1:
+            sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)
+            over[ep] = rerun_fraction(ratios, budget)
+    return RoutingLoads(time, memory, sent=sent, over=over)
 
 
 def rank_loads(routing: RoutingSpec, model: ModelSpec, ep: int, tokens: float, iterations: int | None = None) -> FloatA:

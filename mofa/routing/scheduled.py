@@ -65,6 +65,8 @@ def with_scheduling(
     >>> round(load.time, 2), round(load.sent, 2), round(load.host_s, 6)
     (1.02, 0.96, 0.000344)
     """
+    if routing.rank_capacity_factor is not None:
+        raise SpecError("balancing micro_moe pads no rows; leave routing.rank_capacity_factor out")
     if routing.capacity_factor is not None:
         raise SpecError("balancing micro_moe drops no tokens; leave routing.capacity_factor out")
     scheduled = {

@@ -192,6 +192,8 @@ def _inputs(
     moe, routing = workload.model.moe, workload.routing
     if moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
+    if routing.rank_capacity_factor is not None:
+        raise SpecError("routing.rank_capacity_factor: rows of replicas are not padded; leave it out")
     if routing.capacity_factor is not None:
         raise SpecError("routing.capacity_factor: dropping is a baseline here (--capacity-factor); leave it out")
     if tokens < 1:

@@ -161,6 +161,10 @@ def plan_chunks(
     moe = workload.model.moe
     if moe is None:
         raise SpecError(f"{workload.name}: has no experts; name a model that has")
+    if workload.routing.rank_capacity_factor is not None:
+        raise SpecError(
+            "routing.rank_capacity_factor: chunks are chosen for the rows that come, not padded ones; leave it out"
+        )
     given = parse_strategy(strategy)
     if "token_chunks" in given:
         raise SpecError("--strategy: token_chunks is what is chosen here; leave it out")

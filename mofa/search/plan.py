@@ -266,6 +266,8 @@ def _routing_note(routing: RoutingSpec) -> str:
     if routing.capacity_factor is not None:
         padded = ", padded" if routing.pad_to_capacity else ""
         note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
+    if routing.rank_capacity_factor is not None:
+        note += f"; ranks compute on {routing.rank_capacity_factor:g} x an even share, steps with more run again"
     return note
 
 

@@ -39,6 +39,9 @@ class RoutingSpec(Spec):
     ``--moe-expert-capacity-factor``; none are where absent. Changes numerics. [-]"""
     pad_to_capacity: bool = False
     """Experts below their capacity compute on zeros up to it, as with ``--moe-pad-expert-input-to-capacity``."""
+    rank_capacity_factor: Annotated[float, Field(ge=1, le=1024)] | None = None
+    """Rows that each rank's experts are padded to, as a multiple of their balanced number, as by Megatron's
+    ``--moe-expert-rank-capacity-factor``; a step in which some rank gets more runs again without. [-]"""
     memory_quantile: float = Field(default=0.999, gt=0.5, le=1.0)
     """Quantile over layers, ranks and iterations that memory must hold. [-]"""
     seed: int = Field(default=0, ge=0)
@@ -56,6 +59,8 @@ class RoutingSpec(Spec):
                 raise ValueError(f"{field} belongs to kind: {kind}, not to kind: {self.kind}")
         if self.pad_to_capacity and self.capacity_factor is None:
             raise ValueError("pad_to_capacity needs capacity_factor")
+        if self.rank_capacity_factor is not None and self.capacity_factor is not None:
+            raise ValueError("rank_capacity_factor drops nothing and capacity_factor does; give one of them")
         return self
 
     @classmethod

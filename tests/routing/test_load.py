@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import timeit
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from pydantic import ValidationError
 
+from mofa.cost.estimate import Estimator
+from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
+from mofa.replay.replay import Replayer
 from mofa.routing.load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
-from mofa.specs.load import load_workload
+from mofa.search.single import one_row
+from mofa.specs.complete import complete_strategy
+from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.model import GqaSpec, MlpSpec, ModelSpec, MoeSpec
+from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
 
 
@@ -238,3 +246,48 @@ def test_capping_agrees_with_its_slow_twin(shares: np.ndarray, top_k: int) -> No
 
 def test_consecutive_experts_share_a_rank() -> None:
     assert rank_shares(np.arange(8.0), 4).tolist() == [1.0, 5.0, 9.0, 13.0]
+
+
+def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
+    """Balanced: 1.5 times the rows, never again. Where 1 % of the micro-batches of a group are over the budget, a step
+    of m of them runs again with 1 - 0.99^m, in the closed form and played; memory stays."""
+    job = load_workload("mixtral-8x7b")
+    even = routing_loads(RoutingSpec(rank_capacity_factor=1.5), job.model, [1, 4])
+    assert (even.time, even.memory) == ({1: 1.0, 4: 1.5}, {1: 1.0, 4: 1.5})
+    assert (even.sent[4], even.over[4]) == (1.0, 0.0)
+    machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
+    spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
+    row = one_row(job, machines, facts, spec)
+    draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
+    once, more = (
+        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over=over)) for over in ({}, {4: 0.01})
+    )
+    runs = 2.0 - 0.99**draws
+    assert 1.1 < runs < 2.0
+    assert more.rows().step_s[0] == pytest.approx(runs * once.rows().step_s[0])
+    assert more.rows().device_bytes[0] == once.rows().device_bytes[0]
+    played, again = Replayer(once).time, Replayer(more).time
+    assert again.step_s == pytest.approx(runs * played.step_s)
+    assert sum(again.exposed.values()) == pytest.approx(again.step_s)
+
+
+def test_a_budget_per_rank_counts_the_draws_that_exceed_it(tmp_path: Path) -> None:
+    """Two iterations of every layer, in one of them two of eight experts get all: ranks of 4 hold 2 experts each."""
+    model = load_workload("mixtral-8x7b").model
+    rows = [
+        f"{i},{layer},{e},{100 if i == 0 else 400 * (e < 2)}" for i in (0, 1) for layer in range(32) for e in range(8)
+    ]
+    (tmp_path / "t.csv").write_text("iteration,layer,expert,tokens\n" + "\n".join(rows) + "\n")
+    counts = {"kind": "counts", "file": str(tmp_path / "t.csv")}
+    for budget, over in ((2.0, 0.5), (4.0, 0.0)):
+        loads = routing_loads(RoutingSpec.model_validate({**counts, "rank_capacity_factor": budget}), model, [4])
+        assert loads.over[4] == over
+        assert loads.time[4] == budget
+        assert loads.memory[4] == 4.0  # what runs again has no budget
+
+
+def test_a_budget_per_rank_is_refused_where_it_means_nothing() -> None:
+    with pytest.raises(ValidationError, match="rank_capacity_factor drops nothing"):
+        RoutingSpec(rank_capacity_factor=2.0, capacity_factor=2.0)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        RoutingSpec(rank_capacity_factor=0.5)
