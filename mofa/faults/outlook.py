@@ -139,7 +139,7 @@ def outlook(
     ------
     SpecError
         If the profile lacks reliability or restart times, or asks for an interval that the run or the storage can't
-        have.
+        have, or for more copies than there are nodes.
 
     Notes
     -----
@@ -153,6 +153,9 @@ def outlook(
         raise SpecError(f"{faults.name}: has no {'reliability' if reliability is None else 'restart'}; add the section")
     step = np.atleast_1d(np.asarray(step_s, dtype=np.float64))
     ranks, nodes, factor = (np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor))
+    if spec.mode == "peer" and np.any(nodes < spec.copies):
+        raise SpecError(f"{faults.name}: {spec.copies} copies of every node's states need as many nodes, not "
+                        f"{float(np.min(nodes)):g}; take more nodes or another checkpoint mode")  # fmt: skip
     standing_by = np.asarray(0 if spares is None else spares, dtype=np.int64)
     zero = np.zeros(np.broadcast_shapes(step.shape, ranks.shape, nodes.shape, factor.shape, standing_by.shape))
     step, standing_by = step + zero, standing_by + zero.astype(np.int64)

@@ -139,7 +139,7 @@ class LongRuns:
         ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
         return outlook(
             self.faults, self.times(per_rank_bytes), step_s, ranks,
-            np.maximum(ranks // self.cluster.node.gpus_per_node, 1), node,
+            np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
             rate_factor=rate_factor, interval_s=interval_s,
         )  # fmt: skip

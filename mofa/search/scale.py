@@ -263,7 +263,7 @@ def replicas_at_once(plan: Plan, machines: ClusterSpec) -> int:
     return math.lcm(experts if s.ep > 1 else 1, node // math.gcd(node, s.tp * s.cp * s.pp))
 
 
-def paying_spares(runs: LongRuns, plan: Plan) -> list[int]:
+def paying_spares(runs: LongRuns, plan: Plan, most: int) -> list[int]:
     """Nodes to take out of those of a plan, what pays most first, by the closed forms of every number at once.
 
     Parameters
@@ -272,6 +272,8 @@ def paying_spares(runs: LongRuns, plan: Plan) -> list[int]:
         Of all nodes, none of which stands by yet.
     plan
         Its step and its checkpoint are taken for those of fewer replicas, with as many GPUs less.
+    most
+        Nodes that may stand by. [nodes]
     """
     faults, cluster = runs.faults, runs.cluster
     node, nodes = cluster.node.gpus_per_node, runs.num_nodes
@@ -279,11 +281,12 @@ def paying_spares(runs: LongRuns, plan: Plan) -> list[int]:
     assert reliability is not None and restart is not None
     gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
     rate = failures_per_node_day(reliability, node) * nodes * gone / SECONDS_PER_DAY
-    most = min(max(int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE)), 1), nodes - 1)
+    enough = int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE))
     s = plan.strategy
     at_once = max(replicas_at_once(plan, cluster) * s.tp * s.cp * s.pp // node, 1)
-    spares = np.arange(at_once, max(most, at_once) + 1, at_once)
-    spares = spares[spares < nodes] if at_once < nodes else np.array([nodes - 1])
+    spares = np.arange(at_once, min(max(enough, at_once), most) + 1, at_once)
+    if len(spares) == 0:
+        return []
     found = runs.outlook(
         np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
         num_gpus=cluster.num_gpus - spares * node,
@@ -303,18 +306,22 @@ def _point(
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
             asked = faults.model_copy(update={"checkpoint": checkpoint})
             runs = LongRuns(job, machines, framework, asked)
+            most = runs.num_nodes - (faults.checkpoint.copies if mode == "peer" else 1)
+            if most < 0:
+                why = f"{faults.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
+                continue
             numbers = [0]
             if stands_by and faults.spares is not None:
                 numbers = [faults.spares]
             elif stands_by:
-                numbers = paying_spares(runs, plan)[:COSTED_SPARES] if runs.num_nodes > 1 else []
+                numbers = paying_spares(runs, plan, most)[:COSTED_SPARES]
             found = [_fewer_replicas(whole, framework, number) if number else whole for number in numbers]
             courses = [
                 _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
                 for left in found if left is not None
             ]  # fmt: skip
             if not courses:
-                nodes = f"{numbers[0]} of {runs.num_nodes} nodes standing by" if numbers else "a single node"
+                nodes = f"{numbers[0]} of {runs.num_nodes} nodes standing by" if numbers else "any node standing by"
                 why = f"with {nodes} no replicas of the plan are left that run and fit"
                 continue
             variants[name] = max(courses, key=lambda course: course.effective_tokens_per_s_per_gpu)

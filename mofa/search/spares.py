@@ -170,6 +170,10 @@ def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
     """
     node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
     spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
+    copies = judge.faults.checkpoint.copies if judge.faults.checkpoint.mode == "peer" else 1
+    spares = spares[nodes - spares >= copies]
+    if len(spares) == 0:
+        return []
     found = judge.outlook(
         np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
         num_gpus=judge.cluster.num_gpus - spares * node,

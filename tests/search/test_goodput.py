@@ -10,6 +10,8 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
+from mofa.faults.outlook import job_clock
+from mofa.faults.simulate import simulate
 from mofa.search.feasible import Job, check
 from mofa.search.find import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
@@ -242,7 +244,7 @@ def test_the_number_of_spares_pays_most() -> None:
     plan = search(facts(spares=0)).report.plans[0]
     slow = facts(reliability__failures_per_node_day=0.3, restart__repair_s="20 h")
     runs = LongRuns(JOB, NODES, MEGATRON, slow)
-    ranked = paying_spares(runs, plan)
+    ranked = paying_spares(runs, plan, 7)
     alone = {}
     for spares in range(1, 8):
         judge = LongRuns(JOB, without_spares(NODES, spares, "x"), MEGATRON, slow, spares=spares)
@@ -250,3 +252,44 @@ def test_the_number_of_spares_pays_most() -> None:
         alone[spares] = float(found.ettr[0]) * (8 - spares)
     assert ranked == [number for number in sorted(alone, key=lambda n: -alone[n]) if number in ranked]
     assert len(ranked) > 2
+
+
+def test_copies_need_nodes() -> None:
+    node = mofa.load_cluster("h100-hgx", 8)
+    with pytest.raises(SpecError, match=r"2 copies .* need as many nodes, not 1"):
+        mofa.find_long_runs(JOB, node, facts(checkpoint__mode="peer"), framework=MEGATRON, top=1, replay=False, **FIX)
+    point = goodput_by_scale(JOB, node, facts(), [8], MEGATRON, strategy="tp=2").points[0]
+    assert set(point.variants) == {"blocking", "async"} and point.why is not None
+    two = mofa.load_cluster("h100-hgx", 16)
+    found = mofa.find_long_runs(
+        JOB, two, facts(checkpoint__mode="peer", checkpoint__interval_s="1 h"), framework=MEGATRON, top=1, replay=False,
+        **FIX,
+    )  # fmt: skip
+    assert found.report.plans[0].spare_gpus == 0
+
+
+@pytest.mark.parametrize("lemons", [False, True])
+def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
+    """The plan's band against runs of the whole length that draw their failure rate, their lemons and their luck."""
+
+    def fact(value: float) -> dict[str, object]:
+        return {"value": value, "provenance": "assumed", "source": "a test"}
+
+    some = {"reliability__lemon_fraction": fact(0.1), "reliability__lemon_multiple": fact(8.0)} if lemons else {}
+    spec = facts(
+        reliability__failures_per_node_day=0.8, reliability__counted_failures=50.0, checkpoint__mode="async", spares=0,
+        **some,
+    )  # fmt: skip
+    plan = mofa.estimate_long_run(JOB, NODES, "tp=2 pp=2", spec, framework=MEGATRON, replay=False)
+    judge = LongRuns(JOB, NODES, MEGATRON, spec)
+    found = judge.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
+    work = float(judge.work_s(np.array([plan.step_s]))[0])
+    assert spec.reliability is not None
+    clock = job_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
+    days = simulate(found.long_run(0, work, clock), 2000, seed=5).wall_s / 86400
+    assert plan.days is not None
+    width = float(np.std(days))
+    for quantile, value in ((0.1, plan.days.p10), (0.5, plan.days.p50), (0.9, plan.days.p90)):
+        # errors of 2000 and of 1000 runs at the density of a bell, and what the mean of an endless run leaves out
+        assert value == pytest.approx(float(np.quantile(days, quantile)), abs=3 * 2.0 * width / np.sqrt(1000))
+    assert plan.days.p90 - plan.days.p10 > 0.01 * plan.days.p50
