@@ -14,7 +14,7 @@ from mofa.blocks.backward import NO_RECOMPUTE
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.chunks import chunked
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import per_combination, stacked, where
+from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
 from mofa.blocks.op import Format, Op
@@ -58,6 +58,28 @@ class BlockCost:
 
 
 @dataclass(frozen=True)
+class WeightClass:
+    """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
+
+    params: ArrayK
+    number: ArrayK
+    expert: bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of each kind of layer, of the embedding and of the head."""
+
+    layers: tuple[tuple[WeightClass, ...], ...]
+    embedding: tuple[WeightClass, ...]
+    head: tuple[WeightClass, ...]
+
+    def largest(self) -> ArrayK:
+        """The largest weight of a layer. (K,) [params]"""
+        return np.asarray(np.max([weight.params for kind in self.layers for weight in kind], axis=0))
+
+
+@dataclass(frozen=True)
 class Costs:
     """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
 
@@ -79,6 +101,7 @@ class Costs:
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
     machine: Machine
+    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -200,7 +223,11 @@ def block_costs(
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
     machine = Machine(cluster, groups, framework, num_k, spread)
-    costed = _costed(tapes, machine)
+    weights = Weights(
+        tuple(_weights(tapes[_label(kind, modes[0])], num_k) for kind in kinds), _weights(tapes["embedding"], num_k),
+        _weights(tapes["head"], num_k),
+    )  # fmt: skip
+    costed = _costed(tapes, machine, np.inf if framework.shards_params else 2.0 * weights.largest())
     blocks = {spec: tuple(costed[_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
@@ -210,7 +237,7 @@ def block_costs(
     return Costs(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
-        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine,
+        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
     )  # fmt: skip
 
 
@@ -249,7 +276,17 @@ def _all_tapes(
     return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine) -> dict[str, BlockCost]:
+def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
+    out = []
+    for op in block.forward.ops:
+        if anywhere(op.weight_params > 0):
+            number = stacked([maximum(op.num_weights, 1.0)], num_k)[0]
+            params = stacked([op.weight_params], num_k)[0] / number
+            out.append(WeightClass(params, number, op.name.startswith("experts.")))
+    return tuple(out)
+
+
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: FloatK) -> dict[str, BlockCost]:
     """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once."""
     num_k = machine.num_k
     timed = time_works((op for b in tapes.values() for tape in (b.forward, b.backward) for op in tape.ops), machine)
@@ -261,7 +298,7 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine) -> dict[str, Bloc
             forward = scan(block.forward, machine, timed=timed), tape_flops(block.forward, num_k)
             forwards[id(block.forward)] = forward
         out[name] = BlockCost(
-            forward[0], scan(block.backward, machine, timed=timed), block_memory(block, num_k), forward[1],
+            forward[0], scan(block.backward, machine, timed=timed), block_memory(block, num_k, large), forward[1],
             tape_flops(block.backward, num_k), cached_bytes(block, num_k),
         )  # fmt: skip
     return out

@@ -34,6 +34,9 @@ class BlockMemory:
     """What the allocator's rounding adds to the kept tensors. [B]"""
     largest: ArrayK
     """The largest tensor that the block allocates. [B]"""
+    large_saved: ArrayK
+    large_peak: ArrayK
+    """Of tensors larger than given: what is kept, and the most alive beyond what is kept. [B]"""
     pool_slack: ArrayK
     """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
     forward_peak: ArrayK
@@ -53,6 +56,8 @@ class BlockMemory:
             saved_kinds=self.saved_kinds + block.saved_kinds,
             saved_slack=self.saved_slack + block.saved_slack,
             largest=np.maximum(self.largest, block.largest),
+            large_saved=self.large_saved + block.large_saved,
+            large_peak=np.maximum(self.large_peak, block.large_peak),
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             forward_peak=np.maximum(forward, self.forward_peak),
             forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
@@ -142,8 +147,8 @@ class _Lifetimes:
         return shares
 
 
-def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
-    """Bytes kept and peaks of one block. Arrays of shape (num_k,)."""
+def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> BlockMemory:
+    """Bytes kept and peaks of one block, tensors above ``large`` bytes also apart. Arrays of shape (num_k,)."""
     forward, backward = block.forward, block.backward
     ops = forward.ops + backward.ops
     boundary, last = len(forward.ops), len(ops) - 1
@@ -177,12 +182,16 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
     forward_peak, forward_kinds, forward_op = peak(0, boundary)
     backward_peak, backward_kinds, backward_op = peak(boundary, len(ops))
     across = (start < boundary) & (boundary <= end)
+    big = np.where(sizes > large, sizes, 0.0)
+    big_saved = big[across].sum(axis=0)
     saved_kinds = is_kind[:, across] @ sizes[across]
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
         saved_kinds=saved_kinds,
         saved_slack=(rounded_bytes(sizes[across]) - sizes[across]).sum(axis=0),
         largest=sizes.max(axis=0),
+        large_saved=big_saved,
+        large_peak=np.maximum((there @ big).max(axis=0) - big_saved, 0.0),
         pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
         forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
         backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
@@ -192,7 +201,7 @@ def block_memory(block: BlockTapes, num_k: int) -> BlockMemory:
 def _nothing(num_k: int) -> BlockMemory:
     """Of a block that allocates nothing."""
     zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
-    return BlockMemory(zero, kinds, zero, zero, zero, zero, kinds, op, zero, kinds, op)
+    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:

@@ -13,6 +13,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.communicators import communicator_bytes
 from mofa.cost.moments import Moments
+from mofa.cost.reserve import holes_bytes, unsharded_bytes
 from mofa.cost.rows import Rows
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
@@ -303,6 +304,10 @@ class _Instants:
             which[self.all[i].total >= enough] = i
         return largest, which
 
+    def without_grads(self) -> ArrayN:
+        """The most alive that is no gradient. (n, R) [B]"""
+        return np.asarray(np.max([one.total - one.grads * self.grads for one in self.all], axis=0))
+
     def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
         """The part of the gradients that is there at each stage's instant. (n, R)"""
         out = np.empty(which.shape)
@@ -388,7 +393,7 @@ def stage_bytes(rows: Rows) -> StageBytes:
     instants = _Instants(rows)
     instants.build()
     allocated, which = instants.largest()
-    reserved = allocated + _slack(rows, instants.grads_at(which) if rows.framework.shards_params else 1.0)
+    reserved = allocated + _slack(rows, instants, allocated, which)
     experts = rows.workload.model.moe is not None
     comm = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts)[rows.grid]
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
@@ -404,8 +409,8 @@ def stage_peaks(rows: Rows) -> Peak:
     return Peak(stages, fullest, parts, tuple(one.name for one in stages.instants.all))
 
 
-def _slack(rows: Rows, grads: ArrayN | float) -> ArrayN:
-    """What the allocator holds beyond the live tensors at the peak, ``grads`` of the gradients being there. (n, R) [B]
+def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
+    """What the allocator holds beyond the live tensors at the peak. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.liveness.rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
@@ -422,10 +427,16 @@ def _slack(rows: Rows, grads: ArrayN | float) -> ArrayN:
     for there, pool in ((lay.plain > 0, pools), (lay.full > 0, pools_full)):  # of the layers that a stage has
         ends = np.maximum(ends, np.where(there, pool[:, :, None], 0.0).max(axis=1))
     slack = slack + ends
-    if rows.framework.shards_params and rows.mode.precision == "mixed" and not rows.mode.pipelined:
-        slack = slack + (1.0 - grads) * rows.static.grads[rows.grid]
-    elif rows.framework.shards_params and rows.mode.precision == "mixed":  # they come when the others have gone
-        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
-    if rows.framework.allocator != "expandable":
+    native = rows.framework.allocator != "expandable"
+    if rows.framework.shards_params and rows.mode.precision == "mixed":
+        if not rows.mode.pipelined:
+            slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
+        elif native:
+            slack = slack + unsharded_bytes(rows, allocated, instants.without_grads(), instants.grads)
+        else:  # they come when the others have gone
+            slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
+    if rows.static.grads_always and not rows.framework.deepspeed:
+        slack = slack + holes_bytes(rows, allocated)
+    elif native:
         slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
     return np.asarray(slack)

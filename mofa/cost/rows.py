@@ -41,6 +41,8 @@ class LayerArrays:
     backward_peak: ArrayN
     backward_kinds: ArrayN
     pools: ArrayN
+    large_saved: ArrayN
+    large_peak: ArrayN
     cached: ArrayN
 
     @classmethod
@@ -66,6 +68,8 @@ class LayerArrays:
             backward_peak=grid(lambda c: c.memory.backward_peak),
             backward_kinds=grid(lambda c: c.memory.backward_kinds),
             pools=grid(lambda c: c.memory.pool_slack),
+            large_saved=grid(lambda c: c.memory.large_saved),
+            large_peak=grid(lambda c: c.memory.large_peak),
             cached=grid(lambda c: c.cached),
         )
 
