@@ -416,8 +416,9 @@ def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
       blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
     - From the second step on the optimizer's states lie in blocks that the loss had freed in the first, so that its
-      largest tensor finds no whole block again: one more of its size is taken. Assumes that smaller tensors fill what
-      the states leave. The expandable allocator maps pages instead and has no such loss.
+      largest tensor finds no whole block again: one more of its size is taken, unless Megatron's holes take them. Assumes
+      that smaller tensors fill what the states leave. The expandable allocator maps pages instead and has no such loss.
+    - What does not fit into any hole: :mod:`mofa.cost.reserve`.
     """
     lay, c = rows.layout, rows.costs
     slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
@@ -435,8 +436,11 @@ def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np
             slack = slack + unsharded_bytes(rows, allocated, instants.without_grads(), instants.grads)
         else:  # they come when the others have gone
             slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
-    if rows.static.grads_always and not rows.framework.deepspeed:
+    starts = rows.static.grads_always and not rows.framework.deepspeed
+    if starts and native:
         slack = slack + holes_bytes(rows, allocated)
+    elif starts:  # pages once mapped stay, those of the parameters that were copied too
+        slack = np.maximum(slack, (2.0 * rows.static.params + rows.static.grads)[rows.grid] - allocated)
     elif native:
         slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
     return np.asarray(slack)

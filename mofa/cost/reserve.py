@@ -81,14 +81,15 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     plain, full = rows.gather(rows.layers.large_peak)
     here = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
     here = np.maximum(here, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
-    here = np.maximum(here, costs.head.memory.large_peak[rows.k][:, None] * rows.is_head)
+    head = costs.head.memory
+    here = np.maximum(here, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
     large = large + here + large_states
     buffers = (static.params + static.grads)[at]
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - buffers - (small - waste)
     more = np.maximum(large + holes - others, 0.0)
     # the holes that are left do not take the moments, which come behind the first step: they go into the loss's blocks
-    cut = np.where(fits + large_states > holes, costs.head.memory.largest[rows.k][:, None] * rows.is_head, 0.0)
+    cut = np.where(fits + large_states > holes, head.largest[rows.k][:, None] * rows.is_head, 0.0)
     return np.asarray(waste + more + cut)
 
 

@@ -23,29 +23,33 @@ def benchmark() -> Any:
     return module
 
 
-def test_steps_agree(benchmark: Any) -> None:
-    """Nine in ten within 3 %, half within 1 %; what is further off are interleaved pipelines of unequal chunks."""
-    found = [(case, benchmark.compare(case, memory=False).step) for case in benchmark.cases(40)]
-    size = np.abs([step for _, step in found])
-    assert (size <= benchmark.TIME_BAR).sum() >= 36
-    assert np.median(size) < 0.01
-    for case, step in found:
-        if abs(step) > benchmark.TIME_BAR:
-            assert case.row.vpp[0] > 1, benchmark.describe(case)
-            assert abs(step) < 0.15, benchmark.describe(case)
+@pytest.fixture(scope="module")
+def found(benchmark: Any) -> list[tuple[Any, Any]]:
+    return [(case, benchmark.compare(case)) for case in benchmark.cases(40)]
+
+
+def test_steps_agree(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
+    """Every step within 3 %, half within 0.5 %."""
+    assert benchmark.TIME_BAR == 0.03
+    for case, agreement in found:
+        assert abs(agreement.step) <= benchmark.TIME_BAR, benchmark.describe(case)
+    assert np.median([abs(agreement.step) for _, agreement in found]) < 0.005
+
+
+def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
+    """Allocated memory within 2 % each, half within 0.2 %. Of reserved memory, in which order holes are filled is not
+    known to a closed form: 3.5 % on average, 15 % at most."""
+    assert benchmark.MEMORY_BAR == 0.02
+    for case, agreement in found:
+        assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
+        assert abs(agreement.reserved) <= 0.15, benchmark.describe(case)
+    assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002
+    assert np.mean([abs(agreement.reserved) for _, agreement in found]) < 0.035
+
+
+def test_every_kind_is_there(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
+    """At least a tenth of the strategies are of each kind that the benchmark names."""
     kinds = {
         name: sum(bool(want(case.job, case.row)[0]) for case, _ in found) for name, want in benchmark.WANTED.items()
     }
     assert min(kinds.values()) >= 4, kinds
-
-
-def test_memory_agrees(benchmark: Any) -> None:
-    """Allocated memory within 2 %, half of it within 0.2 %. Reserved memory is off by what the allocator's holes take,
-    which no closed form knows: 4 % on average."""
-    found = [(case, benchmark.compare(case)) for case in benchmark.cases(40)]
-    allocated, reserved = (np.abs([getattr(a, name) for _, a in found]) for name in ("allocated", "reserved"))
-    assert (allocated <= benchmark.MEMORY_BAR).sum() >= 39
-    assert np.median(allocated) < 0.002
-    assert allocated.max() < 0.03
-    assert reserved.mean() < 0.05
-    assert reserved.max() < 0.16
