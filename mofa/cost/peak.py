@@ -416,8 +416,9 @@ def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
       blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
     - From the second step on the optimizer's states lie in blocks that the loss had freed in the first, so that its
-      largest tensor finds no whole block again: one more of its size is taken, unless Megatron's holes take them. Assumes
-      that smaller tensors fill what the states leave. The expandable allocator maps pages instead and has no such loss.
+      largest tensor finds no whole block again: one more of its size is taken, unless Megatron's holes take them.
+      Assumes that smaller tensors fill what the states leave. The expandable allocator maps pages instead and has no
+      such loss.
     - What does not fit into any hole: :mod:`mofa.cost.reserve`.
     """
     lay, c = rows.layout, rows.costs
