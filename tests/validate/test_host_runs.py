@@ -1,0 +1,45 @@
+"""The host's microbenchmarks: the frameworks' layers so narrow that only the host takes time, each on its own host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mofa.measure.records import Record, read_records
+from mofa.search.find import estimate
+from mofa.validate.hosts import read_hosts
+from mofa.validate.reference import Reference, measured_references
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "measurements" / "host-runs"
+MACHINES = read_hosts(ROOT / "reference_runs" / "measured")
+
+
+def off(reference: Reference, record: Record) -> float:
+    """Predicted over measured - 1, on the run's machine, which is one of those of reference_runs/hosts.yaml."""
+    (machine,) = [m for m in MACHINES if m.host == record.environment.host]
+    workload, cluster, framework, strategy = replace(reference, host_op_s=machine.host_op_s.value).resolve()
+    step_s = record.measured.step_time_s
+    assert step_s is not None
+    return estimate(workload, cluster, strategy, framework=framework).step_s / step_s - 1
+
+
+def test_only_the_host_takes_time() -> None:
+    records = read_records(FOLDER)
+    assert len(records) == 25
+    one_gpu = [r for r in records if r.run.gpus == 1 and r.measured.idle_share is not None]
+    assert min(r.measured.idle_share or 0.0 for r in one_gpu) > 0.8
+
+
+def test_the_host_s_constants_say_what_they_took(tmp_path: Path) -> None:
+    """Quartiles of such runs lie 15 % apart."""
+    records = {record.run.id: record for record in read_records(FOLDER)}
+    references, _ = measured_references(FOLDER, tmp_path)
+    errors = {one.id: off(one, records[one.id]) for one in references}
+    assert len(errors) == 25
+    found = np.array(list(errors.values()))
+    assert np.abs(found).mean() < 0.16, errors
+    assert np.abs(found).max() < 0.5, errors
+    assert abs(np.median(found)) < 0.08
