@@ -71,6 +71,8 @@ class Reference:
     """Whether NCCL may let the switch reduce."""
     host_op_s: float | None = None
     """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
+    skewed: bool = False
+    """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
     repeats: tuple[Repeat, ...] = ()
     """Every measurement of the configuration, this one's own first; none where there is only one."""
 
@@ -159,6 +161,7 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
                 notes=notes,
                 nvls=first.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
                 host_op_s=_host(first, machines),
+                skewed=first.run.routing.kind != "balanced",
                 repeats=repeats,
             )
         )

@@ -233,7 +233,7 @@ def score_run(reference: Reference) -> RunScore:
         notes=reference.notes,
         host_op_s=reference.host_op_s,
         repeats=repeats,
-        skewed=workload.model.moe is not None and workload.routing.kind != "balanced",
+        skewed=reference.skewed,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -141,3 +142,16 @@ def test_only_longer_steps_are_told_by_closed_forms(monkeypatch: pytest.MonkeyPa
     told = score_run(longest)
     assert not told.played_out
     assert told.predicted_step_s == pytest.approx(played.predicted_step_s, rel=0.02)
+
+
+def test_skewed_runs_are_a_group_over_both_halves() -> None:
+    """Those whose tokens were made to fall unevenly; runs told what their own routers counted are not among them."""
+    with TemporaryDirectory() as scratch:
+        found, _ = measured_references(MEASURED, Path(scratch))
+    skewed = {r.id for r in found if r.skewed}
+    assert {"tt1-qwen30b-2l-skewed", "mc4-ep4-mixtral-4l-skewed"} <= skewed
+    assert not skewed & {"tt1-dsv2lite-6l", "mc1-qwen30b-2l", "tt1-llama-8l"}
+    halves = {"a": "measured-fitting", "b": "measured-judging", "c": "published-x"}
+    runs = [scored(name, group=group) for name, group in halves.items()]
+    groups = group_scores([run.model_copy(update={"skewed": run.id != "a"}) for run in runs])
+    assert groups["measured-skewed"].runs == 1
