@@ -22,7 +22,7 @@ from mofa.replay.play import play
 from mofa.replay.ranks import outside_of, ranks_of
 from mofa.replay.step import time_of
 from mofa.search.feasible import Job, check
-from mofa.search.find import loads_of
+from mofa.search.prepare import loads_of
 from mofa.search.space import SOLVED, default_space, product
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import SCHEDULES, StrategyTable

@@ -15,8 +15,8 @@ from mofa.routing.counts import read_counts
 from mofa.routing.load import cap_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.balance import BalanceReport, Progress, StepBalance, make_report
-from mofa.search.find import with_numerics
 from mofa.search.plan import Candidate
+from mofa.search.prepare import with_numerics
 from mofa.search.result import Plan
 from mofa.search.single import one_row
 from mofa.specs.complete import complete_strategy

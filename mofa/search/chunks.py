@@ -19,8 +19,8 @@ from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
 from mofa.search.chunk_choice import JointChoice, choose_jointly
-from mofa.search.find import with_numerics
 from mofa.search.plan import margin_bytes
+from mofa.search.prepare import with_numerics
 from mofa.search.single import one_row
 from mofa.specs.base import Spec
 from mofa.specs.complete import complete_strategy

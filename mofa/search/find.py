@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
-from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
-from mofa.routing.load import routing_loads
-from mofa.routing.scheduled import with_scheduling
 from mofa.search.feasible import CHECKS, Job, check
 from mofa.search.final import PATIENCE, replay_best
 from mofa.search.layers import COST_AT_ONCE, solve_layers
 from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import Candidate, margin_bytes
+from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.search.workers import Workers
-from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from mofa.search.goodput import LongRuns
 
 Progress = Callable[[int, int], None]
-OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
-"""Words of ``--with`` that are about experts."""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
@@ -79,6 +75,10 @@ class Search:
     cluster: ClusterSpec
     framework: FrameworkSpec
     reasons: NDArray[np.int64]
+    whole: StrategyTable
+    """What was looked at; ``costed`` is part of it."""
+    short: NDArray[np.float64]
+    """By how much each row of it missed."""
 
     def table(self) -> pd.DataFrame:
         """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits."""
@@ -128,6 +128,7 @@ def find_plans(
     replay_progress: Progress | None = None,
     judge: LongRuns | None = None,
     space: Space | None = None,
+    searched: Search | None = None,
     jobs: int = 1,
 ) -> Search:
     """The best strategies of a workload on a cluster.
@@ -155,6 +156,8 @@ def find_plans(
         Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
     space
         What is searched under the constraints, in place of everything that the framework offers.
+    searched
+        A search of the same job under the same constraints, not played out, whose costs are taken over.
     jobs
         Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
@@ -179,8 +182,10 @@ def find_plans(
     space = constrain(whole, fix=fix, maximum=maximum, with_=with_, without=without)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
-    search = _search(job, space, progress)
-    table, costed, reason, short = search
+    if searched is None:
+        table, costed, reason, short = _search(job, space, progress)
+    else:
+        table, costed, reason, short = searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy()
     key, host = costed.step_s, len(CHECKS) + 2
     if judge is not None:
         judge = replace(judge, workload=workload, framework=framework)
@@ -237,7 +242,7 @@ def find_plans(
         plans=tuple(plans),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    return Search(report, costed, workload, cluster, framework, reason)
+    return Search(report, costed, workload, cluster, framework, reason, table, short)
 
 
 def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec) -> StrategySpec:
@@ -247,65 +252,6 @@ def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec) -> Stra
     if int(one.recompute_layers[0]) == SOLVED:
         one = replace(one, recompute_layers=np.array([-1]))
     return one.row(0, framework.name)
-
-
-def with_numerics(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
-) -> tuple[WorkloadSpec, FrameworkSpec]:
-    """The workload and framework with what ``--with`` names: number formats, the dispatcher.
-
-    Raises
-    ------
-    SpecError
-        If the GPU or the framework does not have it.
-    """
-    precision = workload.precision
-    if "fp8" in words:
-        precision = precision.model_copy(update={"gemm": "fp8"})
-    if "bf16_moments" in words:
-        precision = precision.model_copy(update={"moments": "bf16"})
-    if precision.gemm not in cluster.gpu.peak_flops_per_s:
-        raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
-    if precision.gemm == "fp8" and framework.name != "megatron":
-        raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
-    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
-        raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
-    if workload.optimizer.implementation is not None:
-        offered = OFFERED[framework.name]["optimizer"]
-        if workload.optimizer.implementation not in offered:
-            asked = workload.optimizer.implementation
-            raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
-        framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
-    needing = [word for word in OF_EXPERTS if word in words]
-    if workload.model.moe is None and needing:
-        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
-    if "deepep" in words:
-        if "deepep" not in OFFERED[framework.name]["dispatcher"]:
-            raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
-        framework = framework.model_copy(update={"dispatcher": "deepep"})
-    if "moeblaze" in words:
-        if framework.name != "megatron" or framework.experts != "grouped":
-            raise SpecError(
-                f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
-                "ones; use --framework megatron"
-            )
-        framework = framework.model_copy(update={"routed_copies": "either"})
-    if "zbv" in words and framework.name != "torchtitan":
-        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
-    return workload.model_copy(update={"precision": precision}), framework
-
-
-def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
-    """The routing load of every expert-parallel degree of a table."""
-    if workload.model.moe is None:
-        if workload.routing.kind != "balanced":
-            kind, name = workload.routing.kind, workload.model.name
-            raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
-        return RoutingLoads({}, {})
-    degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
-    loads = routing_loads(workload.routing, workload.model, degrees)
-    balanced = sorted({int(e) for e in np.unique(table.ep[table.balancing > 0])} & set(degrees))
-    return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
 
 
 def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:

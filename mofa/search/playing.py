@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.cost.estimate import Estimator
-from mofa.search.find import loads_of, with_numerics
+from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.single import one_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

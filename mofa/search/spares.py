@@ -84,7 +84,7 @@ def find_long_runs(
         found += [_found(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
     best = min(found, key=lambda item: item.order)
     if replay and not alone:
-        best = _found(best.judge, True, best.space, top=top, **options)
+        best = _found(best.judge, True, best.space, top=top, searched=best.search, **options)
     return _whole(best.search, best.judge, cluster, tried, objective, started)
 
 

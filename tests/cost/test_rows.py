@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.search.feasible import Job, check
-from mofa.search.find import loads_of, with_numerics
+from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.space import SOLVED, default_space, product
 from mofa.specs.strategy import BALANCING, StrategyTable
 

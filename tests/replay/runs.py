@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from mofa.cost.estimate import Estimator
-from mofa.search.find import loads_of, with_numerics
+from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.single import one_row
 from mofa.specs.load import _run, resolve_run
 

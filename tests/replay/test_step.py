@@ -17,7 +17,7 @@ from mofa.orders import Action, Order, order_of
 from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
 from mofa.replay.step import time_of
-from mofa.search.find import loads_of
+from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 
 CASES = (

@@ -13,8 +13,9 @@ import pytest
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.find import Search, find_plans, loads_of
+from mofa.search.find import Search, find_plans
 from mofa.search.plan import margin_bytes
+from mofa.search.prepare import loads_of
 from mofa.search.space import SOLVED, default_space, product
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload

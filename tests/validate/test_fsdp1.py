@@ -11,7 +11,7 @@ from mofa.cost.data_parallel import _replicas
 from mofa.cost.estimate import Estimator
 from mofa.errors import StrategyError
 from mofa.replay.ranks import rows_of
-from mofa.search.find import loads_of
+from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.framework import PYTORCH_MODULES
 

@@ -1,0 +1,78 @@
+"""A job as it is searched: what ``--with`` changes of it, and its routing loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mofa.cost.loads import RoutingLoads
+from mofa.errors import SpecError
+from mofa.routing.load import routing_loads
+from mofa.routing.scheduled import with_scheduling
+from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
+"""Words of ``--with`` that are about experts."""
+
+
+def with_numerics(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
+) -> tuple[WorkloadSpec, FrameworkSpec]:
+    """The workload and framework with what ``--with`` names: number formats, the dispatcher.
+
+    Raises
+    ------
+    SpecError
+        If the GPU or the framework does not have it.
+    """
+    precision = workload.precision
+    if "fp8" in words:
+        precision = precision.model_copy(update={"gemm": "fp8"})
+    if "bf16_moments" in words:
+        precision = precision.model_copy(update={"moments": "bf16"})
+    if precision.gemm not in cluster.gpu.peak_flops_per_s:
+        raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
+    if precision.gemm == "fp8" and framework.name != "megatron":
+        raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
+    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
+        raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
+    if workload.optimizer.implementation is not None:
+        offered = OFFERED[framework.name]["optimizer"]
+        if workload.optimizer.implementation not in offered:
+            asked = workload.optimizer.implementation
+            raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
+        framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
+    needing = [word for word in OF_EXPERTS if word in words]
+    if workload.model.moe is None and needing:
+        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
+    if "deepep" in words:
+        if "deepep" not in OFFERED[framework.name]["dispatcher"]:
+            raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
+        framework = framework.model_copy(update={"dispatcher": "deepep"})
+    if "moeblaze" in words:
+        if framework.name != "megatron" or framework.experts != "grouped":
+            raise SpecError(
+                f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
+                "ones; use --framework megatron"
+            )
+        framework = framework.model_copy(update={"routed_copies": "either"})
+    if "zbv" in words and framework.name != "torchtitan":
+        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
+    return workload.model_copy(update={"precision": precision}), framework
+
+
+def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
+    """The routing load of every expert-parallel degree of a table."""
+    if workload.model.moe is None:
+        if workload.routing.kind != "balanced":
+            kind, name = workload.routing.kind, workload.model.name
+            raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
+        return RoutingLoads({}, {})
+    degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
+    loads = routing_loads(workload.routing, workload.model, degrees)
+    balanced = sorted({int(e) for e in np.unique(table.ep[table.balancing > 0])} & set(degrees))
+    return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
