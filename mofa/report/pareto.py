@@ -56,7 +56,8 @@ def plot_pareto(
     Parameters
     ----------
     table
-        Feasible plans with the columns ``device_bytes`` [B] and ``tokens_per_s_per_gpu`` [tokens/s].
+        Feasible plans with the columns ``device_bytes`` [B] and ``tokens_per_s_per_gpu`` [tokens/s]; those whose
+        ``costed_by``, if there is one, is ``replay`` are told apart.
     capacity_bytes
         Memory that the device offers. [B]
     margin_bytes
@@ -80,6 +81,10 @@ def plot_pareto(
         rasterized=True,
         label=f"{len(table):,} plans that fit",
     )
+    played = table["costed_by"].to_numpy() == "replay" if "costed_by" in table.columns else np.zeros(len(table), bool)
+    if played.any():
+        label = f"{played.sum():,} of them played out"
+        ax.scatter(memory[played] / GIB, throughput[played], s=20.0, facecolors="none", edgecolors=ACCENT, label=label)
     ax.step(memory[front] / GIB, throughput[front], where="post", color=INK, linewidth=1.2)
     ax.plot(memory[front] / GIB, throughput[front], "o", color=INK, markersize=3.5, label=f"front ({len(front)})")
     if chosen is not None:

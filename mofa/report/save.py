@@ -109,7 +109,7 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     if report.plans:
         files["plans.csv"] = csv_bytes(report.to_frame())
     if table is not None:
-        feasible = table[table["fits"].astype(bool)] if "fits" in table.columns else table
+        feasible = as_played(table[table["fits"].astype(bool)] if "fits" in table.columns else table, report.plans)
         files["feasible.csv"] = csv_bytes(feasible)
         if report.plans and len(feasible):
             best = report.plans[0]
@@ -121,6 +121,43 @@ def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None 
     if report.plans:
         files |= _breakdowns(report.plans, None, num_stage_figures=1)
     return write_files(directory, files)
+
+
+PLAYED = ("step_s", "tokens_per_s_per_gpu", "allocated_bytes", "device_bytes")
+"""What a plan that was played out says otherwise than its closed form."""
+
+
+def as_played(table: pd.DataFrame, plans: Sequence[Plan]) -> pd.DataFrame:
+    """Costed strategies with a column ``costed_by``, those of the plans that were played out with what that said.
+
+    Parameters
+    ----------
+    table
+        A row for each strategy, with columns of its degrees.
+    plans
+        The best of them, in closed form or played out.
+
+    Returns
+    -------
+    pd.DataFrame
+        The table, with a column more.
+    """
+    out = table.assign(costed_by="closed_form")
+    keys = [name for name in plans[0].strategy.model_dump() if name in table.columns] if plans else []
+    if not keys:
+        return out
+    place = {row: i for i, row in enumerate(zip(*(out[name].tolist() for name in keys), strict=True))}
+    columns = {name: out[name].tolist() for name in (*PLAYED, "mfu", "costed_by") if name in out.columns}
+    for plan in plans:
+        at = place.get(tuple(plan.strategy.model_dump()[name] for name in keys))
+        if at is None or plan.costed_by != "replay":
+            continue
+        told = plan.to_row()
+        if "mfu" in columns:  # whose FLOPs are counted is the table's affair
+            columns["mfu"][at] *= plan.tokens_per_s_per_gpu / columns["tokens_per_s_per_gpu"][at]
+        for name in columns.keys() - {"mfu"}:
+            columns[name][at] = told[name]
+    return out.assign(**columns)
 
 
 def json_text(result: Plan | PlanReport) -> str:

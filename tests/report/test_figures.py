@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mofa.errors import SpecError
 from mofa.report.memory_breakdown import plot_memory_breakdown
 from mofa.report.pareto import pareto_front, plot_pareto
-from mofa.report.save import check_writable, save_estimates, save_report, write_atomic
+from mofa.report.save import as_played, check_writable, save_estimates, save_report, write_atomic
 from mofa.report.stage_memory import plot_stage_memory
 from mofa.report.time_breakdown import plot_time_breakdown
 from mofa.units import GIB
@@ -83,6 +83,23 @@ def test_a_report_is_saved_as_figures_and_tables(tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == names
     assert all(file.stat().st_size > 20 for file in files)
     assert len((out / "feasible.csv").read_text().splitlines()) == 51  # the row that doesn't fit is left out
+
+
+def test_plans_that_were_played_out_are_told_apart_in_the_table() -> None:
+    """The row of a replayed plan has the replay's step and memory, so that the chosen plan lies on its own dot."""
+    report = make_report()
+    plan = report.plans[1].model_copy(update={"costed_by": "replay"})
+    table = make_table(report).assign(step_s=1.0, tokens_per_s_per_gpu=10.0, mfu=0.1, device_bytes=5.0)
+    told = as_played(table, [report.plans[0], plan])
+    alike = told["step_s"] != 1.0
+    assert told["costed_by"].tolist() == ["replay" if changed else "closed_form" for changed in alike]
+    assert alike.sum() == 1
+    row = told[alike].iloc[0]
+    assert (row["step_s"], row["device_bytes"]) == (plan.step_s, plan.memory.device_bytes)
+    assert row["mfu"] == pytest.approx(0.1 * plan.tokens_per_s_per_gpu / 10.0)
+    assert "costed_by" not in table.columns or table["costed_by"].tolist() == ["closed_form"] * len(table)
+    labels = [text.get_text() for text in plot_pareto(told, capacity_bytes=9e10).get_legend().get_texts()]
+    assert "1 of them played out" in labels
 
 
 def test_the_same_result_gives_the_same_bytes(tmp_path: Path) -> None:
