@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from mofa.search.result import Plan
 
+LABELLED = 0.9
+"""Share of the height that is drawn on; the label of the peak is above it. [-]"""
+
 
 def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """Plot what is allocated over a step by kind, what is reserved, what the device has, and where the peak is.
@@ -54,12 +57,17 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     ax.axhline(room, color=ACCENT, linewidth=1.2, label=f"room beside context and communicators {room:.1f} GiB")
     top = sum(size[curve.peak] for size in sizes)
     ax.plot([time_s[curve.peak]], [top], marker="v", color=INK, linestyle="none")
-    ax.annotate(
-        f"{top:.1f} GiB: {of.instant}", (time_s[curve.peak], top), (0, 6), textcoords="offset points",
-        ha="left" if time_s[curve.peak] < time_s[-1] / 2 else "right", fontsize=8,
+    early = time_s[curve.peak] < time_s[-1] / 2
+    ax.annotate(  # above all lines, where nothing is drawn
+        f"{top:.1f} GiB: {of.instant}", (time_s[curve.peak], top), (0.02 if early else 0.98, 0.98),
+        textcoords="axes fraction", ha="left" if early else "right", va="top", fontsize=8,
+        arrowprops={
+            "arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 1.0, "shrinkB": 3.0,
+            "relpos": (0.0 if early else 1.0, 0.0),
+        },
     )  # fmt: skip
     ax.set_xlim(0.0, float(time_s[-1]))
-    ax.set_ylim(0.0, 1.12 * max(room, top, max(curve.reserved_bytes) / GIB))
+    ax.set_ylim(0.0, max(room, top, max(curve.reserved_bytes) / GIB) / LABELLED)
     ax.set_xlabel("time in the step [s]")
     ax.set_ylabel("memory of the allocator [GiB]")
     ax.set_title(

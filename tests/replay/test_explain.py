@@ -6,9 +6,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 import mofa
 from mofa.replay.journal import ACTIVATIONS, GROUPS, OUTSIDE, Act, Journal
+from mofa.report.memory_over_time import plot_memory_over_time
 from mofa.search.memory import MemoryCurve
 from mofa.search.result import Plan
 
@@ -56,6 +58,16 @@ def test_curves_have_the_peak_and_the_whole_step() -> None:
         assert curve.time_s[0] == 0.0 and curve.time_s[-1] == pytest.approx(plan.step_s, rel=0.02)
         assert np.all(total <= np.array(curve.reserved_bytes))
         assert len(curve.time_s) <= 122
+
+
+def test_the_label_of_the_peak_lies_above_all_lines() -> None:
+    plan = _plan()
+    for stage in (0, 1):
+        ax = plot_memory_over_time(plan, stage)
+        ax.figure.canvas.draw()
+        (label,) = ax.texts
+        highest = max(float(np.max(line.get_ydata())) for line in ax.lines)
+        assert ax.transData.inverted().transform(Text.get_window_extent(label).p0)[1] > highest
 
 
 def test_a_curve_of_skipped_rounds_stays_high() -> None:
