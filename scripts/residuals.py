@@ -2,52 +2,44 @@
 
 python scripts/residuals.py
 
-Repeats of one configuration count as one, by their mean; traced runs, whose profiler takes memory and time, not at
-all. The judging half is not predicted.
+As `mofa validate` scores them: each on its own host, repeats of one configuration as one by their median error; traced
+runs, whose profiler takes memory and time, not at all. The judging half is not predicted.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 from mofa.report.save import write_atomic
-from mofa.search.find import estimate
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.validate.reference import measured_references
+from mofa.validate.score import score_run
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "hardware_profiles" / "residuals.yaml"
 HEAD = "# Made by python scripts/residuals.py; the memory margin and the band of step times rest on it.\n"
-REPEAT = re.compile(r"-(again|third)$")
 
 
 def residuals() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measured over predicted - 1 per configuration: device memory, and the step by kind of framework."""
-    device: dict[str, list[float]] = defaultdict(list)
-    step: dict[str, dict[str, list[float]]] = {"megatron": defaultdict(list), "torchtitan": defaultdict(list)}
+    device: dict[str, float] = {}
+    step: dict[str, dict[str, float]] = {"megatron": {}, "torchtitan": {}}
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         found, _ = measured_references(ROOT / "reference_runs" / "measured", Path(scratch))
         for reference in found:
             if reference.group != "measured-fitting" or reference.outcome.oom or reference.id.endswith("-traced"):
                 continue
-            workload, cluster, framework, strategy = reference.resolve()
-            plan = estimate(workload, cluster, strategy, framework=framework)
-            name, outcome = REPEAT.sub("", reference.id), reference.outcome
-            if outcome.device_bytes is not None:
-                device[name].append(outcome.device_bytes / plan.memory.device_bytes - 1)
-            if outcome.step_s is not None:
-                kind = "torchtitan" if framework.name in PYTORCH_MODULES else "megatron"
-                step[kind][name].append(outcome.step_s / plan.step_s - 1)
-    return (
-        {name: float(np.mean(values)) for name, values in device.items()},
-        {kind: {name: float(np.mean(v)) for name, v in runs.items()} for kind, runs in step.items()},
-    )
+            run = score_run(reference)
+            if run.peak_device is not None:
+                device[run.id] = 1 / (1 + run.peak_device.error) - 1
+            if run.step_time is not None:
+                kind = "torchtitan" if run.framework.split()[0] in PYTORCH_MODULES else "megatron"
+                step[kind][run.id] = 1 / (1 + run.step_time.error) - 1
+    return device, step
 
 
 def facts() -> dict[str, object]:

@@ -156,6 +156,8 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         for name in groups:
             rows = [run_cells(run) for run in report.runs if run.group == name]
             print_table(console, name, RUN_COLUMNS, rows)
+        if rows := repeat_rows(report):
+            print_table(console, "Repeats", REPEAT_COLUMNS, rows)
         console.print(f"{WEAK_WORDS}.\n")
     print_table(console, "Errors by group", GROUP_COLUMNS, group_rows(report))
     print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
