@@ -136,10 +136,10 @@ def bandwidth_of(gpu: dict[str, Any], other: dict[str, Any]) -> float:
 def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """Products and attention as SimuMax timed them; other formats by the H200's ratios, the rest from ``base``.
 
-    How much less the power limit takes between memory-bound kernels than from products alone is the H200's too.
+    How much faster products are between memory-bound kernels than alone, under the power limit, is the H200's too.
     """
     kept = {
-        name: (1.0 - curve["sustained"]) / (1.0 - curve["alone"])
+        name: curve["sustained"] / curve["alone"]
         for name, curve in (
             ("gemm bf16", h200["gemm"]["bf16"]),
             ("attention_cudnn_fwd bf16", h200["attention"]["cudnn fwd 128/128"]),

@@ -35,8 +35,8 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
     num_sms
         Multiprocessors of the GPU. [-]
     kept
-        Of the GPU whose two limited states are known: the loss of rate between memory-bound kernels over the loss of
-        a long run of nothing else, per family. [-]
+        Of the GPU whose two limited states are known: the rate between memory-bound kernels over the rate of a long
+        run of nothing else, per family. [-]
 
     Returns
     -------
@@ -47,6 +47,10 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
     -----
     Large products reach the same share of the peak at any clock: the limited rate over the full one is the median of
     the long products over the best of the others; attention's that of its longest context over a quarter of it.
+    Power that grows with the square of the clock is on average the limit in both states (as in
+    :func:`mofa.specs.curves.mixed_clock`): the clock of one over that of the other depends on the share of the time and
+    on what part of the limit memory-bound kernels draw at that clock, not on how far it falls. That part, and so the
+    ratio of the rates, is taken to be the other GPU's.
     """
     products = [r for r in rows if r.case.family == "gemm" and r.case.variant == RESULT]
     alone = _rate(r for r in products if r.sample.median_s >= LIMITED_S) / float(
@@ -65,7 +69,7 @@ def fit_others(rows: Sequence[Row], *, num_sms: int, kept: Mapping[str, float]) 
     sustained = {}
     for name, share in shares.items():
         sustained[f"{name} alone"] = share
-        sustained[f"{name} between_memory"] = 1.0 - (1.0 - share) * kept[name]
+        sustained[f"{name} between_memory"] = min(share * kept[name], 1.0)
     return replace(fit_curves(clocked, num_sms=num_sms, gpu=rows[0].gpu), sustained=sustained)
 
 
