@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from mofa.errors import SpecError
 from mofa.specs.overrides import parse_set, parse_strategy
 
-DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
-"""Columns that hold a whole number of at least 1; the only ones that ``--max`` bounds."""
-
 
 def split_words(texts: Iterable[str] | None) -> list[str]:
     """Words of a repeatable option, of which each may hold several.
@@ -45,10 +42,12 @@ def parse_maximum(texts: Sequence[str] | None) -> dict[str, int]:
     >>> parse_maximum(["pp=8 tp=4"])
     {'pp': 8, 'tp': 4}
     """
+    from mofa.search.asked import BOUNDED
+
     bounds: dict[str, int] = {}
     for name, value in (parse_strategy(" ".join(texts), "--max") if texts else {}).items():
-        if name not in DEGREES or not isinstance(value, int):
-            raise SpecError(f"--max: {name} is no degree; use one of {', '.join(DEGREES)}")
+        if name not in BOUNDED or not isinstance(value, int):
+            raise SpecError(f"--max: {name} is no degree; use one of {', '.join(BOUNDED)}")
         bounds[name] = value
     return bounds
 

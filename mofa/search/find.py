@@ -14,6 +14,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError
+from mofa.search.asked import check_asked, checked_facts
 from mofa.search.feasible import CHECKS, Job, check
 from mofa.search.final import PATIENCE, replay_best
 from mofa.search.layers import COST_AT_ONCE, solve_layers
@@ -171,11 +172,9 @@ def find_plans(
     The objective is tokens per second and GPU at the fixed global batch; among equals the smaller memory wins.
     """
     started = time.perf_counter()
-    if framework is None:
-        from mofa.specs.load import load_framework
-
-        framework = load_framework(workload.framework or "megatron")
+    framework = checked_facts(workload, cluster, framework)
     fix, maximum = dict(fix or {}), dict(maximum or {})
+    check_asked(fix, maximum, top, flops_convention)
     workload, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
     whole = default_space(workload, cluster, framework) if space is None else space
@@ -213,10 +212,12 @@ def find_plans(
     min_gpus, note = None, None
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space, replay=replay)
-        if min_gpus is None and fix and not len(costed.rows):
+        if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
-            row = table.take(np.flatnonzero(reason == why)[:1])
-            raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {CHECKS[why].message(job, row)}")
+            says = CHECKS[why].message(job, table.take(np.flatnonzero(reason == why)[:1]))
+            if fix:
+                raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
+            note = f"{note}: {says}"
     names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
     units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
     rejected, nearest = {}, {}
@@ -392,10 +393,8 @@ def estimate(
     """
     from mofa.search.single import one_row
 
-    if framework is None:
-        from mofa.specs.load import load_framework
-
-        framework = load_framework(workload.framework or "megatron")
+    framework = checked_facts(workload, cluster, framework)
+    check_asked({}, {}, 1, flops_convention)
     workload, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

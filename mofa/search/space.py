@@ -136,6 +136,8 @@ def constrain(
         If a word is unknown or a constraint leaves a degree without a value.
     """
     values: dict[str, object] = dict(vars(space))
+    if isinstance(with_, str) or isinstance(without, str):
+        raise SpecError(f"--with and --without: take words, not one text ({with_ or without!r}); give a list of them")
     for word in with_:
         if word not in WITH:
             raise SpecError(f"--with: {word} is unknown; use one of {', '.join(WITH)}")

@@ -299,6 +299,8 @@ def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
 
 def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
     """Path of a bundled name or of a user's file, and what messages call it."""
+    if not isinstance(ref, (str, Path)):
+        raise SpecError(f"{kind}: {type(ref).__name__} is no name and no path; give text or a Path")
     text = str(ref)
     if isinstance(ref, str) and ref in bundled(kind):
         return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"

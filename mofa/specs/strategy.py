@@ -77,7 +77,7 @@ class StrategySpec(Spec):
     """One strategy, complete."""
 
     tp: Positive = 1
-    sp: bool = False
+    sp: Annotated[bool, Field(strict=True)] = False
     pp: Positive = 1
     vpp: Positive = 1
     cp: Positive = 1

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+import mofa
 from mofa.search.feasible import Job
 from mofa.search.find import find_plans
 from mofa.search.minimum import MOST_GPUS, fits_on, smallest_number_of_gpus
@@ -75,3 +76,10 @@ def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Candidate, "lacks", lambda self: 1.0 if self.job[1].num_gpus < 16 else -1.0)
     assert not fits_on(job, space, 8, replay=True)
     assert smallest_number_of_gpus(job, space, replay=True)[0] == 16
+
+
+def test_what_no_number_of_gpus_cures_is_said() -> None:
+    job, machines = mofa.load_workload("deepseek-v3"), cluster(64)
+    report = find_plans(job, machines, framework=framework("torchtitan"), replay=False).report
+    assert report.min_gpus is None
+    assert "set workload.model.num_mtp_layers=0" in str(report.min_gpus_note)
