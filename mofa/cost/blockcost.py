@@ -277,9 +277,10 @@ def _all_tapes(
 
 
 def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
-    out = []
+    out, seen = [], set()
     for op in block.forward.ops:
-        if anywhere(op.weight_params > 0):
+        if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
+            seen.add(op.weight or op.name)  # token chunks read the same weight
             number = stacked([maximum(op.num_weights, 1.0)], num_k)[0]
             params = stacked([op.weight_params], num_k)[0] / number
             out.append(WeightClass(params, number, op.name.startswith("experts.")))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import WeightClass
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -41,8 +40,8 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     """What Megatron's start leaves, and what of it nothing can use. (n, R) [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
-    when the fp32 copies, the states and the activations come. Those go into these holes where they fit; what is larger
-    than the holes of a layer's weights takes segments besides. Blocks of states of up to 1 MiB are in a pool of their
+    when the fp32 copies, the states and the activations come. Those go into these holes where they fit, a weight's own
+    or a larger one's; what finds none takes segments besides. Blocks of states of up to 1 MiB are in a pool of their
     own, for which the holes are nothing.
 
     Parameters
@@ -60,23 +59,25 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     waste, holes, large_states, fits = small.copy(), small.copy(), small.copy(), small.copy()
     one = np.ones(len(rows.table))
 
-    def count(weights: tuple[WeightClass, ...], layers: ArrayN) -> None:
-        for weight in weights:
-            each, number = weight.params[rows.k] * one, (weight.number[rows.k] * one)[:, None] * layers
-            hole, state = 2.0 * each, states * each / ranks[weight.expert]
-            taken = taken_bytes(state)[:, None]
-            holes[:] += number * taken_bytes(hole)[:, None] * (hole > SMALL)[:, None]
-            is_small = (state <= SMALL)[:, None]
-            waste[:] += 3.0 * number * (taken - state[:, None]) * is_small
-            small[:] += 3.0 * number * taken * is_small
-            beyond = ~is_small & (state > hole)[:, None]
-            large_states[:] += 3.0 * number * taken * beyond
-            fits[:] += 3.0 * number * taken * (~is_small & ~beyond)
-
-    for i, kind in enumerate(costs.weights.layers):
-        count(kind, lay.counts[:, i])
-    count(costs.weights.embedding, np.broadcast_to(rows.is_first, allocated.shape))
-    count(costs.weights.head, np.broadcast_to(rows.is_head, allocated.shape))
+    kinds = [(kind, lay.counts[:, i]) for i, kind in enumerate(costs.weights.layers)]
+    kinds.append((costs.weights.embedding, np.broadcast_to(rows.is_first, allocated.shape)))
+    kinds.append((costs.weights.head, np.broadcast_to(rows.is_head, allocated.shape)))
+    every = [
+        (weight, 2.0 * weight.params[rows.k] * one, (weight.number[rows.k] * one)[:, None] * layers)
+        for weights, layers in kinds for weight in weights
+    ]  # fmt: skip
+    rooms = [number * (taken_bytes(hole) * (hole > SMALL))[:, None] for _, hole, number in every]
+    for room, (weight, hole, number) in zip(rooms, every, strict=True):
+        state = states * hole / 2.0 / ranks[weight.expert]
+        taken = taken_bytes(state)[:, None]
+        holes += room
+        is_small = (state <= SMALL)[:, None]
+        waste += 3.0 * number * (taken - state[:, None]) * is_small
+        small += 3.0 * number * taken * is_small
+        wider = sum(r * (other >= state)[:, None] for r, (_, other, _) in zip(rooms, every, strict=True))
+        apart = np.maximum(3.0 * number * taken - wider, 0.0) * (~is_small & (state > hole)[:, None])
+        large_states += apart
+        fits += 3.0 * number * taken * ~is_small - apart
     large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     plain, full = rows.gather(rows.layers.large_peak)
     here = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)

@@ -158,3 +158,19 @@ def test_the_stage_with_the_most_uneven_layers_sets_the_pace(tmp_path: Path) -> 
     job = UNEVEN.model_copy(update={"routing": RoutingSpec(kind="counts", file=str(tmp_path / "t.csv"))})
     uneven = mofa.estimate(job, cluster(400), strategy, framework=MEGATRON, replay=False)
     assert alike == pytest.approx(uneven.step_s, rel=0.005)
+
+
+def test_chunks_hold_no_weight_twice() -> None:
+    """More chunks never take more memory, in the closed form or played; static memory is the same."""
+    for replay in (False, True):
+        plans = [
+            mofa.estimate(
+                UNEVEN, cluster(400), f"ep=32 micro_batch=1 recompute=full token_chunks={c}", framework=MEGATRON,
+                replay=replay,
+            )
+            for c in (1, 2, 8)
+        ]  # fmt: skip
+        device = [plan.memory.device_bytes for plan in plans]
+        assert device == sorted(device, reverse=True)
+        states = [plan.memory.by_component["optimizer_states"] for plan in plans]
+        assert max(states) <= 1.001 * min(states)
