@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +35,30 @@ PP, DP = FAMILY["pp"], FAMILY["dp"]
 _PLAIN = Extra()
 
 
+class _Left(NamedTuple):
+    """What a computation leaves on a clock's streams, relative to its end. [s]"""
+
+    streams: tuple[tuple[str, float], ...]
+    ready: tuple[tuple[str, float, int], ...]
+    flying: tuple[tuple[float, float, int, float], ...]
+    gaps: tuple[tuple[float, float], ...]
+
+    def ahead(self) -> _Left:
+        """What of it is yet to come: all that matters where nothing begins before now."""
+        return _Left(
+            tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
+            tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Result:
     """What a computation did to a clock, relative to its beginning (``seconds``) and its end (the rest). [s]"""
 
     seconds: float
     host: float
-    streams: tuple[tuple[str, float], ...]
-    ready: tuple[tuple[str, float, int], ...]
-    flying: tuple[tuple[float, float, int, float], ...]
-    gaps: tuple[tuple[float, float], ...]
+    left: _Left
+    ahead: _Left
     counts: NDArray[np.float64]
     """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
 
@@ -95,6 +110,8 @@ class _Player:
     results: dict[int, _Result] = field(default_factory=dict)
     ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
     """By kind of action, chunk and variant."""
+    last: tuple[_Left, float] = _Left((), (), (), ()), 0.0
+    """What the last computation left, and when it ended."""
     spans: list[Computation] = field(default_factory=list)
     ops: list[Spot] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
@@ -167,7 +184,8 @@ class _Player:
     def _result(self, action: Action, c: int, way: _Way) -> _Result:
         once = self.added.once.get(action)
         watched = bool(self.plan.watched) and (self.rank, action.micro_batch) in self.plan.watched
-        # what data parallelism launches once may begin long before: the host's whole lead counts
+        if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
+            self.look_back()
         state = self.clock.settle(way.longest if once is None else np.inf)
         if once is not None or watched or way.known is None:
             return self._play(c, way, once or _PLAIN, watched)
@@ -205,26 +223,21 @@ class _Player:
         clock.watch = None
         clock.settle(np.inf)
         now = clock.compute
-        return _Result(
-            now - start, clock.host - now, tuple((n, at - now) for n, at in clock.streams.items()),
+        left = _Left(
+            tuple((n, at - now) for n, at in clock.streams.items()),
             tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
             tuple((begin - now, end - now) for begin, end in clock.gaps),
-            np.array([clock.exposed, clock.beside, clock.waited]),
-        )  # fmt: skip
+        )
+        counts = np.array([clock.exposed, clock.beside, clock.waited])
+        return _Result(now - start, clock.host - now, left, left.ahead(), counts)
 
     def _apply(self, result: _Result, start: float, factor: float) -> None:
         clock = self.clock
         now = start + result.seconds
         clock.host = now + result.host
-        if result.streams or clock.streams:
-            clock.streams = {name: now + at for name, at in result.streams}
-        if result.ready or clock.ready:
-            clock.ready = {name: (now + at, family) for name, at, family in result.ready}
-        if result.flying or clock.flying:
-            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in result.flying]
-        if result.gaps or clock.gaps:
-            clock.gaps = [(now + begin, now + end) for begin, end in result.gaps]
+        self.last = result.left, now
+        self._leave(result.left if clock.own_order or self.factors is not None else result.ahead, now)
         clock.compute = start + factor * result.seconds
         use = self.uses.get(id(result))
         if use is None:
@@ -233,6 +246,24 @@ class _Player:
         else:
             use[0] += factor
             use[1] += 1.0
+
+    def _leave(self, left: _Left, now: float) -> None:
+        clock = self.clock
+        if left.streams or clock.streams:
+            clock.streams = {name: now + at for name, at in left.streams}
+        if left.ready or clock.ready:
+            clock.ready = {name: (now + at, family) for name, at, family in left.ready}
+        if left.flying or clock.flying:
+            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in left.flying]
+        if left.gaps or clock.gaps:
+            clock.gaps = [(now + begin, now + end) for begin, end in left.gaps]
+
+    def look_back(self) -> None:
+        """What the last computation left that is over as well: for what may have been launched long ago."""
+        left, now = self.last
+        since = [gap for gap in self.clock.gaps if gap[1] > now]
+        self._leave(left, now)
+        self.clock.gaps += since
 
     # -- what it came to
     def counts(self) -> NDArray[np.float64]:
@@ -351,6 +382,7 @@ def _finish(
     ends, tails = [], []
     for player in players:
         clock = player.clock
+        player.look_back()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
         clock.steps(player.added.end)
         clock.drain(DP)
