@@ -124,7 +124,7 @@ class Player:
         if r.contiguous:  # copied into one buffer, the tensors are let go
             total = sum(w.param for w in r.weights)
             self.new(total, _outside(PARAMETERS, "buffer of the parameters", where))
-            self.new(2 * total, _outside(GRADIENTS, "fp32 buffer of the gradients", where))
+            self.new(int(r.grad_bytes * total), _outside(GRADIENTS, "buffer of the gradients", where))
             for kept in params:
                 self.drop(kept)
         for w in self.in_optimizer():

@@ -60,6 +60,8 @@ class Rank:
     gathered_params: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     """Under pipelines the weights of FSDP's groups per chunk: gathered for the step, reduced at its end. [params]"""
     shard_ranks: float = 1.0
+    grad_bytes: float = 2.0
+    """Of a contiguous buffer's gradients per byte of their parameters: 2 where they are fp32. [-]"""
     deepspeed: str = ""
     """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
     optimizer_ranks: float = 1.0

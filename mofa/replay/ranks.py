@@ -111,7 +111,8 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
     on_head = r == stages.head_stage
-    persistent = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
+    kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
+    persistent = (kept,) if kept else ()
     buffers = _rope_tables(rows, vpp)
     if fw.shards_params:
         rest = int(rows.static.buffers[0, r])
@@ -121,14 +122,27 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
-        buffers=tuple(buffers), lazy_buffers=(persistent,) if persistent else (),
+        buffers=tuple(buffers), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, contiguous=rows.static.grads_always and not ds,
+        grad_bytes=fw.grads_bytes_per_param / fw.params_bytes_per_param,
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
         gathered_params=groups if pipelined else None,
         shard_ranks=float(rows.shards.dense_ranks[0, 0]), deepspeed=ds,
         optimizer_ranks=float(rows.shards.dense_ranks[0, 0]) if int(table.zero[0]) >= 1 else 1.0,
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
+
+
+def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:
+    """Transformer Engine's fp8 copies of the layers' weights, row-wise and transposed, kept from the first forward on.
+
+    Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
+    """
+    if rows.framework.shards_params or rows.workload.precision.gemm != "fp8":
+        return ()
+    others = [lives.get(name) for name in ("embedding", "head", "mtp")]
+    layers = [p for c in chunks for p in c if not any(p.life is other for other in others)]
+    return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(2))
 
 
 def _rope_tables(rows: Rows, vpp: int) -> list[int]:

@@ -78,7 +78,8 @@ def test_a_part_of_what_is_sent_stays() -> None:
     kept = replace(rank, computations=acts)
     alive = [play(r).journal.sizes for r in (plain, kept)]
     assert sum(alive[0]) == sum(alive[1])
-    assert alive[1].count(10 * MIB) == alive[0].count(10 * MIB) + 9  # of three steps
+    more = alive[1].count(10 * MIB) - alive[0].count(10 * MIB)
+    assert more >= 6 and more % 3 == 0  # three in each step that is played
 
 
 def test_options_are_of_megatron_2022() -> None:
