@@ -169,11 +169,14 @@ class Allocator:
             If the device has no room.
         """
         size = MIN_BLOCK if size <= MIN_BLOCK else (size + 511) & -512
-        small = size <= SMALL_SIZE
-        index = stream << 1 | small
+        return self.take(size, stream << 1 | (size <= SMALL_SIZE))
+
+    def take(self, size: int, index: int) -> Block:
+        """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small."""
+        small = index & 1
         pool = self._pools.get(index)
         if pool is None:
-            pool = self._pools[index] = _Pool(stream, small)
+            pool = self._pools[index] = _Pool(index >> 1, bool(small))
         keys = pool.keys
         if not small:
             self._searches += 1

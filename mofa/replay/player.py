@@ -19,7 +19,7 @@ from mofa.replay.journal import (
 )
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
-from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Script, script
+from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script, script
 
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
 
@@ -399,19 +399,18 @@ class Player:
             del self.passes[c, i]
         deepspeed.after_backward(self)
 
-    def run(self, code: Script, acts: tuple[Act, ...], slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
+    def run(self, code: Script, acts: Bound, slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
         innermost loop."""
         start = len(self.journal.sizes), self.a.allocated
         self.journal.passages.append((start[0], phase, piece.name))
-        malloc, free = self.a.malloc, self.a.free
+        take, free = self.a.take, self.a.free
         did, sizes = self.journal.acts.append, self.journal.sizes.append
         carried, self.held = self.held, {}
-        for act in acts:
-            kind, slot, size, stream, _, _, _ = act
+        for act, kind, slot, size, pool in acts:
             if kind == NEW:
                 try:
-                    block = malloc(size, stream)
+                    block = take(size, pool)
                 except OutOfDeviceMemory as full:
                     block = self.overflow(full, act)
                 slots[slot] = block

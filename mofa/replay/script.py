@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.replay.allocator import round_size
+from mofa.replay.allocator import SMALL_SIZE, round_size
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.lives import Deed, Life, New
 
@@ -17,6 +17,15 @@ SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 
 
+Bound = tuple[tuple[Act, int, int, int, int], ...]
+"""Acts with their code, slot, rounded size and pool (:meth:`mofa.replay.allocator.Allocator.take`)."""
+
+
+def bound(acts: Iterable[Act]) -> Bound:
+    """Acts as the innermost loop reads them."""
+    return tuple((act, act.code, act.slot, act.size, act.stream << 1 | (act.size <= SMALL_SIZE)) for act in acts)
+
+
 @dataclass(frozen=True)
 class Script:
     """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
@@ -26,10 +35,10 @@ class Script:
     """
 
     num_slots: int
-    forward: tuple[Act, ...]
-    backward: tuple[Act, ...]
-    inputs: tuple[Act, ...]
-    weights: tuple[Act, ...]
+    forward: Bound
+    backward: Bound
+    inputs: Bound
+    weights: Bound
     x: int
     out: int
     given: int
@@ -116,10 +125,10 @@ def script(life: Life) -> Script:
     rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
     return Script(
         len(slots.index),
-        forward,
-        backward,
-        inputs,
-        weights,
+        bound(forward),
+        bound(backward),
+        bound(inputs),
+        bound(weights),
         x,
         out,
         given,
