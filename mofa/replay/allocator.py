@@ -13,103 +13,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-MIN_BLOCK = 512
-SMALL_SIZE = 1 << 20
-SMALL_SEGMENT = 2 << 20
-LARGE_SEGMENT = 20 << 20
-MIN_LARGE_SEGMENT = 10 << 20
-ROUND_LARGE = 2 << 20
-
-_SHIFT = 38
-"""A key is a size over an address, both in units of 512 B: small enough an integer to be compared quickly."""
-FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
-
-
-class OutOfDeviceMemory(Exception):
-    """No room for a request although every free segment was given back; it asks the device for ``wanted``. [B]"""
-
-    def __init__(self, size: int, wanted: int, allocated: int, reserved: int, capacity: int) -> None:
-        self.size, self.wanted = size, wanted
-        self.allocated, self.reserved, self.capacity = allocated, reserved, capacity
-        super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity} B")
-
-
-class Block:
-    """A piece of a segment; what :meth:`Allocator.malloc` returns. ``size`` is what it takes, rounding included. [B]"""
-
-    __slots__ = ("address", "events", "following", "freed_at", "key", "pool", "previous", "size", "state")
-
-    def __init__(self, pool: _Pool, address: int, size: int, state: int) -> None:
-        self.pool, self.address, self.size, self.state = pool, address, size, state
-        self.previous: Block | None = None
-        self.following: Block | None = None
-        self.events = 0
-        self.freed_at = 0
-        self.key = 0  # while free
-
-
-class _Pool:
-    """Free blocks of one stream and size class by key, and their keys in order; unmapped ranges sorted by address."""
-
-    __slots__ = ("blocks", "keys", "small", "stream", "unmapped")
-
-    def __init__(self, stream: int, small: bool) -> None:
-        self.stream, self.small = stream, small
-        self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
-        self.unmapped: list[tuple[int, Block]] = []
-
-    def put(self, block: Block) -> None:
-        block.key = block.size << _SHIFT - 9 | block.address >> 9
-        insort(self.keys, block.key)
-        self.blocks[block.key] = block
-
-    def take(self, block: Block) -> None:
-        del self.keys[bisect_left(self.keys, block.key)]
-        del self.blocks[block.key]
-
-    def free(self) -> list[Block]:
-        """The free blocks, in order."""
-        return [self.blocks[key] for key in self.keys]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A contiguous range that the allocator holds; ``blocks`` are (address, bytes, state) in order. [B]"""
-
-    stream: int
-    small: bool
-    address: int
-    size: int
-    blocks: tuple[tuple[int, int, int], ...]
-
-
-def round_size(size: int) -> int:
-    """What a request takes from a segment at least. [B]
-
-    Examples
-    --------
-    >>> round_size(1), round_size(513)
-    (512, 1024)
-    """
-    return max(MIN_BLOCK, (size + MIN_BLOCK - 1) & -MIN_BLOCK)
-
-
-def segment_size(size: int) -> int:
-    """The segment that is asked of the device for a rounded request. [B]
-
-    Examples
-    --------
-    >>> [segment_size(s) >> 20 for s in (512, 2 << 20, 10 << 20, (10 << 20) + 512)]
-    [2, 20, 10, 12]
-    """
-    if size <= SMALL_SIZE:
-        return SMALL_SEGMENT
-    if size < MIN_LARGE_SEGMENT:
-        return LARGE_SEGMENT
-    return -(-size // ROUND_LARGE) * ROUND_LARGE
+from mofa.replay.pools import (
+    ALLOCATED,
+    FREE,
+    MIN_BLOCK,
+    ROUND_LARGE,
+    SHIFT,
+    SMALL_SIZE,
+    UNMAPPED,
+    WAITING,
+    Block,
+    OutOfDeviceMemory,
+    Pool,
+    Segment,
+    page_size,
+    reach,
+    segment_size,
+)
 
 
 class Allocator:
@@ -149,7 +70,7 @@ class Allocator:
         self.fraction, self.place = fraction, place
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
-        self._pools: dict[int, _Pool] = {}
+        self._pools: dict[int, Pool] = {}
         self._next_address = ROUND_LARGE
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
@@ -176,11 +97,11 @@ class Allocator:
         small = index & 1
         pool = self._pools.get(index)
         if pool is None:
-            pool = self._pools[index] = _Pool(index >> 1, bool(small))
+            pool = self._pools[index] = Pool(index >> 1, bool(small))
         keys = pool.keys
         if not small:
             self._searches += 1
-        at = bisect_left(keys, size << _SHIFT - 9)
+        at = bisect_left(keys, size << SHIFT - 9)
         if at < len(keys):
             if self.expandable:
                 at = self._least_expandable(pool, at)
@@ -201,7 +122,7 @@ class Allocator:
                 after.previous = other
             block.following = other
             block.size = size
-            key = other.key = rest << _SHIFT - 9 | address >> 9
+            key = other.key = rest << SHIFT - 9 | address >> 9
             insort(keys, key)
             pool.blocks[key] = other
         else:
@@ -270,19 +191,19 @@ class Allocator:
                 last.previous = block
         block.state = FREE
         block.freed_at = self._searches
-        key = block.key = block.size << _SHIFT - 9 | block.address >> 9
+        key = block.key = block.size << SHIFT - 9 | block.address >> 9
         insort(keys, key)
         blocks[key] = block
 
-    def _least_expandable(self, pool: _Pool, at: int) -> int:
+    def _least_expandable(self, pool: Pool, at: int) -> int:
         """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
         keys, blocks = pool.keys, pool.blocks
-        while at + 1 < len(keys) and _reach(blocks[keys[at + 1]]) < _reach(blocks[keys[at]]):
+        while at + 1 < len(keys) and reach(blocks[keys[at + 1]]) < reach(blocks[keys[at]]):
             at += 1
         return at
 
     # -- segments
-    def _grow(self, pool: _Pool, size: int) -> Block:
+    def _grow(self, pool: Pool, size: int) -> Block:
         if self.collect_above and self.capacity is not None:
             self._collect(self.collect_above * self.capacity)
         block = self._new(pool, size)
@@ -292,12 +213,12 @@ class Allocator:
             block = self._new(pool, size)
         if block is None:
             assert self.capacity is not None
-            page = _page(pool)
+            page = page_size(pool)
             wanted = -(-size // page) * page if self.expandable else segment_size(size)
             raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.capacity)
         return block
 
-    def _new(self, pool: _Pool, size: int) -> Block | None:
+    def _new(self, pool: Pool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
         whole = segment_size(size)
         if self.expandable:
@@ -351,7 +272,7 @@ class Allocator:
             whole = [b for b in whole if b not in old]
 
     # -- expandable segments
-    def _extend(self, pool: _Pool, size: int) -> Block | None:
+    def _extend(self, pool: Pool, size: int) -> Block | None:
         block = self._range(pool, size)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
@@ -364,7 +285,7 @@ class Allocator:
         pool.take(block)
         return block
 
-    def _range(self, pool: _Pool, size: int) -> Block:
+    def _range(self, pool: Pool, size: int) -> Block:
         """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
         for _, unmapped in pool.unmapped:
             first = unmapped
@@ -378,7 +299,7 @@ class Allocator:
                 if piece.following is None or piece.following.state not in (FREE, UNMAPPED):
                     break
                 piece = piece.following
-        page = _page(pool)
+        page = page_size(pool)
         space = 1 << 40 if self.capacity is None else -(-self.capacity * 9 // 8 // page) * page
         block = Block(pool, self._address(space), space, UNMAPPED)
         insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
@@ -387,7 +308,7 @@ class Allocator:
     def _map(self, block: Block, size: int) -> bool:
         """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
         pool = block.pool
-        page = _page(pool)
+        page = page_size(pool)
         mapped = min(-(-size // page) * page, block.size)
         if not self._reserve(mapped):
             return False
@@ -406,7 +327,7 @@ class Allocator:
     def _unmap(self, block: Block) -> None:
         """Unmap the whole pages inside a free block."""
         pool = block.pool
-        page = _page(pool)
+        page = page_size(pool)
         start = self._base(block)
         low = start + -(-(block.address - start) // page) * page
         high = start + (block.address + block.size - start) // page * page
@@ -459,7 +380,7 @@ class Allocator:
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
-        return {(p.stream, p.small): sum(k >> _SHIFT << 9 for k in p.keys) for p in self._pools.values()}
+        return {(p.stream, p.small): sum(k >> SHIFT << 9 for k in p.keys) for p in self._pools.values()}
 
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
@@ -477,13 +398,3 @@ class Allocator:
                 piece = piece.following
             size = sum(size for _, size, state in pieces if state != UNMAPPED)
             yield Segment(pool.stream, pool.small, address, size, tuple(pieces))
-
-
-def _page(pool: _Pool) -> int:
-    return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-
-
-def _reach(block: Block) -> int:
-    """What a free block has with the unmapped range behind it. [B]"""
-    after = block.following
-    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.cost.peak import WORKSPACE
 from mofa.replay import deepspeed
-from mofa.replay.allocator import Allocator, Block, OutOfDeviceMemory
+from mofa.replay.allocator import Allocator
 from mofa.replay.journal import (
     ACTIVATIONS,
     BUFFERS,
@@ -17,6 +17,7 @@ from mofa.replay.journal import (
     Act,
     Journal,
 )
+from mofa.replay.pools import Block, OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script, script

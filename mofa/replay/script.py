@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.replay.allocator import SMALL_SIZE, round_size
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.lives import Deed, Life, New
+from mofa.replay.pools import SMALL_SIZE, round_size
 
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED = range(7)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's

@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from mofa.replay.allocator import (
-    ALLOCATED,
-    FREE,
-    UNMAPPED,
-    Allocator,
-    Block,
-    OutOfDeviceMemory,
-    round_size,
-    segment_size,
-)
+from mofa.replay.allocator import Allocator
+from mofa.replay.pools import ALLOCATED, FREE, UNMAPPED, Block, OutOfDeviceMemory, round_size, segment_size
 
 MIB = 1 << 20
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json.gz"))

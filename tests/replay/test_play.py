@@ -10,9 +10,10 @@ import pytest
 
 from mofa.cost.liveness import block_memory
 from mofa.orders import order_of
-from mofa.replay.allocator import Allocator, OutOfDeviceMemory
+from mofa.replay.allocator import Allocator
 from mofa.replay.lives import Deed, Life, New, life
 from mofa.replay.play import MemoryPlayed, play
+from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of
 from mofa.replay.rounds import QUIET, Rounds
