@@ -13,7 +13,6 @@ from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.critical_path import OncePerStep
 from mofa.cost.rows import Rows, chunk_shares
-from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES
 
@@ -72,9 +71,8 @@ def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
 
 def _slowdown(rows: Rows) -> ArrayN:
     """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
-    each = rows.layers.exposed
-    computing = rows.over_stages(each[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
-    total = np.maximum(rows.over_stages(each.sum(axis=-1)), 1e-12)
+    computing = rows.over_stages(rows.layers.computing_s)
+    total = np.maximum(rows.over_stages(rows.layers.exposed_s), 1e-12)
     return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
 
 

@@ -72,19 +72,24 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
         taken = taken_bytes(state)[:, None]
         holes += room
         is_small = (state <= SMALL)[:, None]
+        needed = 3.0 * number * taken
         waste += 3.0 * number * (taken - state[:, None]) * is_small
-        small += 3.0 * number * taken * is_small
-        wider = sum(r * (other >= state)[:, None] for r, (_, other, _) in zip(rooms, every, strict=True))
-        apart = np.maximum(3.0 * number * taken - wider, 0.0) * (~is_small & (state > hole)[:, None])
-        large_states += apart
-        fits += 3.0 * number * taken * ~is_small - apart
+        small += needed * is_small
+        fits += needed * ~is_small
+        some = np.flatnonzero((state > SMALL) & (state > hole))
+        if len(some):  # where states are hardly shared out
+            here = zip(rooms, every, strict=True)
+            wider = sum(r[some] * (other[some] >= state[some])[:, None] for r, (_, other, _) in here)
+            apart = np.maximum(needed[some] - wider, 0.0)
+            large_states[some] += apart
+            fits[some] -= apart
     large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     plain, full = rows.gather(rows.layers.large_peak)
-    here = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
-    here = np.maximum(here, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
+    peak = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
+    peak = np.maximum(peak, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
     head = costs.head.memory
-    here = np.maximum(here, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
-    large = large + here + large_states
+    peak = np.maximum(peak, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
+    large = large + peak + large_states
     buffers = (static.params + static.grads)[at]
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - buffers - (small - waste)

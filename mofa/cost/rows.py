@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, needs_full, unique_rows
 from mofa.cost.optimizer import Shards, StaticBytes, static_bytes
+from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.stages import Stages, in_flight
 from mofa.cost.topology import Group
 from mofa.specs.framework import FrameworkSpec
@@ -72,6 +73,16 @@ class LayerArrays:
             large_peak=grid(lambda c: c.memory.large_peak),
             cached=grid(lambda c: c.cached),
         )
+
+    @cached_property
+    def exposed_s(self) -> ArrayN:
+        """All that is exposed of a layer. (modes, K, kinds) [s]"""
+        return np.asarray(self.exposed.sum(axis=-1))
+
+    @cached_property
+    def computing_s(self) -> ArrayN:
+        """What of it is computing. (modes, K, kinds) [s]"""
+        return np.asarray(self.exposed[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
 
 
 @dataclass(frozen=True)
