@@ -66,6 +66,8 @@ def step_time(rows: Rows) -> StepTime:
         per_batch_hidden += at_head * depth * mtp_hidden.T
     for i, name in enumerate(EXPOSED):
         exposed[_T[name]] += m * per_batch[i]
+    regained = _regained(rows)
+    exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
     hidden += m * per_batch_hidden
     outside = outside_blocks(rows, fwd, bwd, m)
     exposed[_T["dp"]] += outside.exposed
@@ -84,7 +86,14 @@ def stage_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
     bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
         c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
     )
-    return fwd, bwd
+    return fwd - _regained(rows), bwd
+
+
+def _regained(rows: Rows) -> ArrayN | float:
+    """What the host gets ahead in a pipeline, whose forwards and backwards take turns. (n, R) [s]"""
+    if rows.layout.stages.pp == 1 or not rows.layers.regained.any():
+        return 0.0
+    return rows.over_stages(rows.layers.regained)
 
 
 def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
@@ -199,7 +208,8 @@ def _chunk_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
         ("forward_s", c.embedding.forward.total, c.head.forward.total),
         ("backward_s", c.embedding.backward.total, c.head.backward.total),
     ):
-        plain, full = rows.gather(getattr(rows.layers, name))
+        grid = getattr(rows.layers, name)
+        plain, full = rows.gather(grid - rows.layers.regained if name == "forward_s" else grid)
         chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
         for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
             whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]

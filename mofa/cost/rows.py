@@ -45,6 +45,7 @@ class LayerArrays:
     large_saved: ArrayN
     large_peak: ArrayN
     cached: ArrayN
+    regained: ArrayN
 
     @classmethod
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
@@ -72,6 +73,7 @@ class LayerArrays:
             large_saved=grid(lambda c: c.memory.large_saved),
             large_peak=grid(lambda c: c.memory.large_peak),
             cached=grid(lambda c: c.cached),
+            regained=grid(lambda c: c.regained),
         )
 
     @cached_property
