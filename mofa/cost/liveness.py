@@ -184,6 +184,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     across = (start < boundary) & (boundary <= end)
     big = np.where(sizes > large, sizes, 0.0)
     big_saved = big[across].sum(axis=0)
+    big_peak = (there @ big).max(axis=0) - big_saved if np.any(big) else big_saved
     saved_kinds = is_kind[:, across] @ sizes[across]
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
@@ -191,7 +192,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
         saved_slack=(rounded_bytes(sizes[across]) - sizes[across]).sum(axis=0),
         largest=sizes.max(axis=0),
         large_saved=big_saved,
-        large_peak=np.maximum((there @ big).max(axis=0) - big_saved, 0.0),
+        large_peak=np.maximum(big_peak, 0.0),
         pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
         forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
         backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
