@@ -17,30 +17,13 @@ from mofa.replay.journal import (
     Act,
     Journal,
 )
+from mofa.replay.passes import Kept, Pass, Slots, scripts_of
 from mofa.replay.pools import Block, OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
-from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script, script
+from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
 
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
-
-Slots = list[Block | None]
-Kept = tuple[Block, Act]
-"""A block and the act by which it came."""
-
-
-class Pass:
-    """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
-
-    ``places`` numbers where they lie: two passes with the same number hold the same addresses.
-    """
-
-    __slots__ = ("out", "places", "slots")
-
-    def __init__(self) -> None:
-        self.slots: list[Slots] = []
-        self.out: Block | None = None
-        self.places = 0
 
 
 class Player:
@@ -52,7 +35,7 @@ class Player:
         self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []  # per step: peak, first event and its bytes, event after
-        self.scripts = _scripts(rank)
+        self.scripts = scripts_of(rank)
         self.grads: list[Kept] = []
         self.held: dict[str, Kept] = {}
         self.cache: list[Kept] = []
@@ -463,16 +446,6 @@ class Player:
         elif not (self.rank.tied and piece.life.name == "embedding"):
             self.grads.append(self.rename((block, act), mine))
             slots[act.slot] = None
-
-
-def _scripts(rank: Rank) -> list[list[Script]]:
-    """The scripts of a rank's pieces per chunk; equal lives share one."""
-    made: dict[int, Script] = {}
-    for chunk in rank.chunks:
-        for piece in chunk:
-            if id(piece.life) not in made:
-                made[id(piece.life)] = script(piece.life)
-    return [[made[id(piece.life)] for piece in chunk] for chunk in rank.chunks]
 
 
 def _outside(group: int, name: str, where: str, stream: int = _COMPUTE) -> Act:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from mofa.orders import Action, Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock, Relative
+from mofa.replay.computed import Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
 from mofa.replay.pipeline import CAUSES, Flights, run
 from mofa.replay.ranks import rows_of
@@ -33,34 +33,6 @@ from mofa.specs.framework import PYTORCH_MODULES
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
 _PLAIN = Extra()
-
-
-class _Left(NamedTuple):
-    """What a computation leaves on a clock's streams, relative to its end. [s]"""
-
-    streams: tuple[tuple[str, float], ...]
-    ready: tuple[tuple[str, float, int], ...]
-    flying: tuple[tuple[float, float, int, float], ...]
-    gaps: tuple[tuple[float, float], ...]
-
-    def ahead(self) -> _Left:
-        """What of it is yet to come: all that matters where nothing begins before now."""
-        return _Left(
-            tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
-            tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What a computation did to a clock, relative to its beginning (``seconds``) and its end (the rest). [s]"""
-
-    seconds: float
-    host: float
-    left: _Left
-    ahead: _Left
-    counts: NDArray[np.float64]
-    """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
 
 
 @dataclass
@@ -75,7 +47,7 @@ class _Plan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    cache: dict[tuple[object, ...], dict[Relative, _Result]] | None
+    cache: dict[tuple[object, ...], dict[Relative, Result]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
     jitter: float = 0.0
@@ -93,7 +65,7 @@ class _Way:
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
     every: Extra = field(default_factory=Extra)
-    known: dict[Relative, _Result] | None = None
+    known: dict[Relative, Result] | None = None
 
 
 @dataclass
@@ -107,10 +79,10 @@ class _Player:
     clock: Clock
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
-    results: dict[int, _Result] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
     ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
     """By kind of action, chunk and variant."""
-    last: tuple[_Left, float] = _Left((), (), (), ()), 0.0
+    last: tuple[Left, float] = Left((), (), (), ()), 0.0
     """What the last computation left, and when it ended."""
     spans: list[Computation] = field(default_factory=list)
     ops: list[Spot] = field(default_factory=list)
@@ -181,7 +153,7 @@ class _Player:
         self.ways[action.kind, c, variant] = way
         return way
 
-    def _result(self, action: Action, c: int, way: _Way) -> _Result:
+    def _result(self, action: Action, c: int, way: _Way) -> Result:
         once = self.added.once.get(action)
         watched = bool(self.plan.watched) and (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
@@ -194,7 +166,7 @@ class _Player:
             result = way.known[state] = self._play(c, way, _PLAIN, False)
         return result
 
-    def _play(self, c: int, way: _Way, once: Extra, watched: bool) -> _Result:
+    def _play(self, c: int, way: _Way, once: Extra, watched: bool) -> Result:
         book, phase, every, clock = self.plan.books[way.variant], way.phase, way.every, self.clock
         assert phase is not None
         labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
@@ -223,16 +195,16 @@ class _Player:
         clock.watch = None
         clock.settle(np.inf)
         now = clock.compute
-        left = _Left(
+        left = Left(
             tuple((n, at - now) for n, at in clock.streams.items()),
             tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
             tuple((begin - now, end - now) for begin, end in clock.gaps),
         )
         counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return _Result(now - start, clock.host - now, left, left.ahead(), counts)
+        return Result(now - start, clock.host - now, left, left.ahead(), counts)
 
-    def _apply(self, result: _Result, start: float, factor: float) -> None:
+    def _apply(self, result: Result, start: float, factor: float) -> None:
         clock = self.clock
         now = start + result.seconds
         clock.host = now + result.host
@@ -247,7 +219,7 @@ class _Player:
             use[0] += factor
             use[1] += 1.0
 
-    def _leave(self, left: _Left, now: float) -> None:
+    def _leave(self, left: Left, now: float) -> None:
         clock = self.clock
         if left.streams or clock.streams:
             clock.streams = {name: now + at for name, at in left.streams}

@@ -1,0 +1,36 @@
+"""What a player holds between computations, and what it plays for each piece of its rank."""
+
+from __future__ import annotations
+
+from mofa.replay.journal import Act
+from mofa.replay.pools import Block
+from mofa.replay.rank import Rank
+from mofa.replay.script import Script, script
+
+Slots = list[Block | None]
+Kept = tuple[Block, Act]
+"""A block and the act by which it came."""
+
+
+class Pass:
+    """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
+
+    ``places`` numbers where they lie: two passes with the same number hold the same addresses.
+    """
+
+    __slots__ = ("out", "places", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[Slots] = []
+        self.out: Block | None = None
+        self.places = 0
+
+
+def scripts_of(rank: Rank) -> list[list[Script]]:
+    """The scripts of a rank's pieces per chunk; equal lives share one."""
+    made: dict[int, Script] = {}
+    for chunk in rank.chunks:
+        for piece in chunk:
+            if id(piece.life) not in made:
+                made[id(piece.life)] = script(piece.life)
+    return [[made[id(piece.life)] for piece in chunk] for chunk in rank.chunks]
