@@ -12,7 +12,8 @@ from mofa.replay.journal import ACTIVATIONS, BUFFERS, GRADIENTS, OUTSIDE, PARAME
 from mofa.replay.script import INPUT
 
 if TYPE_CHECKING:
-    from mofa.replay.player import Kept, Player
+    from mofa.replay.passes import Kept
+    from mofa.replay.player import Player
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""

@@ -25,6 +25,11 @@ class Pass:
         self.out: Block | None = None
         self.places = 0
 
+    def settle(self, numbers: dict[object, int]) -> None:
+        """Number where it lies, as ``numbers`` have it."""
+        where = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
+        self.places = numbers.setdefault((where, self.out.address if self.out is not None else -1), len(numbers))
+
 
 def scripts_of(rank: Rank) -> list[list[Script]]:
     """The scripts of a rank's pieces per chunk; equal lives share one."""

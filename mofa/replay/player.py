@@ -189,11 +189,6 @@ class Player:
         late = (block for items in (self.turned, self.input_grads) for _, block in sorted(items.items()))
         return self.a.fingerprint(), tuple(b.address for b in (*kept, *late))
 
-    def settle(self, at: Pass) -> None:
-        """Number where a pass lies."""
-        where = tuple([b.address if b is not None else -1 for slots in at.slots for b in slots])
-        at.places = self.places.setdefault((where, at.out.address if at.out is not None else -1), len(self.places))
-
     def computation(self, kind: str, c: int, i: int) -> None:
         self.journal.computations.append((len(self.journal.sizes), kind, c, i))
         if kind == "F":
@@ -325,7 +320,7 @@ class Player:
                 at.out = deepspeed.sent(self)[0]
         else:
             at.out = x
-        self.settle(at)
+        at.settle(self.places)
         self.passes[c, i] = at
 
     def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
@@ -378,7 +373,7 @@ class Player:
             self.drop(kept)
         self.held = {}
         if hold:
-            self.settle(at)
+            at.settle(self.places)
         else:
             del self.passes[c, i]
         deepspeed.after_backward(self)
