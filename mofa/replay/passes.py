@@ -39,3 +39,8 @@ def scripts_of(rank: Rank) -> list[list[Script]]:
             if id(piece.life) not in made:
                 made[id(piece.life)] = script(piece.life)
     return [[made[id(piece.life)] for piece in chunk] for chunk in rank.chunks]
+
+
+def short_name(name: str) -> str:
+    """A weight's name without its layer's."""
+    return name.rsplit(" ", 1)[-1]

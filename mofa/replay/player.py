@@ -17,7 +17,7 @@ from mofa.replay.journal import (
     Act,
     Journal,
 )
-from mofa.replay.passes import Kept, Pass, Slots, scripts_of
+from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import Block, OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
@@ -104,7 +104,7 @@ class Player:
         if r.deepspeed:
             deepspeed.start(self)
             return
-        params = [self.new(w.param, _outside(PARAMETERS, f"parameter {_short(w.name)}", where)) for w in r.weights]
+        params = [self.new(w.param, _outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
         if r.contiguous:  # copied into one buffer, the tensors are let go
             total = sum(w.param for w in r.weights)
             self.new(total, _outside(PARAMETERS, "buffer of the parameters", where))
@@ -113,7 +113,7 @@ class Player:
                 self.drop(kept)
         for w in self.in_optimizer():
             if w.main:
-                self.new(w.main, _outside(STATES, f"fp32 copy of {_short(w.name)}", where))
+                self.new(w.main, _outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
         for nbytes in r.buffers:
             self.new(nbytes, _outside(BUFFERS, "buffer", where))
         self.look(start)
@@ -445,8 +445,3 @@ class Player:
 
 def _outside(group: int, name: str, where: str, stream: int = _COMPUTE) -> Act:
     return Act(OUTSIDE, 0, 0, stream, group, name, where)
-
-
-def _short(name: str) -> str:
-    """A weight's name without its layer's."""
-    return name.rsplit(" ", 1)[-1]
