@@ -322,8 +322,9 @@ class PlanReport(Spec):
         default_factory=dict, description="Per reason the strategy that came closest to passing."
     )
     min_gpus: int | None = Field(
-        default=None, gt=0, description="Where nothing fits: the smallest number of GPUs that would do; else null. [-]"
-    )
+        default=None, gt=0,
+        description="Where nothing fits: the smallest number of GPUs that would do, spares included; else null. [-]",
+    )  # fmt: skip
     min_gpus_note: str | None = Field(default=None, description="What min_gpus means here, or why there is none.")
     elapsed_s: float = Field(ge=0, description="Duration of the search, without imports and loading. [s]")
     plans: tuple[Plan, ...] = Field(default=(), description="The best plans that fit, best first.")

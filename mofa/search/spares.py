@@ -239,9 +239,15 @@ def _whole(
         most = f"of {len(tried)} numbers up to {max(tried)} tried" if len(tried) > 1 else "no other number tried"
         defaults["spare nodes"] = f"{judge.spares} ({most})"
         defaults["power"] = "a model: shares of the TDP by what a GPU does, node overhead, PUE"
+    least, note = report.min_gpus, report.min_gpus_note
+    if least is not None and judge.spares:  # found for what computes; what is asked for includes what stands by
+        least += judge.spare_gpus
+        note = f"{note}, {judge.spare_gpus:,} GPUs that stand by included"
     whole = report.model_copy(
         update={
             "cluster": ClusterSummary.of(cluster),
+            "min_gpus": least,
+            "min_gpus_note": note,
             "objective": by if known else report.objective,
             "plans": tuple(judge.finished(plan) for plan in report.plans),
             "elapsed_s": time.perf_counter() - started,

@@ -209,6 +209,22 @@ def test_nothing_that_fits_is_status_3_with_reasons_and_gpus(cli: Cli) -> None:
     assert f"{report['min_gpus']:,}" in text.stdout
 
 
+def test_gpus_that_would_do_include_those_that_stand_by(cli: Cli) -> None:
+    """A node stands by, 56 GPUs are left, and tp 8 without a pipeline takes a dp of 8: 64 compute, 72 in all."""
+    asked = ("plan", "llama3-70b", "h100-hgx", "--spares", "1", "--fix", "tp=8", "--fix", "pp=1", "--faults", "llama3",
+             "--tokens", "1T", "--no-replay", "--gpus")  # fmt: skip
+    done = cli(*asked, "64", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["min_gpus"] == 8 * 8 + 8
+    assert "72 GPUs would do" in one_line_of(done.stderr)
+    text = cli(*asked, "64")
+    said = " ".join(text.stdout.split())
+    assert "The smallest number of GPUs that would do: 72 (the fewest whole nodes" in said
+    assert "8 GPUs that stand by included" in said
+    assert "72 GPUs would do" in text.stderr
+    assert cli(*asked, "72", "--quiet").returncode == 0
+
+
 def test_estimate_gives_one_plan_object(cli: Cli) -> None:
     arguments = ["estimate", "llama3-70b", "h100-hgx", "--gpus", "64", "--strategy", STRATEGY]
     done = cli(*arguments, "--json")
