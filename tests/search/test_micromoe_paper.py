@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,10 +11,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import mofa
 from mofa.routing.density import induced_density
 from mofa.routing.placement import shuffled, symmetric
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "micromoe_table2.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "micromoe_table2.py"
+DOCS = (ROOT / "docs" / "moe.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,30 @@ def test_the_papers_average_needs_adaptive_placements_and_a_skew_of_about_0_9(ta
     for found in at.values():
         assert np.mean([gain.symmetric for gain in found]) < table.PAPER_AVERAGE - 0.1
         assert all(gain.symmetric <= gain.adaptive + 1e-3 and gain.adaptive < gain.balanced for gain in found)
+
+
+def test_the_table_in_the_docs_is_the_scripts(table: ModuleType) -> None:
+    """Every figure under Zipf 0.9, the third column, within 2 points; the average row is the mean of the models'."""
+    gains = {m.name: table.gain(m, 0.9) for m in table.MODELS}
+    computed = {name: (g.symmetric, g.adaptive, g.balanced) for name, g in gains.items()}
+    computed["average"] = tuple(np.mean(list(computed.values()), axis=0))
+    for name, found in computed.items():
+        row = next(line for line in DOCS.splitlines() if line.startswith(f"| {name} | +"))
+        quoted = [float(x) / 100 for x in re.findall(r"\+([\d.]+)%", row.split("|")[4])]
+        assert quoted == pytest.approx(found, abs=0.02), name
+
+
+def test_the_steps_of_gpt_oss_in_the_docs_are_those_of_today() -> None:
+    """Of the two plans that docs/moe.md compares, played out; the gain is the ratio of the steps."""
+    said = re.search(
+        r"chooses it: ([\d.]+) s \(`(.+) balancing=micro_moe`\) against ([\d.]+) s.*?, \+(\d+) %", DOCS, re.DOTALL
+    )
+    assert said is not None
+    job = mofa.load_workload("gpt-oss-120b", overrides={"routing.kind": "zipf", "routing.s": 0.8})
+    cluster = mofa.load_cluster("h100-hgx", 64)
+    balanced, plain = (mofa.estimate(job, cluster, said[2] + more).step_s for more in (" balancing=micro_moe", ""))
+    assert (float(said[1]), float(said[3])) == pytest.approx((balanced, plain), rel=0.01)
+    assert int(said[4]) == round((float(said[3]) / float(said[1]) - 1) * 100)
 
 
 @pytest.mark.parametrize(("s", "perfect"), [(0.5, 1.0), (0.7, 0.999), (0.8, 0.89), (0.9, 0.56), (0.95, 0.33)])
