@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.loads import RoutingLoads, Scheduled
-from mofa.errors import SpecError
+from mofa.errors import SpecError, StrategyError
 from mofa.routing.counts import read_counts
 from mofa.routing.load import cap_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.balance import BalanceReport, Progress, StepBalance, make_report
+from mofa.search.feasible import Job, balancing_lacks
 from mofa.search.plan import Candidate
 from mofa.search.prepare import with_numerics
 from mofa.search.result import Plan
@@ -171,16 +172,17 @@ def step_setup(
 def _rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: str
 ) -> tuple[StrategyTable, StrategySpec]:
-    """The plain strategy, checked as if it were balanced."""
+    """The plain strategy, checked that it can be balanced."""
     if workload.model.moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
     given = parse_strategy(strategy)
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
-    fields = {**given, "balancing": "micro_moe"}
-    spec = complete_strategy(fields, cluster.num_gpus, framework, moe=True)
-    scheduled = one_row(workload, cluster, framework, spec)
-    return replace(scheduled, balancing=np.array([0])), spec
+    plain = one_row(workload, cluster, framework, given)
+    lacks = balancing_lacks(Job(workload, cluster, framework), plain)
+    if lacks is not None:
+        raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
+    return plain, complete_strategy({**given, "balancing": "micro_moe"}, cluster.num_gpus, framework, moe=True)
 
 
 def _inputs(

@@ -6,7 +6,7 @@ A row that several masks reject is counted under the first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,6 +257,30 @@ def _balancing(job: Job, t: StrategyTable) -> FloatN:
     short = np.maximum(_remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
     short = np.where(t.ep < 2, np.maximum(short, 1.0), short)
     return np.asarray(np.where(t.balancing > 0, np.maximum(short, 0.0), 0.0))
+
+
+def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
+    """What keeps replicas of a row's experts from being scheduled, with values and what to change; None where nothing.
+
+    Of the row as it stands without balancing, in the words of who did not ask for it by name.
+    """
+    moe, fw = job.workload.model.moe, job.framework
+    if not _balancing(job, replace(t, balancing=np.ones_like(t.balancing)))[0]:
+        return None
+    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall":
+        return (
+            f"framework is {fw.name} with dispatcher {fw.dispatcher}, replicas are scheduled in megatron with "
+            "dispatcher alltoall; change the framework"
+        )
+    ep = int(t.ep[0])
+    if ep < 2 or 2 * ep > moe.num_experts:
+        return f"ep is {ep}, it takes at least 2 and at most half of the {moe.num_experts} experts; change ep"
+    groups = int(t.tp[0] * t.cp[0] * t.dp[0]) // (ep * int(t.etp[0]))
+    return (
+        f"{_one(t, 'tp', 'cp', 'dp')} over {_one(t, 'ep', 'etp')} makes {groups} "
+        f"expert-parallel group{'' if groups == 1 else 's'}, it takes a multiple of {MERGED_GROUPS}; change ep, etp or "
+        "pp, or add GPUs"
+    )
 
 
 def _mtp(job: Job, t: StrategyTable) -> FloatN:

@@ -169,13 +169,33 @@ def test_popular_experts_stay_unless_redrawn(capsys: pytest.CaptureFixture[str])
         (("balance", "mixtral-8x7b", "--gpus", "8"), "--ep: is missing"),
         (
             ("balance", "mixtral-8x7b", "h100-hgx", "--gpus", "32", "--strategy", "pp=4 ep=8"),
-            "balancing micro_moe needs",
+            "--strategy 'pp=4 ep=8': its experts cannot be balanced: ep is 8, it takes at least 2 and at most half of",
+        ),
+        (  # 32 / 8 stages is a dp of 4: one group of 4
+            ("balance", "mixtral-8x7b", "h100-hgx", "--gpus", "32", "--strategy", "pp=8 ep=4"),
+            "tp (1) x cp (1) x dp (4) over ep (4) x etp (1) makes 1 expert-parallel group, it takes a multiple of 2",
+        ),
+        (
+            (
+                "balance",
+                "mixtral-8x7b",
+                "h100-hgx",
+                "--gpus",
+                "32",
+                "--strategy",
+                "pp=4 ep=4",
+                "--framework",
+                "torchtitan",
+            ),
+            "framework is torchtitan with dispatcher",
         ),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:
     assert main(arguments) == 2
-    assert says in one_line_of(capsys.readouterr().err)
+    error = one_line_of(capsys.readouterr().err)
+    assert says in error
+    assert "leave balancing out" not in error
 
 
 def test_an_empty_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
