@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -13,15 +14,17 @@ from mofa.faults.intervals import daly_higher_order_s, daly_s, exact_s, young_s
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
 from mofa.faults.renewal import meta_ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
-from mofa.faults.weibull import weibull_shares
+from mofa.faults.weibull import weibull_exact_s, weibull_shares
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
 MAX_EVENTS, MAX_EACH = 5e6, 5000.0
 """Failures simulated in all and of one run; a longer run is cut, which leaves its ETTR as it is. [-]"""
-FEWER = 20
-"""With a Weibull shape so many times fewer runs, of as many times the length: the closed form is that of an endless
-run, and how one begins and ends would show. [-]"""
+FEWER = 50
+"""With a Weibull shape or checkpoints restorable later so many times fewer runs, of as many times the length: the
+closed form is that of an endless run, and how one begins and ends would show. [-]"""
+MOST_EDGE = 0.025
+"""Of the waits for a first checkpoint against the segments of a run, above which its end would show. [-]"""
 LEAST_ETTR = 1e-3
 """Below it a run all but stands still, and is not simulated. [-]"""
 
@@ -32,7 +35,7 @@ class Intervals(Spec):
     young: float = Field(ge=0, description="sqrt(2 delta M). [s]")
     daly: float = Field(ge=0, description="sqrt(2 delta M) - delta. [s]")
     daly_higher_order: float = Field(ge=0, description="Daly's higher order. [s]")
-    exact: float = Field(ge=0, description="The minimum of the expected time (Lambert W). [s]")
+    exact: float = Field(ge=0, description="The optimum: Lambert W; with a Weibull shape, by numbers. [s]")
 
 
 class MonteCarlo(Spec):
@@ -53,12 +56,14 @@ class Calculation(Spec):
     persist_s: float = Field(ge=0, description="From then until it can be restored. [s]")
     restart_s: float = Field(ge=0, description="From a failure to computing again. [s]")
     shape: float = Field(gt=0, description="Weibull shape of the time between failures; 1 is exponential. [-]")
-    interval_s: Intervals = Field(description="Intervals by each formula, all of exponential failures.")
+    interval_s: Intervals = Field(description="Intervals by each formula; exact alone heeds the shape.")
     ettr: float = Field(ge=0, le=1, description="At the exact interval, or the one asked for. [-]")
     at_interval_s: float = Field(ge=0, description="The interval of ettr, its ledger and its simulation. [s]")
     ettr_by_formula: Intervals = Field(description="ETTR at the interval of each formula. [-]")
     meta_ettr: float | None = Field(ge=0, le=1, description="Meta's approximation; null at an interval of 0. [-]")
-    ettr_monte_carlo: MonteCarlo | None = Field(description="The simulation; null where the run hardly gets on.")
+    ettr_monte_carlo: MonteCarlo | None = Field(
+        description="The simulation; null where the run hardly gets on, or in segments too few for when they persist."
+    )
     ledger: Ledger = Field(description="Expected shares of the wall-clock time; they sum to 1.")
 
     @model_validator(mode="after")
@@ -87,8 +92,8 @@ def calculate(
     num_runs, seed
         Of the simulation.
     shape
-        Weibull shape of the time between failures of the job, whose clock each failure starts anew. The intervals stay
-        those of exponential failures, which cost little (Levy and Ferreira 2016). [-]
+        Weibull shape of the time between failures of the job, whose clock each failure starts anew. Young's and Daly's
+        intervals stay those of exponential failures, which cost little (Levy and Ferreira 2016). [-]
 
     Raises
     ------
@@ -108,7 +113,8 @@ def calculate(
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
     found = Intervals(
         young=float(young_s(block, mtbf)), daly=float(daly_s(block, mtbf)),
-        daly_higher_order=float(daly_higher_order_s(block, mtbf)), exact=float(exact_s(block, mtbf)),
+        daly_higher_order=float(daly_higher_order_s(block, mtbf)),
+        exact=float(exact_s(block, mtbf)) if shape == 1 else weibull_exact_s(block, mtbf, restart, persist, shape),
     )  # fmt: skip
     at = found.exact
     if interval_s is not None:
@@ -145,12 +151,15 @@ def _simulated(
         return None
     interval = at or 1e-6 * mtbf  # as good as all the time
     each = MAX_EACH
-    if shape != 1:
-        num_runs, work, each = max(num_runs // FEWER, 2), work * FEWER, each * FEWER
+    if shape != 1 or persist > 0:
+        num_runs, work, each = max(num_runs // FEWER, min(num_runs, FEWER)), work * FEWER, each * 10
     work = min(work, min(MAX_EVENTS / num_runs, each) * mtbf * expected)
-    run = LongRun(
-        max(work, interval), interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf, shape)
-    )
+    # whole segments, so that what is simulated is the interval asked for, as the closed form has it
+    segments = math.ceil(work / interval * (1 - 1e-12))
+    if math.expm1(min(persist / mtbf, 700.0)) > MOST_EDGE * segments:
+        return None
+    work = segments * interval
+    run = LongRun(work, interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf, shape))
     out = simulate(run, num_runs, seed)
     return MonteCarlo(
         mean=out.ettr, standard_error=out.standard_error, runs=num_runs, productive_days=run.work_s / SECONDS_PER_DAY

@@ -6,6 +6,7 @@ its next failure or its end. Nothing here uses the closed forms.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,7 @@ class LongRun:
     work_s
         Productive time that the run needs. [s]
     interval_s
-        Compute time between checkpoints; rounded so that the run holds whole segments. [s]
+        Compute time between checkpoints; where it does not divide the work, the last segment is shorter. [s]
     levels
         Levels of checkpoints, the most frequent first.
     kinds
@@ -90,8 +91,8 @@ class LongRun:
 
     @property
     def num_segments(self) -> int:
-        """Segments of the run. [-]"""
-        return max(round(self.work_s / self.interval_s), 1)
+        """Segments of the run, the last of which may be shorter. [-]"""
+        return max(math.ceil(self.work_s / self.interval_s * (1 - 1e-12)), 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class _Pattern:
         self.n = run.levels[-1].every
         self.every = [level.every for level in run.levels]
         top = [max(j for j, e in enumerate(self.every) if (i + 1) % e == 0) for i in range(self.n)]
-        self.interval = run.work_s / run.num_segments
+        self.interval = run.interval_s
         self.ends = np.concatenate([[0.0], np.cumsum([self.interval + run.levels[j].block_s for j in top])])
 
     def time_of(self, segments: IntN) -> FloatN:
@@ -186,7 +187,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> Outcome:
 def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
     pattern, levels = _Pattern(run), run.levels
     tau, total = pattern.interval, run.num_segments
-    end = float(pattern.time_of(np.array([total]))[0])
+    end = float(pattern.time_of(np.array([total]))[0]) - (total * tau - run.work_s)
     cumulative = np.cumsum([kind.share for kind in run.kinds])
     restart_of = np.array([kind.restart_s for kind in run.kinds])
     level_of = np.array([kind.level for kind in run.kinds])
@@ -205,8 +206,10 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
         reached = begun + np.maximum(gap - restart, 0.0)
         finished = reached >= end
         reached = np.minimum(reached, end)
-        inside = np.where(finished, total, pattern.segments_at(reached))
-        partial = np.where(finished, 0.0, np.minimum(reached - pattern.time_of(inside), tau))
+        inside = np.minimum(pattern.segments_at(reached), total - 1)
+        # the work of the run bounds that of its last segment
+        within = np.minimum(np.minimum(reached - pattern.time_of(inside), tau), run.work_s - inside * tau)
+        partial = np.where(finished, run.work_s - inside * tau, within)
         computed = (inside - done) * tau + partial
         seconds["restart"][at] += np.where(finished, restart, np.minimum(gap, restart))
         seconds["checkpoint"][at] += np.maximum(reached - begun - computed, 0.0)
@@ -231,7 +234,7 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
             seconds["waiting"][at] += repairs.wait_s(at, np.asarray(spent), node_of[kind])
     else:
         raise SpecError(f"run: fails more than {MAX_FAILURES} times and hardly gets on; shorten it or its interval")
-    seconds["productive"] += total * tau
+    seconds["productive"] += run.work_s
     wall = np.sum([seconds[name] for name in PARTS], axis=0)
     return Outcome(run.work_s, wall, seconds, failures)
 

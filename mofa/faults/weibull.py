@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero
+from mofa.faults.intervals import exact_s
 from mofa.faults.rates import weibull_scale_s
 
+SOUGHT, WIDE = 96, 30.0
+"""Intervals that are tried before the best is refined, and how far they reach to both sides of the exponential one:
+where failures are regular the ETTR has several peaks. [-]"""
 MOST_TERMS = 100_000
 """Checkpoints that are summed one by one; those behind them are an integral. [-]"""
 
@@ -60,10 +64,45 @@ def weibull_shares(
     # beyond exp(-40) nothing is left
     terms = int(min(max(scale * 40 ** (1 / shape) - restart, 0.0) / length + 1, MOST_TERMS))
     ends: FloatN = restart + np.arange(1.0, terms + 1.0) * length
-    behind = float(survived(ends[-1] + length / 2)) / length
+    behind = float(survived(ends[-1] + tau / 2)) / length  # each checkpoint stands for half a length around its middle
     banked = float(np.exp(-(((ends + persist) / scale) ** shape)).sum()) / mtbf
     late = float(survived(ends[-1] + persist + length / 2)) / length
     checkpoint = float((survived(ends - block) - survived(ends)).sum()) + behind * block
     parts = {"productive": tau * (banked + late), "checkpoint": checkpoint,
              "restart": 1 - float(survived(np.asarray(restart))), "waiting": 0.0}  # fmt: skip
     return {**parts, "lost": max(1 - sum(parts.values()), 0.0)}
+
+
+def weibull_exact_s(
+    block_s: float, mtbf_s: float, restart_s: float, persist_s: float = 0.0, shape: float = 1.0
+) -> float:  # fmt: skip
+    """The interval at which :func:`weibull_shares` has the highest ETTR; 0 where a checkpoint costs nothing. [s]
+
+    Parameters
+    ----------
+    block_s, mtbf_s, restart_s, persist_s, shape
+        As in :func:`weibull_shares`.
+
+    Notes
+    -----
+    A scan, and the bounded minimisation of Brent between the neighbours of its best (:mod:`scipy.optimize`). Unlike
+    with exponential failures the optimum depends on restart and persistence.
+
+    Examples
+    --------
+    >>> round(weibull_exact_s(300.0, 21600.0, 600.0)), round(float(exact_s(300.0, 21600.0)))
+    (3403, 3403)
+    """
+    first = float(exact_s(block_s, mtbf_s))
+    if first == 0:
+        return 0.0
+
+    def missed(log: float) -> float:
+        return -weibull_shares(float(np.exp(log)), block_s, mtbf_s, restart_s, persist_s, shape)["productive"]
+
+    logs = np.linspace(np.log(first / WIDE), np.log(first * WIDE), SOUGHT + 1)  # the exponential one amid them
+    values = np.array([missed(float(log)) for log in logs])
+    best = int(values.argmin())
+    between = (float(logs[max(best - 1, 0)]), float(logs[min(best + 1, SOUGHT)]))
+    found = optimize.minimize_scalar(missed, bounds=between, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(found.x if found.fun <= values[best] else logs[best]))

@@ -176,6 +176,17 @@ def test_without_failures_nothing_is_random() -> None:
     assert found.standard_error == 0.0
 
 
+def test_the_last_segment_is_what_is_left() -> None:
+    """2500 s of work in segments of 1000 s: two whole ones and half of one, each with its checkpoint."""
+    args = (2500.0, 1000.0, (Level(100.0),), (Kind(1.0, 50.0),))
+    assert simulate(LongRun(*args, Clock(np.inf)), 5).wall_s.tolist() == [2800.0] * 5
+    found = simulate(LongRun(*args, Clock(900.0)), 40_000, seed=14)
+    # 900 e^(50/900) (2 (e^(1100/900) - 1) + e^(600/900) - 1) = 951.415 (2 * 2.394723 + 0.947734)
+    assert abs(found.wall_s.mean() - 5458.44) < Z * found.wall_s.std() / 200
+    assert found.seconds["productive"].tolist() == [2500.0] * 40_000
+    assert min(found.seconds[part].min() for part in PARTS) >= 0
+
+
 def test_one_segment_without_checkpoint_is_work_that_starts_over() -> None:
     run = LongRun(7200.0, 1e9, (Level(0.0),), (Kind(1.0, 0.0),), Clock(7200.0))
     found = simulate(run, 40_000, seed=12)
