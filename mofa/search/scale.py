@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,8 +13,6 @@ from pydantic import Field, model_validator
 
 from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.outlook import failures_per_node_day
-from mofa.faults.spares import poisson_spares
 from mofa.search.feasible import Job, check
 from mofa.search.find import estimate, find_plans
 from mofa.search.goodput import LongRuns
@@ -25,12 +24,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.units import SECONDS_PER_DAY
 
-SPARE_QUANTILE = 0.999
-"""More spares than suffice with this probability are not tried. [-]"""
-COSTED_SPARES = 4
-"""Numbers of spares that are costed, those that pay most by the closed forms: some share nodes worse. [-]"""
 VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
@@ -263,35 +257,66 @@ def replicas_at_once(plan: Plan, machines: ClusterSpec) -> int:
     return math.lcm(experts if s.ep > 1 else 1, node // math.gcd(node, s.tp * s.cp * s.pp))
 
 
-def paying_spares(runs: LongRuns, plan: Plan, most: int) -> list[int]:
-    """Nodes to take out of those of a plan, what pays most first, by the closed forms of every number at once.
+def most_with_spares(runs: LongRuns, plan: Plan, most: int) -> list[tuple[int, float]]:
+    """Nodes to take out of those of a plan, each with the most that they can give, the highest first. [tokens/s]
 
     Parameters
     ----------
     runs
         Of all nodes, none of which stands by yet.
     plan
-        Its step and its checkpoint are taken for those of fewer replicas, with as many GPUs less.
+        Its micro-batches and its pipeline's bubble are taken for those of fewer replicas, what comes once a step for
+        nothing: a step of them takes at least as long.
     most
         Nodes that may stand by. [nodes]
+
+    Notes
+    -----
+    The closed forms of every number at once, over all GPUs, spares included. A number whose replicas the batch does not
+    fill is left out.
     """
-    faults, cluster = runs.faults, runs.cluster
-    node, nodes = cluster.node.gpus_per_node, runs.num_nodes
-    reliability, restart = faults.reliability, faults.restart
-    assert reliability is not None and restart is not None
-    gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
-    rate = failures_per_node_day(reliability, node) * nodes * gone / SECONDS_PER_DAY
-    enough = int(poisson_spares(rate, restart.repair_s.value, SPARE_QUANTILE))
-    s = plan.strategy
-    at_once = max(replicas_at_once(plan, cluster) * s.tp * s.cp * s.pp // node, 1)
-    spares = np.arange(at_once, min(max(enough, at_once), most) + 1, at_once)
-    if len(spares) == 0:
+    cluster, s = runs.cluster, plan.strategy
+    node, inner, by = cluster.node.gpus_per_node, s.tp * s.cp * s.pp, replicas_at_once(plan, cluster)
+    dp = np.arange(s.dp // by * by, 0, -by)
+    spares = (cluster.num_gpus - dp * inner) // node
+    batch, at_once = runs.workload.batch.global_batch, s.micro_batch * dp * (s.pp if s.vpp > 1 else 1)
+    whole = batch // at_once * at_once
+    mine = (spares > 0) & (spares <= most) & (whole > 0)
+    dp, spares, whole = dp[mine], spares[mine], whole[mine]
+    if len(dp) == 0:
         return []
+    exposed = plan.time.exposed
+    each = plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))
+    step_s = each * (whole / dp) / (batch / s.dp) + exposed["bubble"]
     found = runs.outlook(
-        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
-        num_gpus=cluster.num_gpus - spares * node,
+        step_s, np.full(len(dp), plan.checkpoint_bytes or 0.0), spares=spares, num_gpus=dp * inner
     )  # fmt: skip
-    return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]
+    bound = whole * runs.workload.batch.seq_len / step_s * found.ettr / cluster.num_gpus
+    return [(int(spares[i]), float(bound[i])) for i in np.argsort(-bound, kind="stable")]
+
+
+def _best_spares(
+    whole: _Left, runs: LongRuns, most: int, fewer: Callable[[int], _Left | None]
+) -> VariantPoint | None:  # fmt: skip
+    """The number of spares with the most effective tokens per second; None where no replica can be left out.
+
+    Numbers are costed from the highest bound on, until no other can give more.
+    """
+    best: VariantPoint | None = None
+    for number, bound in most_with_spares(runs, whole.plan, most):
+        if best is not None and bound <= best.effective_tokens_per_s_per_gpu:
+            break
+        left = fewer(number)
+        if left is None:
+            continue
+        found = _variant(_runs_of(runs, left), left)
+        if best is None or found.effective_tokens_per_s_per_gpu > best.effective_tokens_per_s_per_gpu:
+            best = found
+    return best
+
+
+def _runs_of(runs: LongRuns, left: _Left) -> LongRuns:
+    return LongRuns(left.job, left.machines, runs.framework, runs.faults, spares=left.spares)
 
 
 def _point(
@@ -302,6 +327,7 @@ def _point(
     mtbf: float | None = None
     if plan is not None:
         whole = _Left(plan, job, machines, 0)
+        fewer = cache(partial(_fewer_replicas, whole, framework))  # the same plans under every mode of checkpoints
         for name, mode, stands_by in VARIANTS:
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
             asked = faults.model_copy(update={"checkpoint": checkpoint})
@@ -310,21 +336,19 @@ def _point(
             if most < 0:
                 why = f"{faults.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
                 continue
-            numbers = [0]
-            if stands_by and faults.spares is not None:
-                numbers = [faults.spares]
-            elif stands_by:
-                numbers = paying_spares(runs, plan, most)[:COSTED_SPARES]
-            found = [_fewer_replicas(whole, framework, number) if number else whole for number in numbers]
-            courses = [
-                _variant(LongRuns(left.job, left.machines, framework, asked, spares=left.spares), left)
-                for left in found if left is not None
-            ]  # fmt: skip
-            if not courses:
-                nodes = f"{numbers[0]} of {runs.num_nodes} nodes standing by" if numbers else "any node standing by"
-                why = f"with {nodes} no replicas of the plan are left that run and fit"
+            course: VariantPoint | None
+            if not stands_by:
+                course = _variant(runs, whole)
+            elif faults.spares is None:
+                course = _best_spares(whole, runs, most, fewer)
+            else:
+                left = fewer(faults.spares) if faults.spares else whole
+                course = None if left is None else _variant(_runs_of(runs, left), left)
+            if course is None:
+                nodes = f"{faults.spares} of {runs.num_nodes} nodes" if faults.spares else "any node"
+                why = f"with {nodes} standing by no replicas of the plan are left that run and fit"
                 continue
-            variants[name] = max(courses, key=lambda course: course.effective_tokens_per_s_per_gpu)
+            variants[name] = course
             if not stands_by:
                 reference = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
