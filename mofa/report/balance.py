@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from mofa.routing.placement import Placement
     from mofa.search.balance import BalanceReport, StepBalance
 
+DENSITY = "maximum induced density, {} placement"
+"""Of the placement that was scheduled on; EPLB's and adaptive placements have lower ones where they are better."""
 _STYLES = {
     "plain": ("plain expert parallelism", ACCENT, "-", "o"),
     "eplb": ("replicas by past loads (EPLB)", "#fd8d3c", "-", "s"),
-    "micro_moe": ("scheduled replicas", "#08519c", "-", "o"),
+    "micro_moe": ("scheduled, {} placement", "#08519c", "-", "o"),
     "micro_moe_adaptive": ("scheduled, adaptive placement", "#31a354", "-", "^"),
-    "lower_bound": ("maximum induced density", INK, ":", ""),
+    "lower_bound": (DENSITY, INK, ":", ""),
 }
 
 
@@ -45,7 +47,8 @@ def plot_balance(report: BalanceReport, *, ax: Axes | None = None) -> Axes:
     layers = np.array([row.layer for row in report.layers])
     for scheme, (label, colour, line, marker) in _STYLES.items():
         values = np.array([row.max_over_mean[scheme] for row in report.layers])
-        ax.plot(layers, values, line, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label)
+        ax.plot(layers, values, line, color=colour, marker=marker, markersize=4, linewidth=1.4,
+                label=label.format(report.group.placement).replace("density, ", "density,\n"))  # fmt: skip
     ax.axhline(1.0, color=MUTED, linewidth=1.0)
     if len(layers) == 1:
         ax.set_xticks(layers)
@@ -66,9 +69,9 @@ _NAMES = {
     "capacity": "plain, tokens beyond capacity dropped",
     "eplb": "replicas by past loads (EPLB)",
     "micro_moe_random": "scheduled, random placement",
-    "micro_moe": "scheduled",
+    "micro_moe": "scheduled, {} placement",
     "micro_moe_adaptive": "scheduled, adaptive placement",
-    "lower_bound": "maximum induced density",
+    "lower_bound": DENSITY,
 }
 
 
@@ -76,12 +79,9 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     """Print the load of the fullest GPU under every scheme, the solver's time and the step before and after."""
     g = report.group
     rows = [
-        [
-            f"{name}, {g.placement} placement" if key == "micro_moe" else name, f"{report.max_over_mean[key]:.4f}",
-            f"{report.worst_max_over_mean[key]:.4f}",
-        ]
+        [name.format(g.placement), f"{report.max_over_mean[key]:.4f}", f"{report.worst_max_over_mean[key]:.4f}"]
         for key, name in _NAMES.items()
-    ]  # fmt: skip
+    ]
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "

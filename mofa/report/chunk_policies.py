@@ -62,9 +62,17 @@ def _lines(report: ChunkReport, of: Callable[[Policy], NDArray[np.float64]], ax:
             np.arange(len(values)), values, marker="o", markersize=3, linestyle="-" if policy.fits else ":",
             color=_colour(policy, number), linewidth=1.8 if policy.name == "mact" else 1.0, label=_label(policy),
         )  # fmt: skip
-    ax.set_xlabel("iteration")
+    whole_iterations(ax)
     tidy(ax, grid_axis="y")
     return ax
+
+
+def whole_iterations(ax: Axes) -> None:
+    """Label the x axis as iterations, with ticks at whole numbers alone however few there are."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.set_xlabel("iteration")
 
 
 def _colour(policy: Policy, number: int) -> str:

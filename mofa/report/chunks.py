@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.chunk_policies import plot_policy_memory, plot_throughput
+from mofa.report.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.style import new_axes
 from mofa.report.text import print_table
@@ -41,7 +41,7 @@ def plot_chunks(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax.set_facecolor("#cb181d")  # where no number of chunks fits
     step = max(len(report.layers) // 16, 1)
     ax.set_yticks(np.arange(0, len(report.layers), step), [str(layer) for layer in report.layers[::step]])
-    ax.set_xlabel("iteration")
+    whole_iterations(ax)
     ax.set_ylabel("layer")
     ax.set_title(f"{report.workload}: token chunks, {report.routing} (red: none fits)", loc="left")
     bar = ax.figure.colorbar(image, ax=ax, ticks=np.log2(report.bins))

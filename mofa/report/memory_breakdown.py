@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import ACCENT, memory_colours, new_axes, ordered_names, plan_labels, tidy
+from mofa.report.style import ACCENT, memory_fills, new_axes, ordered_names, plan_labels, tidy
 from mofa.report.words import component_name
 from mofa.units import GIB
 
@@ -35,10 +35,13 @@ def plot_memory_breakdown(
     rows = np.arange(len(plans), dtype=np.float64)
     names = ordered_names(plan.memory.by_component for plan in plans)
     left = np.zeros(len(plans))
-    for name, colour in memory_colours(names).items():
+    for name, fill in memory_fills(names).items():
         size = np.array([plan.memory.by_component.get(name, 0.0) for plan in plans]) / GIB
         if size.any():
-            ax.barh(rows, size, 0.62, left, color=colour, edgecolor="white", linewidth=0.4, label=component_name(name))
+            ax.barh(
+                rows, size, 0.62, left, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
+                label=component_name(name),
+            )  # fmt: skip
         left += size
     margin = np.array([plan.memory.margin_bytes for plan in plans]) / GIB
     ax.barh(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import ACCENT, INK, memory_colours, new_axes, tidy
+from mofa.report.style import ACCENT, INK, memory_fills, new_axes, tidy
 from mofa.report.words import component_name, strategy_short
 from mofa.units import GIB
 
@@ -45,12 +45,11 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     ax = new_axes(ax, 9.0, 4.5)
     time_s = np.asarray(curve.time_s)
     names = [name for name, values in curve.kinds.items() if any(values)]
-    colours = memory_colours(names)
+    fills = memory_fills(names)
     sizes = [np.asarray(curve.kinds[name]) / GIB for name in names]
-    ax.stackplot(
-        time_s, sizes, labels=[component_name(name) for name in names], colors=[colours[name] for name in names],
-        linewidth=0.3, edgecolor="white",
-    )  # fmt: skip
+    areas = ax.stackplot(time_s, sizes, labels=[component_name(name) for name in names], linewidth=0.3)
+    for area, name in zip(areas, names, strict=True):
+        area.set(facecolor=fills[name].colour, edgecolor=fills[name].edge, hatch=fills[name].hatch)
     ax.plot(time_s, np.asarray(curve.reserved_bytes) / GIB, color=INK, linewidth=1.2, label="reserved")
     outside = of.device_bytes - of.reserved_bytes
     room = (plan.memory.capacity_bytes - outside) / GIB
@@ -61,6 +60,7 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     ax.annotate(  # above all lines, where nothing is drawn
         f"{top:.1f} GiB: {of.instant}", (time_s[curve.peak], top), (0.02 if early else 0.98, 0.98),
         textcoords="axes fraction", ha="left" if early else "right", va="top", fontsize=8,
+        bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none"},  # over the grid
         arrowprops={
             "arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 1.0, "shrinkB": 3.0,
             "relpos": (0.0 if early else 1.0, 0.0),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.style import ACCENT, memory_colours, new_axes, ordered_names, tidy
+from mofa.report.style import ACCENT, memory_fills, new_axes, ordered_names, tidy
 from mofa.report.words import component_name, strategy_short
 from mofa.units import GIB
 
@@ -32,10 +32,13 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
     ax = new_axes(ax, max(6.5, 3.5 + 0.3 * len(stages)), 4.5)
     x = np.arange(len(stages), dtype=np.float64)
     bottom = np.zeros(len(stages))
-    for name, colour in memory_colours(ordered_names(stage.by_component for stage in stages)).items():
+    for name, fill in memory_fills(ordered_names(stage.by_component for stage in stages)).items():
         size = np.array([stage.by_component.get(name, 0.0) for stage in stages]) / GIB
         if size.any():
-            ax.bar(x, size, 0.75, bottom, color=colour, edgecolor="white", linewidth=0.4, label=component_name(name))
+            ax.bar(
+                x, size, 0.75, bottom, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
+                label=component_name(name),
+            )  # fmt: skip
         bottom += size
     for i, stage in enumerate(stages):
         ax.annotate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,42 +28,52 @@ TIME_COLOURS = {
 }
 """Computing is blue, recomputation purple, communication orange, waiting grey, the optimizer green."""
 
-_MEMORY_COLOURS = {
-    "weight": "#08519c",
-    "weight_copy": "#3182bd",
-    "grad": "#6baed6",
-    "state": "#31a354",
-    "activation": "#e6550d",
-    "buffer": "#fd8d3c",
-    "scratch": "#fdbe85",
-    "allocator_slack": "#807dba",
-    "context": "#969696",
-    "communicators": "#636363",
+
+@dataclass(frozen=True)
+class Fill:
+    """How an area is filled: its colour, and a hatch with the colour of its lines and of its edge."""
+
+    colour: str
+    hatch: str = ""
+
+    @property
+    def edge(self) -> str:
+        """White between plain areas; dark where it draws the hatch as well."""
+        return "#444444" if self.hatch else "white"
+
+
+_MEMORY_FILLS = {
+    "parameters": Fill("#08519c"),
+    "gradients": Fill("#9ecae1"),
+    "optimizer_states": Fill("#41ab5d"),
+    "activations": Fill("#e6550d"),
+    "weight_copies": Fill("#4292c6", "\\\\\\\\"),
+    "buffers": Fill("#fdae6b", "...."),
+    "temporaries": Fill("#fee391", "xxxx"),
+    "allocator_slack": Fill("#9e9ac8", "----"),
+    "cuda_context": Fill("#d9d9d9", "||||"),
+    "communicators": Fill("#252525"),
 }
-_SPARE_COLOURS = ("#74c476", "#9e9ac8", "#c7a16b", "#c994c7", "#41b6c4", "#a1d99b", "#bcbddc", "#525252")
+"""Plain areas differ in how dark they are and the rest in their hatch, to be told apart in print too; ``/`` is the
+margin's."""
+_SPARE_FILLS = (
+    Fill("#41b6c4", "++++"), Fill("#c994c7", "oooo"), Fill("#c7a16b", "**"), Fill("#f768a1", "OO"),
+)  # fmt: skip
 INK, ACCENT, MUTED = "#222222", "#cb181d", "#9ecae1"
 
 
-def memory_colours(components: Iterable[str]) -> dict[str, str]:
-    """A colour per component of memory; a component without its own takes a spare one, by order.
+def memory_fills(components: Iterable[str]) -> dict[str, Fill]:
+    """A fill per component of memory; a component without its own takes a spare one, by order.
 
     Examples
     --------
-    >>> memory_colours(["context", "logits"])
-    {'context': '#969696', 'logits': '#74c476'}
+    >>> memory_fills(["parameters", "logits"])
+    {'parameters': Fill(colour='#08519c', hatch=''), 'logits': Fill(colour='#41b6c4', hatch='++++')}
     """
-    spare = 0
-    colours = {}
-    for name in components:
-        key = name.removesuffix("_bytes")
-        if key not in _MEMORY_COLOURS and key.removesuffix("s") in _MEMORY_COLOURS:
-            key = key.removesuffix("s")
-        if key in _MEMORY_COLOURS:
-            colours[name] = _MEMORY_COLOURS[key]
-        else:
-            colours[name] = _SPARE_COLOURS[spare % len(_SPARE_COLOURS)]
-            spare += 1
-    return colours
+    names = list(components)
+    spare = [name for name in names if name not in _MEMORY_FILLS]
+    others = {name: _SPARE_FILLS[i % len(_SPARE_FILLS)] for i, name in enumerate(spare)}
+    return {name: _MEMORY_FILLS.get(name) or others[name] for name in names}
 
 
 def ordered_names(dicts: Iterable[Iterable[str]]) -> list[str]:

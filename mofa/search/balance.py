@@ -119,7 +119,8 @@ class BalanceReport(Spec):
     max_over_mean: dict[str, float] = Field(
         description="Tokens of the fullest GPU over the mean, averaged over layers and micro-batches: plain, "
         "micro_moe, micro_moe_adaptive, micro_moe_random (placement), eplb, capacity (over the mean before dropping) "
-        "and lower_bound, the maximum induced density; eplb and micro_moe_adaptive follow past loads and count from "
+        "and lower_bound, the maximum induced density of micro_moe's placement (eplb and micro_moe_adaptive have "
+        "others and may lie below it); eplb and micro_moe_adaptive follow past loads and count from "
         "the second micro-batch on. [-]"
     )
     worst_max_over_mean: dict[str, float] = Field(description="The same, the largest that occurred. [-]")

@@ -66,7 +66,10 @@ FRAMEWORK = FrameworkSummary(
 
 def make_memory(device_gib: float = 60.0, num_stages: int = 4) -> Memory:
     """Parts of 1/2, 1/4, 1/8, 1/16 and 1/16 of the fullest rank; stages that fall by 1 GiB."""
-    shares = {"activation": 0.5, "state": 0.25, "grad": 0.125, "allocator_slack": 0.0625, "context": 0.0625}
+    shares = {
+        "activations": 0.5, "optimizer_states": 0.25, "gradients": 0.125, "allocator_slack": 0.0625,
+        "cuda_context": 0.0625,
+    }  # fmt: skip
     stages = tuple(
         StageMemory(
             stage=i,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from mofa.cost.breakdown import MEMORY_COMPONENTS
 from mofa.errors import SpecError
 from mofa.report.memory_breakdown import plot_memory_breakdown
 from mofa.report.pareto import pareto_front, plot_pareto
 from mofa.report.save import as_played, check_writable, save_estimates, save_report, write_atomic
 from mofa.report.stage_memory import plot_stage_memory
+from mofa.report.style import memory_fills
 from mofa.report.time_breakdown import plot_time_breakdown
 from mofa.units import GIB
 from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
@@ -55,8 +59,28 @@ def test_exposed_bars_sum_to_the_step_and_hidden_ones_are_hatched() -> None:
 def test_memory_bars_sum_to_the_peak() -> None:
     plans = make_report().plans
     ax = plot_memory_breakdown(plans)
-    solid = [bar.get_width() for bars in ax.containers for bar in bars if not bar.get_hatch()]
+    solid = [bar.get_width() for bars in ax.containers if bars.get_label() != "margin" for bar in bars]
     assert sum(solid) * GIB == pytest.approx(sum(plan.memory.peak_bytes for plan in plans))
+
+
+def test_components_of_memory_are_told_apart_in_colour_and_in_print() -> None:
+    """No two have one colour; in grey, two without hatches differ by a tenth of the way from black to white at least,
+    and hatches are all different. The legend shows what the bars show."""
+    fills = memory_fills((*MEMORY_COMPONENTS, "one more", "another"))
+    grey = {}
+    for (one, a), (other, b) in combinations(fills.items(), 2):
+        apart = np.abs(np.array(to_rgb(a.colour)) - to_rgb(b.colour)).max()
+        assert apart > 0.1, (one, other)
+        assert not a.hatch or set(a.hatch) != set(b.hatch), (one, other)
+    for name, fill in fills.items():
+        if not fill.hatch:
+            grey[name] = float(np.dot(to_rgb(fill.colour), (0.2126, 0.7152, 0.0722)))
+    assert len(grey) >= 2 and np.diff(sorted(grey.values())).min() > 0.1, grey
+    assert "/" not in "".join(fill.hatch for fill in fills.values())  # the margin's
+    handles, labels = plot_memory_breakdown(make_report().plans).get_legend_handles_labels()
+    drawn = dict(zip(labels, handles, strict=True))
+    assert drawn["gradients"][0].get_facecolor()[:3] == pytest.approx(to_rgb(fills["gradients"].colour))
+    assert drawn["allocator slack"][0].get_hatch() == fills["allocator_slack"].hatch
 
 
 def test_stage_bars_sum_to_the_stages() -> None:

@@ -28,7 +28,7 @@ def test_an_exposed_part_that_is_missing_is_refused() -> None:
 
 def test_memory_that_its_parts_do_not_sum_to_is_refused() -> None:
     memory = make_memory().model_dump()
-    memory["by_component"]["state"] *= 2
+    memory["by_component"]["optimizer_states"] *= 2
     with pytest.raises(ValidationError, match=r"memory.by_component sum to"):
         Memory.model_validate(memory)
 
