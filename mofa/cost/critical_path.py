@@ -114,21 +114,24 @@ def critical_path_s(
         parts += [part.reshape(len(part), -1).T for part in (once.gather_s, once.held_s, once.reduce_s)]
     durations = np.concatenate(parts)
     total, runtime = np.empty(len(forward_s)), framework in PYTORCH_MODULES
-    for num in np.unique(num_micro_batches).tolist():
-        each = rounds(pp, num) if runtime else pp
-        walked = min(num, ROUNDS * each)
-        mine = np.flatnonzero(num_micro_batches == num)
+    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
+    per_round = np.array([rounds(pp, num) if runtime else pp for num in nums.tolist()])
+    # plans of one order are walked together, however many rounds each leaves out
+    kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
+    kind_of = kind.ravel()[inverse]
+    for which, (walked, each) in enumerate(kinds.T.tolist()):
+        mine = np.flatnonzero(kind_of == which)
         walk = _levels(framework, pp, vpp, walked, each, once is not None)
         step = max(1, _AT_ONCE // walk.size)
         for start in range(0, len(mine), step):
             some = mine[start : start + step]
             given = np.ascontiguousarray(durations[:, some])
             total[some], period = _walk(walk, rows, given)
-            if num > walked:
-                if runtime:  # on one stream for all its sends and receives a rank's own rounds differ
-                    fewer = _levels(framework, pp, vpp, walked - each, each, once is not None)
-                    period = total[some] - _walk(fewer, rows, given)[0]
-                total[some] += (num - walked) / each * period
+            behind = (num_micro_batches[some] - walked) / each
+            if runtime and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
+                fewer = _levels(framework, pp, vpp, walked - each, each, once is not None)
+                period = total[some] - _walk(fewer, rows, given)[0]
+            total[some] += behind * period
     return total
 
 

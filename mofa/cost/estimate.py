@@ -123,11 +123,21 @@ class Estimator:
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
         return self.loads.runs(table.ep, (groups * micro_batches).astype(np.float64))
 
-    def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""
+    def device_bytes(
+        self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
+        progress: Callable[[int], None] | None = None,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]
+
+        ``progress`` is told the number of rows done.
+        """
         out = np.empty(len(which))
+        done = 0
         for chosen, rows in self._composed(which, self._taken(which, recompute_layers), every_stage=False):
             out[chosen] = row_max(stage_bytes(rows).device)
+            done += len(chosen)
+            if progress is not None:
+                progress(done)
         return out
 
     def _taken(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64] | None) -> StrategyTable:

@@ -59,30 +59,36 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     waste, holes, large_states, fits = small.copy(), small.copy(), small.copy(), small.copy()
     one = np.ones(len(rows.table))
 
-    kinds = [(kind, lay.counts[:, i]) for i, kind in enumerate(costs.weights.layers)]
+    kinds = [(weights, lay.counts[:, i]) for i, weights in enumerate(costs.weights.layers)]
     kinds.append((costs.weights.embedding, np.broadcast_to(rows.is_first, allocated.shape)))
     kinds.append((costs.weights.head, np.broadcast_to(rows.is_head, allocated.shape)))
     every = [
-        (weight, 2.0 * weight.params[rows.k] * one, (weight.number[rows.k] * one)[:, None] * layers)
-        for weights, layers in kinds for weight in weights
+        (weight, 2.0 * weight.params[rows.k] * one, weight.number[rows.k] * one, kind)
+        for kind, (weights, _) in enumerate(kinds) for weight in weights
     ]  # fmt: skip
-    rooms = [number * (taken_bytes(hole) * (hole > SMALL))[:, None] for _, hole, number in every]
-    for room, (weight, hole, number) in zip(rooms, every, strict=True):
+    rooms = [number * taken_bytes(hole) * (hole > SMALL) for _, hole, number, _ in every]
+    # what a layer of a kind has of them, then times its layers: few arrays of all stages
+    of_kind = np.zeros((len(kinds), 4, len(rows.table)))
+    for room, (weight, hole, number, kind) in zip(rooms, every, strict=True):
         state = states * hole / 2.0 / ranks[weight.expert]
-        taken = taken_bytes(state)[:, None]
-        holes += room
-        is_small = (state <= SMALL)[:, None]
+        taken = taken_bytes(state)
+        is_small = state <= SMALL
         needed = 3.0 * number * taken
-        waste += 3.0 * number * (taken - state[:, None]) * is_small
-        small += needed * is_small
-        fits += needed * ~is_small
+        sums = of_kind[kind]
+        sums[0] += room
+        sums[1] += 3.0 * number * (taken - state) * is_small
+        sums[2] += needed * is_small
+        sums[3] += needed * ~is_small
         some = np.flatnonzero((state > SMALL) & (state > hole))
         if len(some):  # where states are hardly shared out
             here = zip(rooms, every, strict=True)
-            wider = sum(r[some] * (other[some] >= state[some])[:, None] for r, (_, other, _) in here)
-            apart = np.maximum(needed[some] - wider, 0.0)
+            wider = sum((r[some] * (w[1][some] >= state[some]))[:, None] * kinds[w[3]][1][some] for r, w in here)
+            apart = np.maximum(needed[some, None] * kinds[kind][1][some] - wider, 0.0)
             large_states[some] += apart
             fits[some] -= apart
+    for (_, layers), sums in zip(kinds, of_kind, strict=True):
+        for total, each in zip((holes, waste, small, fits), sums, strict=True):
+            total += each[:, None] * layers
     large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     plain, full = rows.gather(rows.layers.large_peak)
     peak = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)

@@ -40,7 +40,10 @@ DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 @dataclass(frozen=True)
 class Costed:
-    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)"""
+    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
+
+    Of rows that do not fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be.
+    """
 
     rows: NDArray[np.intp]
     table: StrategyTable
@@ -51,12 +54,17 @@ class Costed:
     checkpoint_bytes: NDArray[np.float64]
 
     @classmethod
-    def of(cls, rows: NDArray[np.intp], costed: Breakdown) -> Costed:
-        """The columns of a breakdown that ranking needs."""
+    def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: NDArray[np.float64]) -> Costed:
+        """Rows whose memory is known, nothing else."""
+        step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
         return cls(
-            rows, costed.table, costed.step_s, costed.device_bytes, costed.allocated_bytes, costed.exposed_s,
-            costed.checkpoint_bytes,
-        )  # fmt: skip
+            rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
+        )
+
+    def put(self, at: NDArray[np.intp], costed: Breakdown) -> None:
+        """What rows at these positions cost."""
+        self.step_s[at], self.allocated_bytes[at] = costed.step_s, costed.allocated_bytes
+        self.exposed_s[:, at], self.checkpoint_bytes[at] = costed.exposed_s, costed.checkpoint_bytes
 
     @classmethod
     def none(cls, table: StrategyTable) -> Costed:
@@ -285,56 +293,31 @@ def _search(
     estimator = Estimator(job.workload, job.cluster, job.framework, table.take(both), loads)
     at = np.full(len(table), -1, dtype=np.intp)
     at[both] = np.arange(len(both))
-    parts = _cost(estimator, table, legal, at, progress, 0, total)
     device = np.full(len(table), np.nan)
-    for part in parts:
-        device[part.rows] = part.device_bytes
-        over = part.device_bytes - limit
-        bad = over > 0
-        reason[part.rows[bad]] = memory
-        short[part.rows[bad]] = over[bad]
+
+    def weigh(rows: NDArray[np.intp], done: int) -> None:
+        for start in range(0, len(rows), COST_AT_ONCE):
+            some = rows[start : start + COST_AT_ONCE]
+
+            def tell(count: int, base: int = done + start) -> None:
+                if progress is not None:
+                    progress(base + count, total)
+
+            device[some] = estimator.device_bytes(at[some], table.recompute_layers[some], progress=tell)
+        bad = rows[device[rows] > limit]
+        reason[bad], short[bad] = memory, device[bad] - limit
+
+    weigh(legal, 0)
     codes = needless, memory
     solved, table = solve_layers(job, estimator, at, space, table, open_, device, limit, reason, short, codes)
-    done = len(legal)
-    for part in _cost(estimator, table, solved, at, progress, done, total):
-        parts.append(part)
-        over = part.device_bytes - limit
-        bad = over > 0
-        reason[part.rows[bad]] = memory
-        short[part.rows[bad]] = over[bad]
-    costed = _joined(parts, table)
+    weigh(solved, len(legal))
+    rows = np.concatenate([legal, solved])
+    costed = Costed.of(rows, table.take(rows), device[rows])
+    fit = np.flatnonzero(device[rows] <= limit)
+    for start in range(0, len(fit), COST_AT_ONCE):
+        some = fit[start : start + COST_AT_ONCE]
+        costed.put(some, estimator.rows(at[rows[some]], recompute_layers=costed.table.recompute_layers[some]))
     return table, costed, reason, short
-
-
-def _cost(
-    estimator: Estimator, table: StrategyTable, rows: NDArray[np.intp], at: NDArray[np.intp],
-    progress: Progress | None, done: int, total: int,
-) -> list[Costed]:  # fmt: skip
-    """Cost rows of the table, some at a time; ``at`` maps them to the estimator's rows."""
-    parts = []
-    for start in range(0, len(rows), COST_AT_ONCE):
-        some = rows[start : start + COST_AT_ONCE]
-        base = done + start
-
-        def tell(count: int, base: int = base) -> None:
-            if progress is not None:
-                progress(base + count, total)
-
-        costed = estimator.rows(at[some], recompute_layers=table.recompute_layers[some], progress=tell)
-        parts.append(Costed.of(some, costed))
-    return parts
-
-
-def _joined(parts: list[Costed], table: StrategyTable) -> Costed:
-    rows = np.concatenate([p.rows for p in parts])
-
-    def join(name: str) -> NDArray[np.float64]:
-        return np.concatenate([getattr(p, name) for p in parts], axis=-1)
-
-    return Costed(
-        rows, table.take(rows), join("step_s"), join("device_bytes"), join("allocated_bytes"), join("exposed_s"),
-        join("checkpoint_bytes"),
-    )  # fmt: skip
 
 
 def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
