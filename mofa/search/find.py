@@ -66,6 +66,13 @@ class Costed:
         self.step_s[at], self.allocated_bytes[at] = costed.step_s, costed.allocated_bytes
         self.exposed_s[:, at], self.checkpoint_bytes[at] = costed.exposed_s, costed.checkpoint_bytes
 
+    def take(self, at: NDArray[np.intp]) -> Costed:
+        """Those at these positions."""
+        return Costed(
+            self.rows[at], self.table.take(at), self.step_s[at], self.device_bytes[at], self.allocated_bytes[at],
+            self.exposed_s[:, at], self.checkpoint_bytes[at],
+        )  # fmt: skip
+
     @classmethod
     def none(cls, table: StrategyTable) -> Costed:
         """Nothing of this table was costed."""
@@ -90,7 +97,10 @@ class Search:
     """By how much each row of it missed."""
 
     def table(self) -> pd.DataFrame:
-        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits."""
+        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+
+        Rows that do not fit are not timed: all but their ``device_bytes`` is NaN.
+        """
         import pandas as pd
 
         c = self.costed
@@ -196,10 +206,13 @@ def find_plans(
     key, host = costed.step_s, len(CHECKS) + 2
     if judge is not None:
         judge = replace(judge, workload=workload, framework=framework)
-        key = judge.key(costed)
-        lack = judge.host_bytes_short(costed)
-        full = (lack > 0) & (reason[costed.rows] < 0)
-        reason[costed.rows[full]], short[costed.rows[full]] = host, lack[full]
+        timed = np.flatnonzero(np.isfinite(costed.step_s))
+        some = costed.take(timed)
+        key = np.full(len(costed.rows), np.nan)
+        key[timed] = judge.key(some)
+        lack = judge.host_bytes_short(some)
+        full = (lack > 0) & (reason[some.rows] < 0)
+        reason[some.rows[full]], short[some.rows[full]] = host, lack[full]
     best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
     loads = loads_of(workload, table)
 

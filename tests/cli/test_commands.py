@@ -371,7 +371,7 @@ def test_an_interrupted_run_leaves_no_file(tmp_path: Path, kind: signal.Signals)
         env={**os.environ, "PYTHONPATH": str(root)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
-    time.sleep(1.0)
+    time.sleep(2.0)  # imports are over by then
     process.send_signal(kind)
     _, error = process.communicate(timeout=30)
     assert process.returncode == (130 if kind is signal.SIGINT else 143)
