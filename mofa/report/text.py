@@ -353,7 +353,8 @@ def _print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, 
 
 
 def _print_search(console: Console, report: PlanReport) -> None:
-    counts = f"Looked at {report.space:,} strategies, costed {report.searched:,} in full, {report.feasible:,} fit"
+    costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
+    counts = f"Looked at {report.space:,} strategies, {costed}"
     _say(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
     rows = []
     for reason, count in report.rejected.items():
