@@ -54,6 +54,7 @@ def estimate(
 ) -> None:
     """Cost one strategy and say where its time and memory go, whether it fits or not."""
     from mofa.cli.output import Output
+    from mofa.search.spares import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -64,6 +65,9 @@ def estimate(
         faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, changes
     ).profile()
     asked = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
+    if spares is not None:
+        for job in asked:
+            without_spares(job.cluster, spares, "--spares")
     estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]
     output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 

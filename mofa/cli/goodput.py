@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mofa.specs.faults import FaultSpec
 
 MOST_GPUS = 1_048_576
+ARGUMENTS = {"interval_s": "--checkpoint-interval", "days": "--days", "shape": "--shape"}
+"""Options by the arguments of the calculator that they are."""
 
 
 def goodput(
@@ -172,17 +174,17 @@ def _calculator(
     mtbf_s = long_run.duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
     if mtbf is not None and gpus is not None:
         raise SpecError("--gpus: --mtbf is the whole job's already; leave --gpus out")
-    found = calculate(
-        mtbf_s,
-        long_run.duration_s("--checkpoint", checkpoint, zero=True),
-        long_run.duration_s("--restart", restart, zero=True),
-        persist_s=long_run.duration_s("--persist", persist, zero=True),
-        interval_s=None if interval is None else long_run.duration_s("--checkpoint-interval", interval),
-        days=days,
-        num_runs=runs,
-        seed=seed,
-        shape=shape,
-    )
+    times = [long_run.duration_s(option, text, zero=True) for option, text in
+             (("--checkpoint", checkpoint), ("--restart", restart), ("--persist", persist))]  # fmt: skip
+    at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
+    try:
+        found = calculate(
+            mtbf_s, times[0], times[1], persist_s=times[2], interval_s=at_s, days=days, num_runs=runs, seed=seed,
+            shape=shape,
+        )  # fmt: skip
+    except SpecError as error:
+        where, colon, what = str(error).partition(":")
+        raise SpecError(f"{ARGUMENTS.get(where, where)}{colon}{what}") from None
     show.show_calculation(found, rate)
 
 

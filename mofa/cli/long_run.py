@@ -99,6 +99,7 @@ class LongRunOptions:
 
     def profile(self) -> FaultSpec | None:
         """The fault profile with what the options change; None where none is given."""
+        from mofa.errors import SpecError
         from mofa.specs.faults import PriceSpec, StorageSpec
         from mofa.specs.load import load_faults
 
@@ -119,6 +120,9 @@ class LongRunOptions:
             checkpoint["mode"] = self.mode.value
         if self.interval is not None:
             checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
+        if checkpoint and spec.reliability is None and self.faults is None:
+            option = "--checkpoint-mode" if self.mode is not None else "--checkpoint-interval"
+            raise SpecError(f"{option}: has no effect without failures; name a profile, such as --faults llama3")
         if checkpoint:
             changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
         spec = spec.model_copy(update=changes)

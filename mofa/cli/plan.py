@@ -61,6 +61,7 @@ def plan(
     from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
+    from mofa.search.spares import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -78,6 +79,8 @@ def plan(
     )
     machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
     facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    if spares is not None:
+        without_spares(machines, spares, "--spares")
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
         options: dict[str, Any] = {
             "framework": facts,

@@ -42,7 +42,8 @@ class MonteCarlo(Spec):
     """A simulated ETTR: all productive time over all wall-clock time."""
 
     mean: float = Field(ge=0, le=1, description="ETTR. [-]")
-    standard_error: float = Field(ge=0, description="Of the mean. [-]")
+    standard_error: float | None = Field(ge=0, description="Of the mean; null where no failure was drawn. [-]")
+    failures: int = Field(ge=0, description="Drawn in all runs together. [-]")
     runs: int = Field(gt=0, description="Simulated runs. [-]")
     productive_days: float = Field(gt=0, description="Work of each. [d]")
 
@@ -50,7 +51,7 @@ class MonteCarlo(Spec):
 class Calculation(Spec):
     """What ``mofa goodput --mtbf ... --checkpoint ... --restart ... --json`` prints."""
 
-    schema_version: str = Field(default="2.0", description="Version of this contract.")
+    schema_version: str = Field(default="2.1", description="Version of this contract.")
     mtbf_s: float = Field(gt=0, description="Mean time between failures of the job. [s]")
     checkpoint_s: float = Field(ge=0, description="Time for which a checkpoint blocks computing. [s]")
     persist_s: float = Field(ge=0, description="From then until it can be restored. [s]")
@@ -161,6 +162,8 @@ def _simulated(
     work = segments * interval
     run = LongRun(work, interval, (Level(block, persist_s=persist),), (Kind(1.0, restart),), Clock(mtbf, shape))
     out = simulate(run, num_runs, seed)
+    drawn = int(out.failures.sum())
     return MonteCarlo(
-        mean=out.ettr, standard_error=out.standard_error, runs=num_runs, productive_days=run.work_s / SECONDS_PER_DAY
-    )
+        mean=out.ettr, standard_error=out.standard_error if drawn else None, failures=drawn, runs=num_runs,
+        productive_days=run.work_s / SECONDS_PER_DAY,
+    )  # fmt: skip

@@ -27,6 +27,7 @@ _COLUMNS = ("node", "time", "kind", "until")
 class LogReport(RateEstimate):
     """What a record of failures says: their rate, their kinds, how they cluster."""
 
+    schema_version: str = Field(default="2.0", description="Version of this contract.")
     kinds: dict[str, float] = Field(description="Share of the failures of each kind, the most frequent first. [-]")
     weibull_shape: float | None = Field(
         description="Of a node's time between failures; null with too few gaps, then exponential. [-]"
@@ -65,14 +66,16 @@ class FailureLog:
         """
         seen = len(set(self.nodes))
         if num_nodes < seen:
-            raise SpecError(f"--nodes: {num_nodes} are fewer than the {seen} that the log names; count those watched")
+            raise SpecError(
+                f"--log-nodes: {num_nodes} are fewer than the {seen} that the log names; count those watched"
+            )
         if days is None and self.span_s <= 0:
             raise SpecError(
-                "the log: all failures are at one time, which shows no rate; give --days, how long was watched"
+                "the log: all failures are at one time, which shows no rate; give --log-days, how long was watched"
             )
         whole_s = self.span_s if days is None else days * SECONDS_PER_DAY
         if whole_s < self.span_s:
-            raise SpecError(f"--days: {days:g} are shorter than the log's {self.span_s / SECONDS_PER_DAY:.4g} days")
+            raise SpecError(f"--log-days: {days:g} are shorter than the log's {self.span_s / SECONDS_PER_DAY:.4g} days")
         down_s = float(np.nansum(np.minimum(self.until_s, self.times_s[0] + whole_s) - self.times_s))
         up_days = num_nodes * whole_s / SECONDS_PER_DAY - down_s / SECONDS_PER_DAY
         return estimate_rate(len(self) - (days is None), up_days, confidence)
@@ -152,6 +155,8 @@ def read_log(path: str | Path) -> FailureLog:
 
 def _rows(path: Path, where: str) -> list[dict[str, str | None]]:
     try:
+        if path.is_dir():
+            raise SpecError(f"{where}: is a folder; name a file in it")
         if not path.is_file():
             raise SpecError(f"{where}: no such file; check the path")
         if path.stat().st_size > MAX_BYTES:

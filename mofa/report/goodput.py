@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mofa.faults.events import LogReport
     from mofa.search.scale import GoodputReport
 
+LEAST_ETTR = 1e-3
+"""Below it nothing is simulated, as in mofa.faults.calculator. [-]"""
 FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
 
 
@@ -29,11 +31,15 @@ def print_calculation(console: Console, found: Calculation, *, quiet: bool = Fal
     print_table(console, "Checkpoint intervals", [("formula", "left"), ("interval", "right"), ("ETTR", "right")], rows)
     console.print(Text(f"ETTR {found.ettr:.4f} at an interval of {format_seconds(found.at_interval_s)}"))
     if found.ettr_monte_carlo is None:
-        console.print(Text("Not simulated: the run all but stands still."))
+        late = "so few intervals say nothing of checkpoints that are restorable so late"
+        console.print(Text(f"Not simulated: {'the run all but stands still' if found.ettr < LEAST_ETTR else late}."))
     else:
         mc = found.ettr_monte_carlo
         what = f"{mc.runs:,} runs of {mc.productive_days:.3g} productive days"
-        console.print(Text(f"Simulated {mc.mean:.5f} +- {mc.standard_error:.5f} ({what})"))
+        # the rule of three: what was never seen in n runs has a rate below 3 / n
+        unseen = f"none failed, below {3 / mc.runs:.2g} failures a run with 95 % confidence"
+        sure = unseen if mc.standard_error is None else f"+- {mc.standard_error:.5f}"
+        console.print(Text(f"Simulated {mc.mean:.5f} {sure} ({what})"))
     if found.meta_ettr is not None and not quiet:
         console.print(Text(f"Meta's approximation {found.meta_ettr:.4f}"))
     console.print()

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from mofa.search.scale import GoodputReport
 
 Quantity = Literal["ettr", "throughput"]
-STYLES = (("#636363", "-", "o", 4.5), ("#3182bd", "-", "s", 8.0), ("#3182bd", "--", "^", 8.0),
-          ("#e6550d", "-", "D", 4.5), ("#e6550d", "--", "v", 4.5))  # fmt: skip
-"""Colour, line, marker and its size [pt]: lines are told apart in print too, and large markers show under small ones
-where two lines are one."""
+STYLES = (("#636363", "-", "o", 4.5, 1.5), ("#3182bd", "-", "s", 9.0, 5.0), ("#9ecae1", "-", "^", 9.0, 5.0),
+          ("#e6550d", "--", "D", 4.5, 1.5), ("#7f2704", ":", "v", 4.5, 1.8))  # fmt: skip
+"""Colour, line, marker, its size and the line's width [pt]: lines are told apart in print too, and where two are one
+the wide solid one shows under the thin broken one."""
 
 
 def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax: Axes | None = None) -> Axes:
@@ -38,11 +38,11 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     if quantity == "throughput":
         ax.plot(gpus, [p.tokens_per_s_per_gpu or 0.0 for p in points], color=INK, linewidth=1.0, linestyle=":",
                 label="without failures")  # fmt: skip
-    for name, (colour, line, marker, size) in zip(names, STYLES, strict=False):
+    for name, (colour, line, marker, size, width) in zip(names, STYLES, strict=False):
         found = [(point.num_gpus, point.variants[name]) for point in points if name in point.variants]
         values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for _, v in found]
         at = [n for n, _ in found]
-        ax.plot(at, values, line, color=colour, marker=marker, markersize=size, linewidth=1.5, label=name)
+        ax.plot(at, values, line, color=colour, marker=marker, markersize=size, linewidth=width, label=name)
     ax.set_xscale("log", base=2)
     ax.set_xticks(gpus, [f"{n // 1024}K" if n % 1024 == 0 else f"{n:,}" for n in gpus])
     ax.minorticks_off()

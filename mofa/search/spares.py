@@ -233,7 +233,8 @@ def _whole(
     by = {"tokens": "effective_tokens_per_s_per_gpu"}.get(objective, objective)
     known = "ettr" not in judge.missing()
     described = f"{by}, over the whole run with its failures" if known else "tokens_per_s_per_gpu"
-    defaults = {**report.defaults, "objective": described, "fault profile": judge.faults.name}
+    profile = judge.faults.name if judge.faults.reliability is not None else "none with reliability"
+    defaults = {**report.defaults, "objective": described, "fault profile": profile}
     if known:
         defaults["checkpoints"] = judge.faults.checkpoint.mode
         most = f"of {len(tried)} numbers up to {max(tried)} tried" if len(tried) > 1 else "no other number tried"

@@ -63,9 +63,17 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         (("goodput", "--mtbf", "6h", "--checkpoint", "5 parsecs", "--restart", "10min"), "--checkpoint"),
         (("goodput", "--mtbf", "6h", "--restart", "10min"), "--checkpoint: is missing"),
         (("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "-1s"), "--restart"),
-        ((*CALCULATOR, "--checkpoint-interval", "90d"), "longer than the run"),
-        ((*CALCULATOR, "--days", "0"), "days"),
-        ((*CALCULATOR, "--shape", "0"), "from 0.1 to 10"),
+        ((*CALCULATOR, "--checkpoint-interval", "60d"), "--checkpoint-interval: is 5.184e+06 s, longer than the run"),
+        ((*CALCULATOR, "--days", "0"), "--days: is 0 d"),
+        ((*CALCULATOR, "--shape", "0"), "--shape: is 0; give a Weibull shape from 0.1 to 10"),
+        (("goodput", "--log", ".", "--log-nodes", "4"), "--log .: is a folder"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--spares", "1"), "--spares: 1 spares of 8 GPUs"),
+        (("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--spares", "1"),
+         "--spares: 1 spares of 8 GPUs"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--checkpoint-interval", "1h"),
+         "--checkpoint-interval: has no effect without failures"),
+        (("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--checkpoint-mode", "peer"),
+         "--checkpoint-mode: has no effect without failures"),
         ((*SMALL, "--shape", "0.7"), "--shape"),
         ((*CALCULATOR, "--days", "nan"), "days"),
         ((*CALCULATOR, "--runs", "1"), "--runs"),
@@ -115,6 +123,7 @@ def test_a_rate_out_of_a_log(cli: Cli, tmp_path: Path) -> None:
     done = cli(*log, "--json")
     assert done.returncode == 0, done.stderr
     rate = json.loads(done.stdout)
+    assert rate["schema_version"] == "2.0"
     assert rate["rate_per_node_day"] == pytest.approx(20 / 320)
     assert rate["low_per_node_day"] < 20 / 320 < rate["high_per_node_day"]
     assert rate["kinds"] == {"gpu": 1.0} and rate["weibull_shape"] is None
@@ -149,6 +158,22 @@ def test_a_log_goes_into_plans(cli: Cli, tmp_path: Path) -> None:
         assert any(f"{count} counted, in the band" in note for note in plan["notes"])
         bands[count] = plan["days"]["p90"] - plan["days"]["p10"]
     assert bands[3] > bands[300] > 0
+
+
+def test_what_a_log_contradicts_is_told_by_its_option(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("node,time,kind\na,0,gpu\nb,86400,gpu\nc,172800,gpu\n")
+    short = cli("goodput", "--log", "log.csv", "--log-nodes", "256", "--log-days", "1")
+    few = cli("goodput", "--log", "log.csv", "--log-nodes", "2")
+    assert (short.returncode, few.returncode) == (2, 2)
+    assert "--log-days: 1 are shorter than the log's 2 days" in one_line_of(short.stderr)
+    assert "--log-nodes: 2 are fewer than the 3" in one_line_of(few.stderr)
+
+
+def test_where_nothing_failed_no_error_is_claimed(cli: Cli) -> None:
+    never = ("goodput", "--mtbf", "1e9h", "--checkpoint", "5min", "--restart", "10min", "--runs", "1000")
+    mc = json.loads(cli(*never, "--json").stdout)["ettr_monte_carlo"]
+    assert (mc["failures"], mc["standard_error"]) == (0, None)
+    assert "none failed, below 0.003 failures a run with 95 % confidence" in " ".join(cli(*never).stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def test_the_curve_has_a_line_per_variant(quantity: Any) -> None:
     assert list(lines[-1].get_xdata()) == [64, 128]
     expected = [0.9936, 0.9872] if quantity == "ettr" else [993.6, 987.2]
     assert list(lines[-1].get_ydata()) == pytest.approx(expected)
+    of = {line.get_label(): line for line in lines}
+    for under, over in (("async", "peer replicas"), ("async, spares", "peer replicas, spares")):
+        assert of[under].get_linewidth() > 2 * of[over].get_linewidth()  # shows where both are one
+        assert of[under].get_linestyle() == "-" != of[over].get_linestyle()
 
 
 def test_the_tornado_has_a_pair_of_bars_per_factor() -> None:

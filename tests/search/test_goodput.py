@@ -187,6 +187,12 @@ def test_what_is_unknown_is_said() -> None:
         search(bare, objective="speed")
 
 
+def test_no_profile_has_no_name() -> None:
+    bare = load_faults(None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}})
+    assert search(bare).report.defaults["fault profile"] == "none with reliability"
+    assert search(facts(spares=0)).report.defaults["fault profile"] == "llama3"
+
+
 def test_figures_that_contradict_are_refused() -> None:
     plan = search(facts(spares=0)).report.plans[0]
     fields = {name: getattr(plan, name) for name in Plan.model_fields}
