@@ -294,7 +294,7 @@ class HostCurve(Spec):
         --------
         >>> from mofa.cost.examples import toy_gpu
         >>> slow = toy_gpu().curves.host.at_speed(1e-5, "an example")
-        >>> slow.eager_op_s.value, slow.dtensor_op_s.value
+        >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)
         """
         factor = op_s / self.eager_op_s.value
