@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,9 +173,20 @@ def load_framework(
     if overrides and overrides.get("name", name) != name:
         said = short(str(overrides["name"]))
         raise SpecError(f"{where}: name is set to {said}, but the framework asked for is {name}; say it once")
+    if not options and not overrides:
+        return _bundled_framework(name)
     where = f"{where} {name}"
     raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
     return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
+
+
+@lru_cache
+def _bundled_framework(name: str) -> FrameworkSpec:
+    """A bundled profile as it is, read once: an estimate of a workload alone asks for it every time."""
+    file = f"framework_profiles/{name}.yaml"
+    return build(
+        FrameworkSpec, load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", file), f"framework {name}"
+    )
 
 
 def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None = None) -> FaultSpec:
