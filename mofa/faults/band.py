@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from mofa.faults.clocks import Clock
 from mofa.faults.rates import lemon_factor, rate_given_count
@@ -38,6 +37,8 @@ def rate_factors(clock: Clock, num_runs: int, seed: int = 0) -> FloatN:
     if clock.counted_failures is not None:
         factors = factors * rate_given_count(clock.counted_failures, rng.permutation(even))
     if clock.lemon_fraction and clock.num_nodes is not None:
+        from scipy import stats  # a second to load
+
         nodes, more = clock.num_nodes, clock.lemon_multiple - 1
         lemons = stats.binom.ppf(rng.permutation(even), nodes, clock.lemon_fraction)
         mean = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))

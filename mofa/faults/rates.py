@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
-from scipy import optimize, special, stats
+from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
@@ -80,8 +80,8 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     if not 0 < confidence < 1:
         raise SpecError(f"confidence: is {confidence:g}; give a number between 0 and 1")
     tail = (1 - confidence) / 2
-    low = stats.chi2.ppf(tail, 2 * failures) / 2 if failures else 0.0
-    high = stats.chi2.ppf(1 - tail, 2 * failures + 2) / 2
+    low = special.gammaincinv(failures, tail) if failures else 0.0  # half the chi-square of twice as many degrees
+    high = special.gammaincinv(failures + 1, 1 - tail)
     return RateEstimate(
         failures=failures, node_days=days, rate_per_node_day=failures / days, low_per_node_day=float(low) / days,
         high_per_node_day=float(high) / days, confidence=confidence,
@@ -111,7 +111,7 @@ def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
     [0.922, 1.0, 1.083]
     """
     counted = above_zero("failures", failures, "")
-    return np.asarray(stats.gamma.ppf(share("probability", probability), counted + 0.5) / counted)
+    return np.asarray(special.gammaincinv(counted + 0.5, share("probability", probability)) / counted)
 
 
 def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:
@@ -149,6 +149,8 @@ def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float6
     >>> round(fit_weibull_shape(x, np.zeros(0)), 2)
     0.7
     """
+    from scipy import optimize
+
     gaps = above_zero("gaps_s", gaps_s)
     if len(gaps) < 2 or np.ptp(gaps) == 0:
         raise SpecError(f"gaps_s: {len(gaps)} of them show no spread; a shape needs at least two different ones")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, at_least_zero, share
@@ -32,6 +32,8 @@ def binomial_spares(num_nodes: ArrayLike, faulty: ArrayLike, quantile: float = 0
     >>> binomial_spares(np.array([128, 256, 512, 1024]), 0.0012).tolist()
     [2, 2, 3, 4]
     """
+    from scipy import stats  # a second to load
+
     p = share("faulty", faulty)
     return np.asarray(stats.binom.ppf(_quantile(quantile), np.asarray(num_nodes), p)).astype(np.int64)
 
@@ -46,6 +48,8 @@ def poisson_spares(failures_per_s: ArrayLike, repair_s: ArrayLike, quantile: flo
     >>> int(poisson_spares(1 / 11135, 86400.0))  # 7.8 in repair on average
     15
     """
+    from scipy import stats
+
     mean = at_least_zero("failures_per_s", failures_per_s, "1/s") * at_least_zero("repair_s", repair_s)
     return np.asarray(stats.poisson.ppf(_quantile(quantile), mean)).astype(np.int64)
 

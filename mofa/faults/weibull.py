@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero
@@ -93,6 +93,8 @@ def weibull_exact_s(
     >>> round(weibull_exact_s(300.0, 21600.0, 600.0)), round(float(exact_s(300.0, 21600.0)))
     (3403, 3403)
     """
+    from scipy import optimize
+
     first = float(exact_s(block_s, mtbf_s))
     if first == 0:
         return 0.0

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from mofa.routing.load import FIELDS, cap_shares, draw_shares
 from mofa.specs.routing import RoutingSpec
@@ -68,6 +67,8 @@ def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[Fi
 
 
 def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: int) -> Fit:
+    from scipy.optimize import minimize_scalar
+
     def routing(log_value: float) -> RoutingSpec:
         return RoutingSpec.model_validate({"kind": kind, FIELDS[kind]: float(np.exp(log_value)), "seed": seed})
 

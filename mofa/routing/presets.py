@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtri
 
 FloatA = NDArray[np.float64]
 
@@ -66,6 +64,9 @@ def memfine_iteration_7(num_layers: int, num_experts: int) -> FloatA:
 
 def _memfine_counts(p99: float, largest: float, smallest: float) -> FloatA:
     """Tokens of 256 experts, largest first, with these three statistics and the mean that all layers have. (256,)"""
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
     z = ndtri((np.arange(MEMFINE_EXPERTS) + 0.5) / MEMFINE_EXPERTS)
     at = 0.99 * (MEMFINE_EXPERTS - 1)  # where NumPy's percentile lies between order statistics
     below = int(at)
