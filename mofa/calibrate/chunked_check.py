@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -46,8 +46,7 @@ def score_layers(folders: Sequence[Path]) -> list[LayerScore]:
     framework = load_framework("torchtitan")  # only which communicators share: a layer of plain PyTorch has one
     found = []
     for folder in folders:
-        path = folder / f"{FAMILY}.csv"
-        for rows in _layers(read_file(path) if path.exists() else ()):
+        for rows in layers_of(folder):
             first = next(iter(rows.values()))
             shape = first.case.shape
             cluster = load_cluster(base_of(first.gpu, folder)[1], int(shape["ep"]))
@@ -56,10 +55,11 @@ def score_layers(folders: Sequence[Path]) -> list[LayerScore]:
     return found
 
 
-def _layers(rows: Iterable[Row]) -> list[dict[str, Row]]:
-    """The rows of each layer by op; a layer whose last row is missing was interrupted."""
+def layers_of(folder: Path) -> list[dict[str, Row]]:
+    """The rows of each layer of a folder by op; a layer whose last row is missing was interrupted."""
+    path = folder / f"{FAMILY}.csv"
     layers: dict[str, dict[str, Row]] = {}
-    for row in rows:
+    for row in read_file(path) if path.exists() else ():
         layers.setdefault(row.case.shape_text, {})[row.case.op] = row
     return [ops for ops in layers.values() if OPS[-1] in ops]
 

@@ -32,6 +32,7 @@ def run(
     gpus: int | None = None,
     limit_s: float | None = None,
     fresh: bool = False,
+    fresh_only: bool = False,
 ) -> dict[str, int]:
     """Measure into ``out``; rows that it already holds are kept and not measured again.
 
@@ -46,6 +47,8 @@ def run(
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
     fresh
         Also the second held-out set; see `mofa.calibrate.cases.FRESH_SEED`.
+    fresh_only
+        Nothing but the second held-out set.
     limit_s
         Stop, with every row so far kept, after so many seconds. [s]
 
@@ -73,7 +76,14 @@ def run(
     todo = [
         c
         for family in chosen
-        for c in cases(family, quick=quick, full=full, gpus=of_layers if family == LAYERS else found, fresh=fresh)
+        for c in cases(
+            family,
+            quick=quick,
+            full=full,
+            gpus=of_layers if family == LAYERS else found,
+            fresh=fresh or fresh_only,
+        )
+        if c.split == "fresh" or not fresh_only
     ]
     host = host_id(str(bench.environment().get("gpu_ids", "")))
     done = prepare(out, bench, host)

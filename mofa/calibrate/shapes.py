@@ -39,7 +39,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     if family == "chunked_moe":
         from mofa.calibrate.shapes_chunked import chunked_cases
 
-        return chunked_cases(gpus)
+        return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
     if family in ("collective", "overlap"):
         from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
 

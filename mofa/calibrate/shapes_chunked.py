@@ -1,8 +1,10 @@
-"""The cases of the chunked MoE layer: two true widths, token chunks, skews; never fitted on, only held against."""
+"""The cases of the chunked MoE layer: true widths, token chunks, skews; never fitted on, only held against."""
 
 from __future__ import annotations
 
-from mofa.calibrate.cases import Case, Item, Shape, split_cases
+from collections.abc import Sequence
+
+from mofa.calibrate.cases import Case, Shape, split_cases
 
 FAMILY = "chunked_moe"
 OPS = ("forward", "backward", "static_bytes", "peak_bytes", "reserved_bytes", "step")
@@ -16,6 +18,17 @@ CHUNKS = (1, 2, 4, 8)
 SKEWS = ("0.0", "0.25", "0.5", "1.0")
 """Exponents of a Zipf law over the experts, the popular ones on the first rank; 0.0 is balanced."""
 ONE_GPU_SKEWS = ("0.0", "1.0")
+FRESH_WIDTHS: tuple[tuple[str, Shape], ...] = (
+    ("mixtral-8x7b", {"tokens": 8192, "hidden": 4096, "ffn": 14336, "experts": 8, "top_k": 2}),
+    ("gpt-oss-120b", {"tokens": 16384, "hidden": 2880, "ffn": 2880, "experts": 128, "top_k": 4}),
+    ("deepseek-v2-lite", {"tokens": 32768, "hidden": 2048, "ffn": 1408, "experts": 64, "top_k": 6}),
+    ("qwen3-235b-a22b", {"tokens": 6144, "hidden": 4096, "ffn": 1536, "experts": 128, "top_k": 8}),
+    ("OLMoE-1B-7B", {"tokens": 12288, "hidden": 2048, "ffn": 1024, "experts": 64, "top_k": 8}),
+    ("mixtral-8x22b", {"tokens": 4096, "hidden": 6144, "ffn": 16384, "experts": 8, "top_k": 2}),
+)
+"""The second held-out set: other widths and lengths, predicted before anyone measured them."""
+FRESH_SKEWS = ("0.0", "0.35", "0.7", "1.2")
+"""Each width meets each, in another number of chunks; the next group of ranks begins with the next."""
 SMALL: Shape = {"tokens": 64, "hidden": 32, "ffn": 16, "experts": 8, "top_k": 2}
 """What a host without a GPU runs, to try the bench out."""
 
@@ -23,15 +36,19 @@ SMALL: Shape = {"tokens": 64, "hidden": 32, "ffn": 16, "experts": 8, "top_k": 2}
 def chunked_cases(gpus: int) -> list[Case]:
     """One case a layer, of ``step``; the bench writes a row for each of :data:`OPS`. ``gpus`` 0 is a host's small ones.
 
+    Held out, and a second set (``fresh``) that was predicted before it was measured.
+
     Examples
     --------
-    >>> len(chunked_cases(1)), len(chunked_cases(2)), len(chunked_cases(4))
-    (32, 64, 128)
+    >>> [sum(case.split == "heldout" for case in chunked_cases(gpus)) for gpus in (1, 2, 4)]
+    [32, 64, 128]
+    >>> [sum(case.split == "fresh" for case in chunked_cases(gpus)) for gpus in (0, 1, 2, 4)]
+    [0, 24, 24, 48]
     """
+    groups = [p for p in (1, 2, 4, 8) if p == gpus == 1 or 1 < p <= gpus]
     if not gpus:
         shapes = [{**SMALL, "ep": ep, "chunks": c, "skew": s} for ep in (1, 2) for c in (1, 4) for s in ("0.0", "1.0")]
     else:
-        groups = [1] if gpus == 1 else [p for p in (2, 4, 8) if p <= gpus]
         shapes = [
             {"tokens": tokens, **sizes, "ep": ep, "chunks": chunks, "skew": skew}
             for ep in groups
@@ -40,8 +57,18 @@ def chunked_cases(gpus: int) -> list[Case]:
             for skew in (SKEWS if ep > 1 else ONE_GPU_SKEWS)
             for chunks in CHUNKS
         ]
-    items: list[Item] = [("step", "grouped_mm", "bf16", shape) for shape in shapes]
-    return split_cases(FAMILY, [], items, len(items))
+    items, fresh = ([("step", "grouped_mm", "bf16", shape) for shape in some] for some in (shapes, _fresh(groups)))
+    return split_cases(FAMILY, [], items, len(items), fresh, len(fresh))
+
+
+def _fresh(groups: Sequence[int]) -> list[Shape]:
+    """Shapes of the second set for each number of ranks."""
+    return [
+        {**sizes, "ep": ep, "chunks": chunks, "skew": FRESH_SKEWS[(i + j + ep) % len(FRESH_SKEWS)]}
+        for ep in groups
+        for i, (_, sizes) in enumerate(FRESH_WIDTHS)
+        for j, chunks in enumerate(CHUNKS)
+    ]
 
 
 def expert_loads(tokens: int, top_k: int, experts: int, skew: float) -> list[int]:

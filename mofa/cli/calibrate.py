@@ -44,6 +44,7 @@ def calibrate_run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Also a second held-out set, which check --fresh scores.")
     ] = False,
+    fresh_only: Annotated[bool, typer.Option("--fresh-only", help="Only the second held-out set.")] = False,
     quiet: opt.NoProgress = False,
 ) -> None:
     """Time what the folder does not hold yet, on the GPUs that this machine has.
@@ -65,6 +66,7 @@ def calibrate_run(
             device=device.value,
             progress=progress,
             fresh=fresh,
+            fresh_only=fresh_only,
         )
     told = f"{counts['measured']:,} measured, {counts['kept']:,} there before, {counts['unsupported']:,} unsupported"
     print(f"{out}: {told}")

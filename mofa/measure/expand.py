@@ -9,6 +9,7 @@ import numpy as np
 
 from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
+from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.load import resolve_run
 from mofa.specs.model import ModelSpec
@@ -35,6 +36,17 @@ class ExpandedRun:
     @property
     def recompute(self) -> RecomputeSpec:
         return RecomputeSpec.parse(self.strategy.recompute)
+
+    @property
+    def configuration(self) -> str:
+        """The hash of what runs: of the run spelled out, its ZeRO stage told as of today where nothing is sharded.
+
+        Records of before that was known say 3 of an FSDP group of one rank, which torchtitan does not wrap.
+        """
+        run, s = self.spelled_out(), self.strategy
+        if int(default_zero(self.framework, s.dp, s.cp, s.pp)) == 0:
+            run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
+        return configuration_hash(run)
 
     def refuse(self, what: str, instead: str) -> SpecError:
         """The one line that says why this run cannot be measured."""
@@ -70,7 +82,7 @@ def configuration_of(run: RunSpec) -> str:
 
     A record says the fields there were when it was written: spelled out anew, it says those that came later too.
     """
-    return configuration_hash(expand(run).spelled_out())
+    return expand(run).configuration
 
 
 def routed_per_step(run: ExpandedRun) -> int:

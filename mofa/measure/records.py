@@ -116,8 +116,8 @@ class Environment(Spec):
     host: str | None = None
     """Tells this machine from others; no name or number can be read off it."""
     host_issue_s: float | None = Field(default=None, gt=0)
-    """Time in which the host issued one small eager op right after the timed steps, of the slowest rank: what hosts of
-    one kind differ by."""
+    """Time in which the host issued one small eager op (median of an addition, SiLU and a norm, as in a profile) right
+    after the timed steps, of the slowest rank: what hosts of one kind differ by."""
     host_op_s: float | None = None
     """As measured in a few records after the profiled step, with the profiler's instruments attached: too long."""
     side_by_side: bool = False

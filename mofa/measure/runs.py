@@ -23,7 +23,6 @@ from mofa.measure.records import (
     Record,
     Split,
     assign_splits,
-    configuration_hash,
     read_records,
     write_record,
 )
@@ -156,9 +155,7 @@ def _line(record: Record) -> str:
 def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Split]:
     existing = [(str(r.run.framework["name"]), configuration_of(r.run), r.split) for r in records]
     there = {r.run.id for r in records}
-    wanted = {
-        id: (run.framework.name, configuration_hash(run.spelled_out())) for id, run in runs.items() if id not in there
-    }
+    wanted = {id: (run.framework.name, run.configuration) for id, run in runs.items() if id not in there}
     return assign_splits(wanted, existing)
 
 
@@ -174,7 +171,7 @@ def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str
     taken = {record.run.id for record in records} | set(runs)
     due: dict[str, ExpandedRun] = {}
     for run in runs.values():
-        of_it = same.get(configuration_hash(run.spelled_out()), [])
+        of_it = same.get(run.configuration, [])
         if any(record.measured.host_bound for record in of_it):
             base = min((record.run.id for record in of_it), key=len)
             free = [name for suffix in REPEATS if (name := base + suffix) not in taken]

@@ -26,6 +26,13 @@ def test_run_writes_rows_and_environment(tmp_path: Path) -> None:
     assert seen[0][0] == 0 and seen[-1][0] == seen[-1][1]
 
 
+def test_fresh_only_measures_nothing_else(tmp_path: Path) -> None:
+    """gemm has a second held-out set, and NumPy can time its smaller shapes."""
+    run(tmp_path, full=True, families=["gemm", "copy"], device="cpu", fresh_only=True, limit_s=1.0)
+    assert {row.case.split for row in read_rows(tmp_path)} == {"fresh"}
+    assert not (tmp_path / "copy.csv").exists()
+
+
 def test_interrupted_run_resumes_without_losing_rows(tmp_path: Path) -> None:
     first = run(tmp_path, quick=True, families=["copy"], device="cpu", limit_s=-1.0)
     assert first["measured"] == 0 and first["left"] > 0

@@ -32,7 +32,9 @@ def test_quick_measures_of_every_op_as_much_as_a_fit_needs(family: str) -> None:
     assert set(grid.values()) == {MIN_POINTS}
 
 
-@pytest.mark.parametrize("family", ["gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "collective"])
+@pytest.mark.parametrize(
+    "family", ["gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "collective", "chunked_moe"]
+)
 def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
     plain, more = cases(family, gpus=4), cases(family, gpus=4, fresh=True)
     fresh = [c for c in more if c.split == "fresh"]

@@ -109,6 +109,13 @@ def test_the_hash_ignores_names_and_sees_everything_else() -> None:
     )
 
 
+def test_a_record_that_says_zero_3_of_one_fsdp_rank_is_the_run_of_today() -> None:
+    """torchtitan does not wrap a shard group of one rank; older records say its nominal stage."""
+    assert configuration_of(spec(strategy={"zero": 3})) == configuration_of(spec())
+    two = {"gpus": 2, "batch": {"seq_len": 64, "micro": 1, "global": 2}}
+    assert configuration_of(spec(strategy={"zero": 2}, **two)) != configuration_of(spec(**two))
+
+
 pairs = st.tuples(
     st.sampled_from(["torchtitan", "megatron-local"]), st.text("0123456789abcdef", min_size=4, max_size=4)
 )

@@ -24,6 +24,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--fresh-only", action="store_true")
     parser.add_argument("--limit", type=float)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
@@ -31,6 +32,7 @@ if __name__ == "__main__":
         "quick": given.quick,
         "full": given.full,
         "fresh": given.fresh,
+        "fresh_only": given.fresh_only,
         "device": given.device,
         "limit_s": given.limit,
     }

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from mofa.measure.runners import traces
 
@@ -144,18 +145,27 @@ def _host() -> str:
     return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpus}".encode()).hexdigest()[:6]
 
 
-def _host_issue_s(num_ops: int = 1000) -> float:
-    """Seconds in which this host issues one eager op: what machines of one kind differ by."""
-    x = torch.ones(16, device="cuda")
+def _host_issue_s(num_ops: int = 200) -> float:
+    """Seconds in which this host issues one small eager op: what machines of one kind differ by.
+
+    The median of an addition, SiLU and a norm, in bursts that the queue takes, as `mofa calibrate` has it of a profile.
+    """
+    x, weight = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16), torch.ones(256, device="cuda").bfloat16()
+    calls = (lambda: x + x, lambda: functional.silu(x), lambda: functional.rms_norm(x, (256,), weight))
+    return sorted(_burst_s(call, num_ops) for call in calls)[1]
+
+
+def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
+    """Seconds that the host needs for one of many equal calls; the first two bursts warm up."""
     times = []
-    for _ in range(7):
+    for _ in range(9):
         torch.cuda.synchronize()
         before = time.perf_counter()
         for _ in range(num_ops):
-            x + x
+            call()
         times.append((time.perf_counter() - before) / num_ops)
     torch.cuda.synchronize()
-    return sorted(times)[3]
+    return sorted(times[2:])[3]
 
 
 def _environment(framework_version: str) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""Runs and MoE layers predicted before anyone measured them, and how far off that was.
+
+python scripts/blind.py predict reference_runs/plans/eighth.yaml reference_runs/plans/ninth.yaml
+python scripts/blind.py score
+
+``predict`` writes reference_runs/blind.csv (step and memory of the plans' runs, as `mofa estimate` says them, on the
+profile's host and with the routing that was asked for) and reference_runs/blind_layers.csv (the second held-out set of
+the chunked MoE layer on one and two GPUs), unless they are there: what is committed stays as it was predicted.
+``score`` puts records and measurements beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from mofa.calibrate.chunked_check import QUANTITIES, layers_of
+from mofa.calibrate.chunked_layer import predict_layer
+from mofa.calibrate.shapes_chunked import chunked_cases
+from mofa.measure.records import read_records
+from mofa.report.save import write_atomic
+from mofa.search.find import estimate
+from mofa.specs.load import load_cluster, load_framework, load_runs, resolve_run
+from mofa.validate.reference import why_no_time
+from mofa.validate.run import layer_folders
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCES = ROOT / "reference_runs"
+RUNS, LAYERS = REFERENCES / "blind.csv", REFERENCES / "blind_layers.csv"
+RUN_COLUMNS = ("id", "step_s", "allocated_bytes", "reserved_bytes", "device_bytes", "fits")
+LAYER_COLUMNS = ("shape", *QUANTITIES)
+GPUS = (1, 2)
+"""How many the layers are predicted on."""
+
+
+def _runs(plans: Sequence[Path]) -> Iterator[dict[str, str]]:
+    for path in plans:
+        for run in load_runs(path):
+            workload, cluster, framework, strategy = resolve_run(run, path.parent)
+            plan = estimate(workload, cluster, strategy, framework=framework)
+            yield {
+                "id": run.id,
+                "step_s": f"{plan.step_s:.6g}",
+                **{name: f"{getattr(plan.memory, name):.0f}" for name in RUN_COLUMNS[2:5]},
+                "fits": str(plan.memory.fits).lower(),
+            }
+
+
+def _layers() -> Iterator[dict[str, str]]:
+    framework = load_framework("torchtitan")
+    for gpus in GPUS:
+        for case in chunked_cases(gpus):
+            if case.split == "fresh":
+                said = predict_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
+                yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
+
+
+def predict(plans: Sequence[Path]) -> None:
+    """Write what is predicted of runs and layers, each file once."""
+    for path, columns, rows in ((RUNS, RUN_COLUMNS, _runs(plans)), (LAYERS, LAYER_COLUMNS, _layers())):
+        if path.exists():
+            print(f"{path} is there and stays")
+            continue
+        lines = [",".join(columns), *(",".join(row[name] for name in columns) for row in rows)]
+        write_atomic(path, ("\n".join(lines) + "\n").encode())
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _summary(errors: dict[str, list[float]]) -> None:
+    for name, found in errors.items():
+        if found:
+            worst = max(found, key=abs)
+            print(
+                f"{name}: mean {fmean(map(abs, found)):.1%}, bias {fmean(found):+.1%}, worst {worst:+.1%}, {len(found)}"
+            )
+
+
+def score() -> None:
+    """Print every run and layer that was measured beside what had been predicted, and the mean errors."""
+    records = {record.run.id: record for record in read_records(REFERENCES / "measured")}
+    errors: dict[str, list[float]] = {name: [] for name in ("step", "allocated", "reserved", "device")}
+    for row in _read(RUNS):
+        record = records.get(row["id"])
+        if record is None:
+            print(f"{row['id']}: not measured")
+            continue
+        if record.measured.outcome == "oom":
+            print(f"{row['id']}: out of memory, predicted to fit: {row['fits']}")
+            continue
+        ranks, step_s = record.measured.ranks, record.measured.step_time_s
+        assert step_s is not None
+        device = [rank.peak_device_bytes for rank in ranks]
+        measured = {
+            "step": step_s,
+            "allocated": max(rank.peak_allocated_bytes for rank in ranks),
+            "reserved": max(rank.peak_reserved_bytes for rank in ranks),
+            "device": max((value for value in device if value is not None), default=None),
+        }
+        said = dict(zip(measured, (float(row[name]) for name in RUN_COLUMNS[1:5]), strict=True))
+        off = {name: said[name] / value - 1 for name, value in measured.items() if value}
+        why = why_no_time(record)
+        print(
+            row["id"], record.split, *(f"{name} {error:+.1%}" for name, error in off.items()), *([why] if why else [])
+        )
+        for name, error in off.items():
+            if name != "step" or why is None:
+                errors[name].append(error)
+    _summary(errors)
+    _score_layers()
+
+
+def _score_layers() -> None:
+    measured = {
+        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in layers_of(folder)
+    }
+    for gpus in GPUS:
+        off: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+        for row in _read(LAYERS):
+            rows = measured.get(row["shape"])
+            if rows is None or f"ep={gpus} " not in row["shape"]:
+                continue
+            for name in QUANTITIES:
+                if name in rows:
+                    off[name].append(float(row[name]) / rows[name].sample.median_s - 1)
+        print(f"layers on {gpus} GPU{'s' * (gpus > 1)}")
+        _summary(off)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["predict", *plans] if plans:
+            predict([Path(plan) for plan in plans])
+        case ["score"]:
+            score()
+        case _:
+            sys.exit("python scripts/blind.py predict PLAN.yaml ... | score")

@@ -1,0 +1,46 @@
+"""What was predicted before it was measured: whole, and of plans that hold runs unlike any record."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from mofa.calibrate.cases import Shape
+from mofa.calibrate.shapes_chunked import CHUNKS, FRESH_SKEWS, chunked_cases
+from mofa.measure.expand import expand
+from mofa.measure.runs import plan_task
+from mofa.specs.load import load_runs
+
+REFERENCES = Path(__file__).parents[2] / "reference_runs"
+PLANS = [REFERENCES / "plans" / f"{name}.yaml" for name in ("eighth", "ninth")]
+
+
+def column(name: str, key: str) -> list[str]:
+    with (REFERENCES / name).open(encoding="utf-8", newline="") as file:
+        return [row[key] for row in csv.DictReader(file)]
+
+
+def test_every_planned_run_was_predicted_and_its_framework_can_run_it() -> None:
+    runs = [expand(run, path.parent) for path in PLANS for run in load_runs(path)]
+    assert column("blind.csv", "id") == [run.run.id for run in runs]
+    for run in runs:
+        assert plan_task(run, timeout_s=1.0).num_gpus == run.run.gpus
+
+
+def test_every_fresh_layer_on_one_and_two_gpus_was_predicted() -> None:
+    fresh = [case.shape_text for gpus in (1, 2) for case in chunked_cases(gpus) if case.split == "fresh"]
+    assert column("blind_layers.csv", "shape") == fresh
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_fresh_layers_meet_every_skew_in_every_number_of_chunks(gpus: int) -> None:
+    def key(shape: Shape) -> tuple[int, str]:
+        return int(shape["chunks"]), str(shape["skew"])
+
+    cases = [case for case in chunked_cases(gpus) if case.split == "fresh"]
+    assert {key(case.shape) for case in cases} == {(c, s) for c in CHUNKS for s in FRESH_SKEWS}
+    held = {(c.size("hidden"), c.size("ffn"), c.size("experts")) for c in chunked_cases(gpus) if c.split == "heldout"}
+    assert not held & {(c.size("hidden"), c.size("ffn"), c.size("experts")) for c in cases}
+    assert all(case.size("tokens") % (8 * case.size("ep")) == 0 for case in cases)
