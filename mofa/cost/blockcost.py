@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,31 @@ class Weights:
     def largest(self) -> ArrayK:
         """The largest weight of a layer. (K,) [params]"""
         return np.asarray(np.max([weight.params for kind in self.layers for weight in kind], axis=0))
+
+    @cached_property
+    def _all(self) -> list[tuple[int, WeightClass]]:
+        every = (*self.layers, self.embedding, self.head)
+        return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
+
+    @cached_property
+    def kind(self) -> NDArray[np.intp]:
+        """Of all weights: the kind of layer, or behind these the embedding and the head. (W,)"""
+        return np.array([kind for kind, _ in self._all])
+
+    @cached_property
+    def expert(self) -> NDArray[np.bool_]:
+        """Of all weights: whether they are experts'. (W,)"""
+        return np.array([weight.expert for _, weight in self._all])
+
+    @cached_property
+    def params(self) -> ArrayK:
+        """Of all weights: the parameters of each. (W, K) [params]"""
+        return np.stack([weight.params for _, weight in self._all])
+
+    @cached_property
+    def numbers(self) -> ArrayK:
+        """Of all weights: how many there are. (W, K) [-]"""
+        return np.stack([weight.number for _, weight in self._all])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ takes a new segment, whatever is free.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,59 +52,65 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
         The peak of the live tensors. (n, R) [B]
     """
     lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
-    ranks = {
-        expert: np.where(rows.grids.zero >= 1, ranks[:, 0], 1.0)[at]
-        for expert, ranks in ((False, rows.shards.dense_ranks), (True, rows.shards.expert_ranks))
-    }
-    states = rows.framework.states_bytes_per_param / 3.0
-    small = np.zeros(allocated.shape)
-    waste, holes, large_states, fits = small.copy(), small.copy(), small.copy(), small.copy()
-    one = np.ones(len(rows.table))
-
-    kinds = [(weights, lay.counts[:, i]) for i, weights in enumerate(costs.weights.layers)]
-    kinds.append((costs.weights.embedding, np.broadcast_to(rows.is_first, allocated.shape)))
-    kinds.append((costs.weights.head, np.broadcast_to(rows.is_head, allocated.shape)))
-    every = [
-        (weight, 2.0 * weight.params[rows.k] * one, weight.number[rows.k] * one, kind)
-        for kind, (weights, _) in enumerate(kinds) for weight in weights
-    ]  # fmt: skip
-    rooms = [number * taken_bytes(hole) * (hole > SMALL) for _, hole, number, _ in every]
-    # what a layer of a kind has of them, then times its layers: few arrays of all stages
-    of_kind = np.zeros((len(kinds), 4, len(rows.table)))
-    for room, (weight, hole, number, kind) in zip(rooms, every, strict=True):
-        state = states * hole / 2.0 / ranks[weight.expert]
-        taken = taken_bytes(state)
-        is_small = state <= SMALL
-        needed = 3.0 * number * taken
-        sums = of_kind[kind]
-        sums[0] += room
-        sums[1] += 3.0 * number * (taken - state) * is_small
-        sums[2] += needed * is_small
-        sums[3] += needed * ~is_small
-        some = np.flatnonzero((state > SMALL) & (state > hole))
-        if len(some):  # where states are hardly shared out
-            here = zip(rooms, every, strict=True)
-            wider = sum((r[some] * (w[1][some] >= state[some]))[:, None] * kinds[w[3]][1][some] for r, w in here)
-            apart = np.maximum(needed[some, None] * kinds[kind][1][some] - wider, 0.0)
-            large_states[some] += apart
-            fits[some] -= apart
-    for (_, layers), sums in zip(kinds, of_kind, strict=True):
-        for total, each in zip((holes, waste, small, fits), sums, strict=True):
-            total += each[:, None] * layers
+    start = _start(rows)
     large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     plain, full = rows.gather(rows.layers.large_peak)
     peak = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
     peak = np.maximum(peak, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
     head = costs.head.memory
     peak = np.maximum(peak, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
-    large = large + peak + large_states
-    buffers = (static.params + static.grads)[at]
     # what is neither a buffer nor a small state may lie in the holes
-    others = allocated - buffers - (small - waste)
-    more = np.maximum(large + holes - others, 0.0)
+    others = allocated - (static.params + static.grads + start.small - start.waste)[at]
+    more = np.maximum(large + peak + (start.large + start.holes)[at] - others, 0.0)
     # the holes that are left do not take the moments, which come behind the first step: they go into the loss's blocks
-    cut = np.where(fits + large_states > holes, head.largest[rows.k][:, None] * rows.is_head, 0.0)
-    return np.asarray(waste + more + cut)
+    left = (start.fitting + start.large <= start.holes)[at]
+    cut = np.where(left, 0.0, head.largest[rows.k][:, None] * rows.is_head)
+    return np.asarray(start.waste[at] + more + cut)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What Megatron's start makes on each stage, of each grid of ranks. (g, R) each [B]"""
+
+    holes: ArrayN
+    """Segments of the parameters that were copied and let go."""
+    small: ArrayN
+    """Blocks of states of up to 1 MiB, which are in a pool of their own."""
+    waste: ArrayN
+    """What of them the pool's segments take beyond their bytes."""
+    fitting: ArrayN
+    large: ArrayN
+    """Larger states, that find a hole and that find none."""
+
+
+def _start(rows: Rows) -> _Start:
+    """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
+    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
+    layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])  # of each kind, (kinds, R)
+    of_kind, expert = weights.kind, weights.expert[:, None]
+    k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
+    number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
+    shared = np.where(expert, ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    state = rows.framework.states_bytes_per_param / 6.0 * hole / np.where(rows.grids.zero >= 1, shared, 1.0)
+    is_small = state <= SMALL
+    taken = taken_bytes(state)
+    needed, room = 3.0 * number * taken, number * taken_bytes(hole) * (hole > SMALL)
+
+    def staged(of_weights: ArrayN) -> ArrayN:
+        """Sums over the weights of each stage. (weights, g) -> (g, R)"""
+        of_kinds = np.zeros((len(layers), of_weights.shape[1]))
+        np.add.at(of_kinds, of_kind, of_weights)
+        return np.asarray(of_kinds.T @ layers)
+
+    large = np.zeros((len(k), layers.shape[1]))
+    for w in np.flatnonzero(np.any((state > SMALL) & (state > hole), axis=1)):  # where states are hardly shared out
+        some = np.flatnonzero((state[w] > SMALL) & (state[w] > hole[w]))
+        wider = staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
+        large[some] += np.maximum(needed[w, some, None] * layers[of_kind[w]] - wider, 0.0)
+    return _Start(
+        staged(room), staged(np.where(is_small, needed, 0.0)), staged(np.where(is_small, needed - 3.0 * number * state, 0.0)),
+        staged(np.where(is_small, 0.0, needed)) - large, large,
+    )  # fmt: skip
 
 
 def unsharded_bytes(rows: Rows, allocated: ArrayN, without_grads: ArrayN, grads: ArrayN) -> ArrayN:

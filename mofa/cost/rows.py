@@ -234,6 +234,8 @@ class Rows:
     num_micro_batches: IntN
     grid: NDArray[np.intp]
     """Which of the grids of ranks each candidate has: what is below is the same for all that share one. (n,)"""
+    first: NDArray[np.intp]
+    """The first candidate of each grid. (g,)"""
     grids: StrategyTable
     """A candidate of each grid. (g,)"""
     groups: dict[str, Group]
@@ -324,7 +326,7 @@ def make_rows(
     )  # fmt: skip
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        whole[table.recompute], layers, mtp, lay, m, grid, grids, groups, shards, static,
+        whole[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, shards, static,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from mofa.search.feasible import Job
 from mofa.search.space import SOLVED, Space
 from mofa.specs.strategy import StrategyTable
 
-COST_AT_ONCE = 50_000
+COST_AT_ONCE = 200_000
 """Rows costed in one call. [-]"""
 
 
