@@ -107,8 +107,9 @@ def _start(rows: Rows) -> _Start:
         some = np.flatnonzero((state[w] > SMALL) & (state[w] > hole[w]))
         wider = staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
         large[some] += np.maximum(needed[w, some, None] * layers[of_kind[w]] - wider, 0.0)
+    waste = np.where(is_small, needed - 3.0 * number * state, 0.0)
     return _Start(
-        staged(room), staged(np.where(is_small, needed, 0.0)), staged(np.where(is_small, needed - 3.0 * number * state, 0.0)),
+        staged(room), staged(np.where(is_small, needed, 0.0)), staged(waste),
         staged(np.where(is_small, 0.0, needed)) - large, large,
     )  # fmt: skip
 
