@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from mofa.calibrate.cases import Shape
+from mofa.calibrate.cases import Shape, Split
 from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
 from mofa.calibrate.measurements import Row, read_file
 from mofa.calibrate.profile import base_of
-from mofa.calibrate.shapes_chunked import FAMILY, OPS
+from mofa.calibrate.shapes_chunked import FAMILY, ISSUE, OPS
 from mofa.specs.load import load_cluster, load_framework
 
 QUANTITIES = {"step": "step_s", "forward": "forward_s", "backward": "backward_s", "peak_bytes": "peak_bytes",
@@ -21,6 +21,9 @@ TARGETS = {"peak_bytes": 0.03, "step": 0.08}
 """Mean absolute error that a good model stays under. [-]"""
 
 
+SETS: dict[Split, str] = {"heldout": "first set", "fresh": "second set"}
+
+
 @dataclass(frozen=True)
 class LayerScore:
     """One layer: where it was measured, its shape, and quantity to measured and predicted. [s, B]"""
@@ -28,6 +31,7 @@ class LayerScore:
     folder: str
     shape: Shape
     values: dict[str, tuple[float, float]]
+    split: Split = "heldout"
 
     def error(self, quantity: str) -> float:
         """Predicted / measured - 1. [-]"""
@@ -35,8 +39,13 @@ class LayerScore:
         return predicted / measured - 1
 
 
-def score_layers(folders: Sequence[Path]) -> list[LayerScore]:
+def score_layers(
+    folders: Sequence[Path], *, split: Split | None = None, hosts: Mapping[str, float] | None = None
+) -> list[LayerScore]:
     """Every layer of the folders that was measured whole, predicted with the bundled profile of its GPU.
+
+    On its own host: by the speed measured beside the layer, else by ``hosts``, mark of a machine to the issue of one
+    small op [s], else the profile's. ``split`` chooses one held-out set.
 
     Raises
     ------
@@ -47,11 +56,14 @@ def score_layers(folders: Sequence[Path]) -> list[LayerScore]:
     found = []
     for folder in folders:
         for rows in layers_of(folder):
-            first = next(iter(rows.values()))
-            shape = first.case.shape
-            cluster = load_cluster(base_of(first.gpu, folder)[1], int(shape["ep"]))
-            said = predict_layer(shape, cluster, framework)
-            found.append(LayerScore(folder.name, shape, _beside(rows, said)))
+            last = rows[OPS[-1]]
+            shape = last.case.shape
+            if split not in (None, last.case.split):
+                continue
+            cluster = load_cluster(base_of(last.gpu, folder)[1], int(shape["ep"]))
+            issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
+            said = predict_layer(shape, cluster.at_host(issue_s), framework)
+            found.append(LayerScore(folder.name, shape, _beside(rows, said), last.case.split))
     return found
 
 
@@ -84,9 +96,12 @@ def summarise_layers(scores: Sequence[LayerScore]) -> list[tuple[str, int, dict[
     for score in scores:
         s = score.shape
         ranks = f"{s['ep']} rank{'s' if int(s['ep']) > 1 else ''}"
-        for name in (f"{ranks}, hidden {s['hidden']}", f"chunks {s['chunks']}", f"Zipf {s['skew']}"):
+        sets = [f"{SETS[score.split]}, {ranks}"] if len({other.split for other in scores}) > 1 else []
+        for name in (*sets, f"{ranks}, hidden {s['hidden']}", f"chunks {s['chunks']}", f"Zipf {s['skew']}"):
             groups.setdefault(name, []).append(score)
-    order = sorted(groups, key=lambda name: (name != "all", "rank" not in name, "chunks" not in name, name))
+    order = sorted(
+        groups, key=lambda name: (name != "all", "set" not in name, "rank" not in name, "chunks" not in name, name)
+    )
     out = []
     for name in order:
         of = groups[name]

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from mofa.calibrate.cases import Case, Shape, split_cases
 
 FAMILY = "chunked_moe"
-OPS = ("forward", "backward", "static_bytes", "peak_bytes", "reserved_bytes", "step")
-"""Rows of one layer: its phases' times, what is allocated before it, the peaks of a step, and last the whole time."""
+ISSUE = "host_issue"
+"""Row of a layer: in what time its host issues one small eager op, as `mofa.calibrate.profile` has it of a profile."""
+OPS = (ISSUE, "forward", "backward", "static_bytes", "peak_bytes", "reserved_bytes", "step")
+"""Rows of one layer: its host's speed, its phases' times, what is allocated before it, the peaks of a step, and last
+the whole time."""
 WIDTHS: tuple[tuple[str, Shape, tuple[int, ...]], ...] = (
     ("qwen3-30b-a3b", {"hidden": 2048, "ffn": 768, "experts": 128, "top_k": 8}, (8192, 16384)),
     ("deepseek-v3 with 64 experts", {"hidden": 7168, "ffn": 2048, "experts": 64, "top_k": 8}, (4096, 16384)),

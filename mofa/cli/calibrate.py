@@ -154,14 +154,17 @@ def calibrate_check(
     """
     import sys
 
+    from mofa.calibrate.cases import Split
     from mofa.calibrate.check import TARGETS, check, predictions
     from mofa.calibrate.chunked_check import score_layers, summarise_layers
     from mofa.report.save import check_writable, save_calibration
+    from mofa.validate.hosts import known_hosts
 
     if out is not None:
         check_writable(out, directory=True)
-    layers = score_layers(folders)
-    found = check(folders, by_op=by_op, split="fresh" if fresh else "heldout", needed=not layers)
+    split: Split = "fresh" if fresh else "heldout"
+    layers = score_layers(folders, split=split, hosts=known_hosts())
+    found = check(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
         found["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
     if out is not None:

@@ -130,6 +130,14 @@ class ClusterSpec(Spec):
             )
         return self
 
+    def at_host(self, op_s: float | None, source: str = "the run's host") -> Self:
+        """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]"""
+        if op_s is None:
+            return self
+        curves = self.gpu.curves
+        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
+        return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
+
     @property
     def nic_bandwidth_per_gpu_bytes_per_s(self) -> float:
         """A GPU's share of its node's NICs. [B/s]"""

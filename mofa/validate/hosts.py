@@ -15,7 +15,6 @@ from mofa.measure.records import Record
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
-from mofa.specs.hardware import ClusterSpec
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -53,6 +52,12 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
     return build(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
+def known_hosts(references: Path | None = None) -> dict[str, float]:
+    """Issue of one small eager op by the mark of a machine, where it has one; none away from a clone of mofa. [s]"""
+    folder = references or Path(__file__).resolve().parents[2] / "reference_runs"
+    return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
+
+
 Machine = tuple[str, str, int]
 
 
@@ -73,12 +78,3 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
             runs = len(machine.configurations)
             return machine.host_op_s.value, f"of its machine, by {runs} fitting runs there" if runs else "timed there"
     return None
-
-
-def at_host(cluster: ClusterSpec, op_s: float | None, source: str = "the run's host") -> ClusterSpec:
-    """A cluster with a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]"""
-    if op_s is None:
-        return cluster
-    curves = cluster.gpu.curves
-    slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
-    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": slower})})

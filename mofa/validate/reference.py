@@ -24,7 +24,7 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.hosts import MachineHost, at_host, host_op_s, read_hosts
+from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
 
 MAX_SPREAD = 0.10
 """A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
@@ -79,7 +79,7 @@ class Reference:
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
-        cluster = at_host(cluster if self.nvls else _without_nvls(cluster), self.host_op_s)
+        cluster = (cluster if self.nvls else _without_nvls(cluster)).at_host(self.host_op_s)
         return workload, cluster, framework, strategy
 
     def on_hosts(self) -> list[Reference]:
@@ -255,7 +255,8 @@ def run_of_file(path: Path) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, S
         record = read_record(path)
         resolved = resolve_run(record.run, path.parent)
         off = record.environment.settings.get("NCCL_NVLS_ENABLE") == "0"
-        cluster = at_host(_without_nvls(resolved[1]) if off else resolved[1], _host(record, read_hosts(path.parent)))
+        cluster = _without_nvls(resolved[1]) if off else resolved[1]
+        cluster = cluster.at_host(_host(record, read_hosts(path.parent)))
         return resolved[0], cluster, *resolved[2:]
     runs = load_runs(path)
     if len(runs) != 1:

@@ -13,6 +13,7 @@ from mofa.calibrate.shapes_chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.find import estimate
 from mofa.validate.attribute import Attribution, attribute, read_trace
+from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
 from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
@@ -97,14 +98,14 @@ def validate(
 def layers(folder: Path) -> tuple[Layer, ...]:
     """The MoE layers in token chunks of the measurements beside a folder of reference runs."""
     found = []
-    for item in score_layers(layer_folders(folder)):
+    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder)):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
         found.append(
             Layer(
-                shape=dict(item.shape), folder=item.folder, step_time=step, peak_allocated=of.get("peak_bytes"),
-                peak_reserved=of.get("reserved_bytes"),
+                shape=dict(item.shape), folder=item.folder, split=item.split, step_time=step,
+                peak_allocated=of.get("peak_bytes"), peak_reserved=of.get("reserved_bytes"),
             )
         )  # fmt: skip
     return tuple(found)

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from mofa.calibrate.cases import Split
 from mofa.search.find import estimate
 from mofa.search.result import Plan
 from mofa.specs.base import PROVENANCES, Provenance, Spec
@@ -140,6 +141,7 @@ class Layer(Spec):
 
     shape: dict[str, int | str] = Field(description="Sizes by their names in the measurements.")
     folder: str = Field(description="Folder of measurements.")
+    split: Split = Field(default="heldout", description="Its set of shapes; a second one is called fresh.")
     step_time: Compared = Field(description="Forward and backward. [s]")
     peak_allocated: Compared | None = Field(default=None, description="Of the fullest rank. [B]")
     peak_reserved: Compared | None = Field(default=None, description="Of the allocator's segments. [B]")

@@ -11,7 +11,7 @@ from mofa.blocks.backward import Recompute, backward
 from mofa.blocks.chunks import chunked
 from mofa.blocks.op import Collective, Grouped, Tape
 from mofa.calibrate.cases import Sample, Shape
-from mofa.calibrate.chunked_check import score_layers, summarise_layers
+from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
 from mofa.calibrate.chunked_layer import REGION, layer_forward, predict_layer, static_tensors
 from mofa.calibrate.measurements import append_row, read_file
 from mofa.calibrate.shapes_chunked import OPS, chunked_cases, expert_loads, rank_rows
@@ -96,7 +96,7 @@ def test_a_skew_costs_memory_and_time() -> None:
     assert uneven.peak_bytes > 1.1 * even.peak_bytes
 
 
-def write(folder: Path, *, ops: tuple[str, ...] = OPS, factor: float = 1.0) -> None:
+def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) -> None:
     """A folder with one layer, each quantity the prediction times a factor."""
     case = replace(next(c for c in chunked_cases(2) if c.size("chunks") == 2))
     said = predict_layer(case.shape, load_cluster("h200-hgx", 2), load_framework("torchtitan"))
@@ -109,11 +109,30 @@ def write(folder: Path, *, ops: tuple[str, ...] = OPS, factor: float = 1.0) -> N
 
 def test_scores_and_interrupted_layers(tmp_path: Path) -> None:
     write(tmp_path / "whole", factor=1.25)
-    write(tmp_path / "cut", ops=OPS[:-1])
+    write(tmp_path / "cut", ops=OPS[1:-1])
     (score,) = score_layers([tmp_path / "whole", tmp_path / "cut", tmp_path])
     assert {q: round(score.error(q), 4) for q in score.values} == dict.fromkeys(score.values, -0.2)
     name, number, errors = summarise_layers([score])[0]
     assert (name, number, round(errors["peak_bytes"], 4)) == ("all", 1, 0.2)
+
+
+def test_a_layer_is_predicted_on_its_own_host(tmp_path: Path) -> None:
+    """The speed measured beside it goes before its machine's, that before the profile's; a host that waits less."""
+    case = next(c for c in chunked_cases(2) if c.size("chunks") == 8 and c.split == "fresh" and c.size("ffn") == 1024)
+    for op in OPS[1:]:
+        append_row(tmp_path, replace(case, op=op), Sample(1.0, 1.0, 1.0, 5), "NVIDIA H200", "host-0")
+    steps = [score_layers([tmp_path], hosts=hosts)[0].values["step"][1] for hosts in (None, {"host-0": 2e-5})]
+    append_row(tmp_path, replace(case, op=OPS[0]), Sample(4e-5, 4e-5, 4e-5, 5), "NVIDIA H200", "host-0")
+    steps.append(score_layers([tmp_path], hosts={"host-0": 2e-5})[0].values["step"][1])
+    assert steps[0] < steps[1] < 0.6 * steps[2]
+    assert score_layers([tmp_path], split="heldout") == []
+
+
+def test_groups_tell_the_two_sets_apart() -> None:
+    shape: Shape = {"hidden": 64, "ep": 2, "chunks": 4, "skew": "0.0"}
+    scores = [LayerScore("a", shape, {"step": (1.0, 1.1)}, s) for s in ("heldout", "fresh")]
+    assert [name for name, _, _ in summarise_layers(scores)][:3] == ["all", "first set, 2 ranks", "second set, 2 ranks"]
+    assert not any("set" in name for name, _, _ in summarise_layers(scores[:1]))
 
 
 def test_bytes_are_read_back_exactly_and_units_are_not_mixed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.measure.records import Record, read_records, write_record
 from mofa.specs.load import load_cluster
-from mofa.validate.hosts import HOSTS, at_host, host_op_s, machine_of, read_hosts
+from mofa.validate.hosts import HOSTS, host_op_s, machine_of, read_hosts
 from mofa.validate.reference import measured_references
 from mofa.validate.score import score_run
 
@@ -44,11 +44,11 @@ def test_a_record_s_own_speed_goes_before_its_machine_s(records: dict[str, Recor
 def test_a_slower_host_takes_longer_for_all_it_does() -> None:
     cluster = load_cluster("h200-hgx", 1)
     profile = cluster.gpu.curves.host
-    slow = at_host(cluster, 2 * profile.eager_op_s.value).gpu.curves.host
+    slow = cluster.at_host(2 * profile.eager_op_s.value).gpu.curves.host
     assert slow.dtensor_op_s.value == pytest.approx(2 * profile.dtensor_op_s.value)
     assert slow.sync_s.value == pytest.approx(2 * profile.sync_s.value)
     assert slow.cpu == profile.cpu
-    assert at_host(cluster, None) is cluster
+    assert cluster.at_host(None) is cluster
 
 
 def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, Record], tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mofa.calibrate.bench.torch_host import issue_s
 from mofa.calibrate.cases import Case
-from mofa.calibrate.shapes_chunked import expert_loads
+from mofa.calibrate.shapes_chunked import ISSUE, expert_loads
 
 Tensor = torch.Tensor
 
@@ -239,6 +240,7 @@ def measure_layer(layer: Layer, device: str) -> dict[str, list[float]]:
     found["static_bytes"] = [static] * num
     found["peak_bytes"] = [float(torch.cuda.max_memory_allocated())] * num
     found["reserved_bytes"] = [float(torch.cuda.max_memory_reserved())] * num
+    found[ISSUE] = [issue_s(device)] * num  # last: its tensors are no part of the peaks
     return found
 
 

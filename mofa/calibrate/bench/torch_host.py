@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -45,6 +46,14 @@ def host_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
     if op == "compiled_call":
         return summarise(_issue(_compiled(x, y, 1), num, device))
     return summarise(_issue(calls[op], num, device))
+
+
+def issue_s(device: str) -> float:
+    """In what time the host issues one small eager op: the median of an addition, SiLU and a norm. [s]"""
+    x = torch.ones(256, 256, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(256, device=device, dtype=torch.bfloat16)
+    calls: tuple[Call, ...] = (lambda: x + x, lambda: F.silu(x), lambda: F.rms_norm(x, (256,), weight))
+    return statistics.median(statistics.median(_issue(call, 200, device)) for call in calls)
 
 
 def _synchronize(device: str) -> None:
