@@ -80,8 +80,9 @@ def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False)
         how = "planned anew at every scale" if report.replan else "dp of one plan replicated"
         title = f"{report.workload.name} on {report.node}, {report.framework.name}, failures of {report.faults}"
         console.print(Text(title, style="bold"))
-        console.print(Text(f"{how}; {batch}; spares are nodes of these GPUs, and computing with fewer takes whole "
-                           "micro-batches\n"), soft_wrap=not console.is_terminal)  # fmt: skip
+        fewer = "are a plan's own" if report.replan else "have replicas and pipeline stages that leave them over"
+        console.print(Text(f"{how}; {batch}; spares are nodes of these GPUs, and the rest computes the same batch: its "
+                           f"degrees {fewer}\n"), soft_wrap=not console.is_terminal)  # fmt: skip
     columns = [("GPUs", "right"), ("MTBF", "right"), ("step", "right"), ("tokens/s/GPU", "right"), ("spares", "right")]
     columns += [(name, "right") for name in names]
     for title, cell in (("ETTR", "{0.ettr:.2%}"), ("Effective tokens/s/GPU, spares included",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +16,7 @@ from mofa.search.find import estimate, find_plans
 from mofa.search.goodput import LongRuns
 from mofa.search.key_factors import Sensitivity, sensitivities
 from mofa.search.result import SCHEMA_VERSION, FrameworkSummary, Plan, WorkloadSummary
+from mofa.search.standby import Replanned, Smaller, Standing, runs_of
 from mofa.specs.base import Spec
 from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
@@ -39,7 +38,8 @@ class VariantPoint(Spec):
     mode: CheckpointMode = Field(description="How checkpoints are kept.")
     spares: int = Field(ge=0, description="Nodes of the point's GPUs that stand by. [nodes]")
     num_gpus: int = Field(gt=0, description="GPUs that compute; the rest of the point's stands by. [-]")
-    global_batch: int = Field(gt=0, description="Sequences per step: whole micro-batches of the ranks left. [-]")
+    global_batch: int = Field(gt=0, description="Sequences per optimizer step, the point's. [-]")
+    strategy: StrategySpec = Field(description="The plan on the GPUs that compute.")
     step_s: float = Field(gt=0, description="Time of a step. [s]")
     ettr: float = Field(ge=0, le=1, description="Productive over wall-clock time. [-]")
     checkpoint_interval_s: float | None = Field(description="Compute time between checkpoints; null if never. [s]")
@@ -88,8 +88,9 @@ class GoodputReport(Spec):
         rows = []
         for point in self.points:
             for name, found in point.variants.items():
-                fields = found.model_dump(exclude={"ledger", "num_gpus"})
+                fields = found.model_dump(exclude={"ledger", "num_gpus", "strategy"})
                 row = {"num_gpus": point.num_gpus, "variant": name, "job_gpus": found.num_gpus, **fields}
+                row |= {name: getattr(found.strategy, name) for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch")}
                 rows.append({**row, **found.ledger.model_dump()})
         return rows
 
@@ -126,34 +127,40 @@ def goodput_by_scale(
     lacks = LongRuns(workload, cluster, framework, faults).missing()
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
-    points, plans = [], []
+    points, stands = [], []
     base: StrategySpec | None = None
     at = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
     for i, (job, machines) in enumerate(at):
-        if i == 0 and strategy is None and not replan:
-            plan, why = _replicable(at, framework)
+        why: str | None
+        stand: Smaller | Replanned | None
+        if replan:
+            stand, why = _planned_anew(job, machines, framework)
         else:
-            plan, why = _plan(job, machines, framework, base, strategy, numbers[0], replan)
-        if plan is not None and base is None and not replan and i == 0:
-            base = plan.strategy
-        points.append(_point(job, machines, framework, faults, plan, why))
-        plans.append((plan, job, machines))
+            if i == 0 and strategy is None:
+                plan, why = _replicable(at, framework)
+            else:
+                plan, why = _plan(job, machines, framework, base, strategy, numbers[0])
+            if plan is not None and base is None:
+                base = plan.strategy
+            stand = None if plan is None else Smaller(Standing(plan, machines), job, framework)
+        points.append(_point(job, machines, framework, faults, stand, why))
+        if stand is not None:
+            stands.append((stand, job, machines))
         if progress is not None:
             progress(i + 1, len(numbers))
         if base is None and not replan:
             break  # nothing to replicate
-    found = [(plan, job, machines) for plan, job, machines in plans if plan is not None]
-    if not found:
+    if not stands:
         raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
-    plan, job, machines = found[-1]
-    left = _Left(plan, job, machines, 0)
+    stand, job, machines = stands[-1]
+    runs = LongRuns(job, machines, framework, faults)
+    left = stand.standing_all(runs)
     if faults.spares:
-        fewer = _fewer_replicas(left, framework, faults.spares)
+        fewer = stand.best(runs, faults.spares, _most_spares(runs))
         if fewer is None:
-            raise SpecError(f"--spares: {faults.spares} leave no replica of the plan at {machines.num_gpus:,} GPUs; "
-                            "take fewer, or more GPUs")  # fmt: skip
+            raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
         left = fewer
-    factors, ettr = sensitivities(LongRuns(left.job, left.machines, framework, faults, spares=left.spares), left.plan)
+    factors, ettr = sensitivities(runs_of(runs, left), left.plan)
     return GoodputReport(
         workload=WorkloadSummary.of(workload), node=cluster.node.name, framework=FrameworkSummary.of(framework),
         faults=faults.name, weak=weak, replan=replan, points=tuple(points), sensitivity=factors,
@@ -194,20 +201,14 @@ def _replicable(
 
 def _plan(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, base: StrategySpec | None,
-    strategy: object | None, first: int, replan: bool,
+    strategy: object | None, first: int,
 ) -> tuple[Plan | None, str | None]:  # fmt: skip
-    """The plan at one scale, or why there is none."""
+    """The replicated plan at one scale, or why there is none."""
+    wanted = strategy
+    if base is not None:
+        wanted = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
     try:
-        if base is not None:
-            wider = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
-            plan = estimate(job, machines, wider, framework=framework, replay=False)
-        elif strategy is not None and not replan:
-            plan = estimate(job, machines, strategy, framework=framework, replay=False)
-        else:
-            plans = find_plans(job, machines, framework=framework, top=1, replay=False).report.plans
-            if not plans:
-                return None, f"nothing fits {machines.num_gpus:,} GPUs"
-            plan = plans[0]
+        plan = estimate(job, machines, wanted, framework=framework, replay=False)
     except StrategyError as error:
         return None, str(error)
     if not plan.memory.fits:
@@ -215,140 +216,60 @@ def _plan(
     return plan, None
 
 
-@dataclass(frozen=True)
-class _Left:
-    """What computes when ``spares`` nodes stand by."""
-
-    plan: Plan
-    job: WorkloadSpec
-    machines: ClusterSpec
-    spares: int
-
-
-def _fewer_replicas(whole: _Left, framework: FrameworkSpec, least: int) -> _Left | None:
-    """The plan with as many data-parallel replicas as leave at least so many nodes to stand by; None if none is left.
-
-    Every replica takes whole micro-batches, so that the global batch may fall below the one given, by less than one
-    micro-batch per replica (as Megatron's ``--decrease-batch-size-if-needed`` has it); pipelines with virtual stages
-    take them ``pp`` at a time.
-    """
-    s, node = whole.plan.strategy, whole.machines.node.gpus_per_node
-    inner, by = s.tp * s.cp * s.pp, replicas_at_once(whole.plan, whole.machines)
-    dp = (whole.machines.num_gpus - least * node) // inner // by * by
-    if dp < 1:
-        return None
-    batch, at_once = whole.job.batch.global_batch, s.micro_batch * dp * (s.pp if s.vpp > 1 else 1)
-    if batch < at_once:
-        return None
-    fewer = whole.job.batch.model_copy(update={"global_batch": batch // at_once * at_once})
-    job = whole.job.model_copy(update={"batch": fewer})
-    machines = whole.machines.model_copy(update={"num_gpus": dp * inner})
+def _planned_anew(
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec
+) -> tuple[Replanned | None, str | None]:
+    """A search at one scale, or why it finds nothing."""
     try:
-        plan = estimate(job, machines, s.model_copy(update={"dp": dp}), framework=framework, replay=False)
-    except StrategyError:
-        return None
-    return _Left(plan, job, machines, (whole.machines.num_gpus - dp * inner) // node) if plan.memory.fits else None
+        search = find_plans(job, machines, framework=framework, top=1, replay=False)
+    except StrategyError as error:
+        return None, str(error)
+    if not search.report.plans:
+        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+    return Replanned(search, machines), None
 
 
-def replicas_at_once(plan: Plan, machines: ClusterSpec) -> int:
-    """Data-parallel replicas that a plan gives up together: whole nodes, and whole groups of experts. [-]"""
-    s, node = plan.strategy, machines.node.gpus_per_node
-    experts = s.ep * s.etp // math.gcd(s.ep * s.etp, s.tp * s.cp)
-    return math.lcm(experts if s.ep > 1 else 1, node // math.gcd(node, s.tp * s.cp * s.pp))
+def _most_spares(runs: LongRuns) -> int:
+    """Nodes that may stand by: copies need as many nodes that compute. [nodes]"""
+    checkpoint = runs.faults.checkpoint
+    return runs.num_nodes - (checkpoint.copies if checkpoint.mode == "peer" else 1)
 
 
-def most_with_spares(runs: LongRuns, plan: Plan, most: int) -> list[tuple[int, float]]:
-    """Nodes to take out of those of a plan, each with the most that they can give, the highest first. [tokens/s]
-
-    Parameters
-    ----------
-    runs
-        Of all nodes, none of which stands by yet.
-    plan
-        Its micro-batches and its pipeline's bubble are taken for those of fewer replicas, what comes once a step for
-        nothing: a step of them takes at least as long.
-    most
-        Nodes that may stand by. [nodes]
-
-    Notes
-    -----
-    The closed forms of every number at once, over all GPUs, spares included. A number whose replicas the batch does not
-    fill is left out.
-    """
-    cluster, s = runs.cluster, plan.strategy
-    node, inner, by = cluster.node.gpus_per_node, s.tp * s.cp * s.pp, replicas_at_once(plan, cluster)
-    dp = np.arange(s.dp // by * by, 0, -by)
-    spares = (cluster.num_gpus - dp * inner) // node
-    batch, at_once = runs.workload.batch.global_batch, s.micro_batch * dp * (s.pp if s.vpp > 1 else 1)
-    whole = batch // at_once * at_once
-    mine = (spares > 0) & (spares <= most) & (whole > 0)
-    dp, spares, whole = dp[mine], spares[mine], whole[mine]
-    if len(dp) == 0:
-        return []
-    exposed = plan.time.exposed
-    each = plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))
-    step_s = each * (whole / dp) / (batch / s.dp) + exposed["bubble"]
-    found = runs.outlook(
-        step_s, np.full(len(dp), plan.checkpoint_bytes or 0.0), spares=spares, num_gpus=dp * inner
-    )  # fmt: skip
-    bound = whole * runs.workload.batch.seq_len / step_s * found.ettr / cluster.num_gpus
-    return [(int(spares[i]), float(bound[i])) for i in np.argsort(-bound, kind="stable")]
-
-
-def _best_spares(
-    whole: _Left, runs: LongRuns, most: int, fewer: Callable[[int], _Left | None]
-) -> VariantPoint | None:  # fmt: skip
-    """The number of spares with the most effective tokens per second; None where no replica can be left out.
-
-    Numbers are costed from the highest bound on, until no other can give more.
-    """
-    best: VariantPoint | None = None
-    for number, bound in most_with_spares(runs, whole.plan, most):
-        if best is not None and bound <= best.effective_tokens_per_s_per_gpu:
-            break
-        left = fewer(number)
-        if left is None:
-            continue
-        found = _variant(_runs_of(runs, left), left)
-        if best is None or found.effective_tokens_per_s_per_gpu > best.effective_tokens_per_s_per_gpu:
-            best = found
-    return best
-
-
-def _runs_of(runs: LongRuns, left: _Left) -> LongRuns:
-    return LongRuns(left.job, left.machines, runs.framework, runs.faults, spares=left.spares)
+def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None) -> str:
+    """Why nothing runs beside so many nodes that stand by."""
+    nodes = max(machines.num_gpus // machines.node.gpus_per_node, 1)
+    by = f"{asked} of {nodes} nodes" if asked else "any node"
+    batch = f"global_batch ({job.batch.global_batch})"
+    if isinstance(stand, Replanned):
+        return f"with {by} standing by no plan is left whose replicas divide {batch} and that fits"
+    s = stand.whole.plan.strategy
+    return (f"with {by} standing by no replicas of the plan (tp {s.tp}, cp {s.cp}, micro_batch {s.micro_batch}) are "
+            f"left that divide {batch} and fit")  # fmt: skip
 
 
 def _point(
-    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec, plan: Plan | None,
-    why: str | None,
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec,
+    stand: Smaller | Replanned | None, why: str | None,
 ) -> ScalePoint:  # fmt: skip
     variants: dict[str, VariantPoint] = {}
     mtbf: float | None = None
-    if plan is not None:
-        whole = _Left(plan, job, machines, 0)
-        fewer = cache(partial(_fewer_replicas, whole, framework))  # the same plans under every mode of checkpoints
+    plan: Plan | None = None
+    if stand is not None:
+        plan = stand.plan
         for name, mode, stands_by in VARIANTS:
             checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
-            asked = faults.model_copy(update={"checkpoint": checkpoint})
-            runs = LongRuns(job, machines, framework, asked)
-            most = runs.num_nodes - (faults.checkpoint.copies if mode == "peer" else 1)
+            runs = LongRuns(job, machines, framework, faults.model_copy(update={"checkpoint": checkpoint}))
+            most = _most_spares(runs)
             if most < 0:
-                why = f"{faults.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
+                why = f"{checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
                 continue
-            course: VariantPoint | None
-            if not stands_by:
-                course = _variant(runs, whole)
-            elif faults.spares is None:
-                course = _best_spares(whole, runs, most, fewer)
-            else:
-                left = fewer(faults.spares) if faults.spares else whole
-                course = None if left is None else _variant(_runs_of(runs, left), left)
-            if course is None:
-                nodes = f"{faults.spares} of {runs.num_nodes} nodes" if faults.spares else "any node"
-                why = f"with {nodes} standing by no replicas of the plan are left that run and fit"
+            left: Standing | None = stand.standing_all(runs)
+            if stands_by and faults.spares != 0:
+                left = stand.best(runs, faults.spares or 0, most)
+            if left is None:
+                why = _no_spares(stand, job, machines, faults.spares)
                 continue
-            variants[name] = course
+            variants[name] = _variant(runs_of(runs, left), left)
             if not stands_by:
                 reference = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
@@ -360,7 +281,7 @@ def _point(
     )  # fmt: skip
 
 
-def _variant(runs: LongRuns, left: _Left) -> VariantPoint:
+def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
     found = runs.outlook(np.array([plan.step_s]), bytes_)
     ettr, interval = float(found.ettr[0]), float(found.interval_s[0])
@@ -369,7 +290,8 @@ def _variant(runs: LongRuns, left: _Left) -> VariantPoint:
         mode=runs.faults.checkpoint.mode,
         spares=runs.spares,
         num_gpus=runs.cluster.num_gpus,
-        global_batch=left.job.batch.global_batch,
+        global_batch=runs.workload.batch.global_batch,
+        strategy=plan.strategy,
         step_s=plan.step_s,
         ettr=ettr,
         checkpoint_interval_s=None if np.isinf(interval) else interval,

@@ -137,7 +137,8 @@ def around(search: Search, space: Space) -> Space:
     """The part of a space near the best plans of a search, with any pipeline.
 
     Tensor and context parallelism and micro-batches up to theirs, because fewer GPUs may divide the batch where more
-    did not; experts, virtual stages and recomputation as theirs, or none.
+    did not; experts and recomputation as theirs, or none; virtual stages any where they have some, because a pipeline
+    of another depth divides the layers into others.
     """
     costed, reasons = search.costed, search.reasons
     fits = np.flatnonzero(reasons[costed.rows] < 0)
@@ -154,7 +155,7 @@ def around(search: Search, space: Space) -> Space:
     return replace(
         space, tp=up_to(space.tp, best.tp), cp=up_to(space.cp, best.cp), ep=like(space.ep, best.ep),
         etp=like(space.etp, best.etp), micro_batch=up_to(space.micro_batch, best.micro_batch),
-        vpp=like(space.vpp, best.vpp), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
+        vpp=space.vpp if best.vpp.max() > 1 else (1,), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
     )  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import job_clock
 from mofa.faults.simulate import simulate
+from mofa.faults.spares import waiting_share
 from mofa.search.feasible import Job, check
 from mofa.search.find import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
 from mofa.search.key_factors import FACTORS, sensitivities
 from mofa.search.longrun import FIGURES, Days, Objective
 from mofa.search.result import TIME_COMPONENTS, Plan
-from mofa.search.scale import VariantPoint, goodput_by_scale
+from mofa.search.scale import VARIANTS, VariantPoint, goodput_by_scale
 from mofa.search.space import default_space, dividing, product
 from mofa.search.spares import without_spares
 from mofa.specs.faults import FaultSpec, PowerSpec
@@ -218,32 +219,65 @@ def test_key_factors() -> None:
     assert ettr == pytest.approx(plan.ettr)
 
 
-def test_spares_against_scale_are_of_the_gpus() -> None:
-    """What computes and what stands by are all GPUs; each replica keeps whole micro-batches."""
-    report = goodput_by_scale(JOB, NODES, facts(spares=2), [64, 128], MEGATRON, strategy="tp=2 pp=2 micro_batch=2")
+@pytest.mark.parametrize(("weak", "replan"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("batch", [1024, 480])
+def test_every_variant_has_the_whole_batch(weak: bool, replan: bool, batch: int) -> None:
+    """What computes and what stands by are all GPUs, and every replica takes as many whole micro-batches."""
+    job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=batch)
+    plan = None if replan else "tp=2 pp=4 micro_batch=2"
+    report = goodput_by_scale(
+        job, NODES, facts(spares=2), [64, 128], MEGATRON, strategy=plan, weak=weak, replan=replan
+    )  # fmt: skip
     for point in report.points:
+        assert point.global_batch == (batch * point.num_gpus // 64 if weak else batch)
+        assert list(point.variants) == [name for name, _, _ in VARIANTS]
         for name, found in point.variants.items():
-            stands_by = "spares" in name
+            s, stands_by = found.strategy, "spares" in name
             assert found.num_gpus + 8 * found.spares == point.num_gpus
-            assert (found.spares == 2) == stands_by and (found.spares == 0) == (not stands_by)
-            dp = found.num_gpus // 4
-            assert found.global_batch % (2 * dp) == 0
-            assert JOB.batch.global_batch - 2 * dp < found.global_batch <= JOB.batch.global_batch
+            assert found.spares >= 2 if stands_by else found.spares == 0
+            assert s.tp * s.cp * s.pp * s.dp == found.num_gpus
+            assert found.global_batch == point.global_batch
+            assert found.global_batch % (s.micro_batch * s.dp) == 0
+            if not replan:
+                assert (s.tp, s.micro_batch) == (2, 2) and s.pp <= 4 and s.dp <= point.num_gpus // 8
             tokens = found.global_batch * JOB.batch.seq_len / found.step_s
             assert found.effective_tokens_per_s_per_gpu == pytest.approx(tokens * found.ettr / point.num_gpus)
+
+
+def test_a_scale_whose_replicas_the_batch_does_not_divide() -> None:
+    job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=96)
+    points = goodput_by_scale(job, NODES, facts(), [64, 128, 256], MEGATRON, strategy="tp=4").points
+    assert points[1].variants and not points[2].variants
+    assert points[2].why is not None and "global_batch (96) must be a multiple of dp (64)" in points[2].why
+
+
+def test_replanned_variants_are_the_best_by_their_long_run() -> None:
+    """Every way to keep checkpoints has the plan that runs best with it, not the one with the fastest step."""
+    slow = {"value": "1 GB/s", "provenance": "assumed", "source": "a test"}
+    harsh = facts(reliability__failures_per_node_day=20.0, storage__node_bytes_per_s=slow)
+    point = goodput_by_scale(JOB, NODES, harsh, [64], MEGATRON, replan=True).points[0]
+    chosen = point.variants["blocking"]
+    alone = mofa.find_long_runs(
+        JOB, NODES, harsh.model_copy(update={"spares": 0}), framework=MEGATRON, top=1, replay=False
+    ).report.plans[0]  # fmt: skip
+    assert chosen.strategy == alone.strategy != point.strategy
+    assert chosen.step_s > (point.step_s or 0)
+    assert chosen.ettr == pytest.approx(alone.ettr)
 
 
 def test_replicas_leave_in_whole_experts_groups_or_not_at_all() -> None:
     job = mofa.load_workload("deepseek-v3")
     nodes = mofa.load_cluster("h100-hgx", 2048)
     wide = goodput_by_scale(job, nodes, facts(), [2048], MEGATRON, strategy="tp=1 pp=16 ep=64 recompute=full").points[0]
-    assert wide.variants["async, spares"].num_gpus == 1024  # two groups of 64 ranks are there, and one is left
-    few = {"strategy": "tp=1 pp=16 ep=64 recompute=full"}
-    alone = goodput_by_scale(job, nodes, facts(), [1024], MEGATRON, **few).points[0]  # type: ignore[arg-type]
-    assert "async, spares" not in alone.variants
-    assert alone.why is not None and "no replicas of the plan are left" in alone.why
-    with pytest.raises(SpecError, match="leave no replica"):
-        goodput_by_scale(job, nodes, facts(spares=1), [1024], MEGATRON, **few)  # type: ignore[arg-type]
+    left = wide.variants["async, spares"].strategy
+    assert left.ep == 64 and left.dp % 64 == 0 and left.pp * left.dp < 2048
+    few = {"strategy": "tp=1 pp=1 ep=64 recompute=full"}
+    small = mofa.load_workload("qwen3-30b-a3b")
+    alone = goodput_by_scale(small, nodes, facts(), [64], MEGATRON, **few).points[0]  # type: ignore[arg-type]
+    assert "async, spares" not in alone.variants and "async" in alone.variants
+    assert alone.why is not None and "no replicas of the plan" in alone.why
+    with pytest.raises(SpecError, match="--spares: with 1 of 8 nodes standing by no replicas"):
+        goodput_by_scale(small, nodes, facts(spares=1), [64], MEGATRON, **few)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -266,15 +300,20 @@ def test_the_number_of_spares_pays_most(batch: int, strategy: str, rate: float) 
         assert chosen[name] == best
 
 
-def test_more_spares_than_the_quantile_may_pay() -> None:
-    """256 nodes that fail every 0.6 days: 4 spares wait 2 % of the time, 8 leave it for 1 % fewer replicas."""
-    job, nodes = mofa.load_workload("llama3-70b"), mofa.load_cluster("h100-hgx", 2048)
-    storage = {"value": "200 GB/s", "provenance": "assumed", "source": "a store"}
-    faults = load_faults("rsc-1", {"storage": {"write_bytes_per_s": storage, "read_bytes_per_s": storage}})
-    plan = "tp=4 pp=4 vpp=3 cp=2 cp_kind=allgather micro_batch=1 recompute=none"
-    found = goodput_by_scale(job, nodes, faults, [2048], MEGATRON, strategy=plan).points[0].variants["async, spares"]
-    assert found.spares == 8
-    assert found.ledger.waiting < 1e-3
+def test_more_spares_than_the_fewest_may_pay() -> None:
+    """3.2 of 64 nodes are in repair: 4 spares wait 12 % of the time, 8 hardly ever for 7 % fewer replicas."""
+    job, nodes = mofa.load_workload("llama3-70b", global_batch=1680), mofa.load_cluster("h100-hgx", 512)
+    plan = {"strategy": "tp=4 pp=4 cp=2 cp_kind=allgather micro_batch=1 recompute=none"}
+    often = {"reliability__failures_per_node_day": 3.2 / 64 / 0.7494, "restart__repair_s": "24 h"}
+
+    def printed(**more: object) -> VariantPoint:
+        point = goodput_by_scale(job, nodes, facts(**often, **more), [512], MEGATRON, **plan).points[0]  # type: ignore[arg-type]
+        return point.variants["async, spares"]
+
+    chosen = printed()
+    assert (chosen.spares, chosen.strategy.dp) == (8, 14)
+    assert chosen.ledger.waiting < 0.01
+    assert waiting_share(3.2 / 86400, 86400.0, 4) == pytest.approx(0.12, abs=0.01)
 
 
 def test_copies_need_nodes() -> None:
