@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mofa.units import GIB
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from mofa.measure import Record
 
 BEGIN, END = "<!-- runs -->", "<!-- /runs -->"
+HOST_BEGIN, HOST_END = "<!-- host-bound -->", "<!-- /host-bound -->"
+_HOST_HEAD = "| configuration | device idle | measured | steps |\n|---|---:|---:|---|\n"
 _HEAD = (
     "| run | GPUs | strategy | sequence × micro, global | step | spread | allocated | reserved | device | split |\n"
     "|---|---:|---|---|---:|---:|---:|---:|---:|---|\n"
@@ -41,7 +43,7 @@ def strategy_of(record: Record) -> str:
     }
     words += [word for word, on in flags.items() if on]
     if routing.kind != "balanced":
-        words.append(f"{routing.kind} {routing.s or routing.sigma}")
+        words.append(f"{routing.kind} {routing.s or routing.sigma or routing.alpha}")
     return " ".join(words)
 
 
@@ -50,17 +52,44 @@ def runs_table(records: Iterable[Record]) -> str:
     return _HEAD + "".join(_line(record) for record in records)
 
 
-def with_table(text: str, records: Iterable[Record]) -> str:
-    """A document with the table between its markers brought up to date.
+def host_bound_table(records: Iterable[Record]) -> str:
+    """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured."""
+    from mofa.measure.expand import configuration_of
+
+    same: dict[str, list[Record]] = {}
+    for record in records:
+        same.setdefault(configuration_of(record.run), []).append(record)
+    lines = []
+    for of_it in same.values():
+        idle = [record.measured.idle_share for record in of_it if record.measured.host_bound]
+        if not idle:
+            continue
+        name = min((record.run.id for record in of_it), key=lambda id: (len(id), id))
+        steps = sorted(r.measured.step_time_s for r in of_it if r.measured.step_time_s is not None)
+        shares = sorted(share for share in idle if share is not None)
+        span = " to ".join(dict.fromkeys((f"{shares[0]:.0%}", f"{shares[-1]:.0%}"))).replace("%", " %")
+        ends = dict.fromkeys((f"{steps[0] * 1e3:.1f}", f"{steps[-1] * 1e3:.1f}"))
+        times = f"{' to '.join(ends)} ms"
+        lines.append(f"| {name} | {span} | {len(of_it)} | {times} |\n")
+    return _HOST_HEAD + "".join(sorted(lines))
+
+
+def with_table(text: str, records: Sequence[Record]) -> str:
+    """A document with the tables between their markers brought up to date.
 
     Examples
     --------
     >>> with_table("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", []).splitlines()[::4]
     ['a', '<!-- /runs -->']
     """
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{runs_table(records)}{END}{after}"
+    text = _between(text, BEGIN, END, runs_table(records))
+    return _between(text, HOST_BEGIN, HOST_END, host_bound_table(records)) if HOST_BEGIN in text else text
+
+
+def _between(text: str, begin: str, end: str, table: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{table}{end}{after}"
 
 
 def _line(record: Record) -> str:
