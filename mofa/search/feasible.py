@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
+from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -373,19 +374,19 @@ class Verdict:
     short: FloatN
 
 
-def check(job: Job, table: StrategyTable, modes: int = 1) -> Verdict:
-    """Apply all checks.
-
-    Parameters
-    ----------
-    modes
-        Every so many rows differ in nothing but recomputation, so that most checks need to look at the first alone.
-    """
-    reason = np.full((len(table) // modes, modes), -1, dtype=np.int64)
+def check(job: Job, table: StrategyTable | Combinations) -> Verdict:
+    """Apply all checks; of combinations most look at the degrees alone."""
+    if isinstance(table, StrategyTable):
+        degrees, in_modes = table, [table]
+    else:
+        degrees, in_modes = table.degrees, [table.in_mode(mode) for mode in range(len(table.recompute))]
+    reason = np.full((len(degrees), len(in_modes)), -1, dtype=np.int64)
     short = np.zeros(reason.shape)
-    once = table.take(slice(None, None, modes))
     for i, rule in enumerate(CHECKS):
-        miss = rule.short(job, table).reshape(-1, modes) if rule.of_mode else rule.short(job, once)[:, None]
+        if rule.of_mode:
+            miss = np.stack([rule.short(job, mode) for mode in in_modes], axis=1)
+        else:
+            miss = rule.short(job, degrees)[:, None]
         if not np.any(miss > 0):
             continue
         new = (reason < 0) & (miss > 0)

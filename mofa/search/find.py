@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError
 from mofa.search.asked import check_asked, checked_facts
+from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.final import PATIENCE, replay_best
-from mofa.search.layers import COST_AT_ONCE, solve_layers
+from mofa.search.final import PATIENCE, Final, replay_best
 from mofa.search.minimum import smallest_number_of_gpus
 from mofa.search.plan import Candidate, margin_bytes
 from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
-from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -35,50 +33,9 @@ if TYPE_CHECKING:
     from mofa.search.goodput import LongRuns
 
 Progress = Callable[[int, int], None]
+AT_WORK = ("mofa.search.costing", "mofa.replay.replay")
+"""What other processes load while this one begins."""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
-
-
-@dataclass(frozen=True)
-class Costed:
-    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
-
-    Of rows that do not fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be.
-    """
-
-    rows: NDArray[np.intp]
-    table: StrategyTable
-    step_s: NDArray[np.float64]
-    device_bytes: NDArray[np.float64]
-    allocated_bytes: NDArray[np.float64]
-    exposed_s: NDArray[np.float64]
-    checkpoint_bytes: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: NDArray[np.float64]) -> Costed:
-        """Rows whose memory is known, nothing else."""
-        step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
-        return cls(
-            rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
-        )
-
-    def put(self, at: NDArray[np.intp], costed: Breakdown) -> None:
-        """What rows at these positions cost."""
-        self.step_s[at], self.allocated_bytes[at] = costed.step_s, costed.allocated_bytes
-        self.exposed_s[:, at], self.checkpoint_bytes[at] = costed.exposed_s, costed.checkpoint_bytes
-
-    def take(self, at: NDArray[np.intp]) -> Costed:
-        """Those at these positions."""
-        return Costed(
-            self.rows[at], self.table.take(at), self.step_s[at], self.device_bytes[at], self.allocated_bytes[at],
-            self.exposed_s[:, at], self.checkpoint_bytes[at],
-        )  # fmt: skip
-
-    @classmethod
-    def none(cls, table: StrategyTable) -> Costed:
-        """Nothing of this table was costed."""
-        empty = np.zeros(0, dtype=np.intp)
-        none = np.zeros(0)
-        return cls(empty, table.take(empty), none, none, none, np.zeros((len(TIME_COMPONENTS), 0)), none)
 
 
 @dataclass(frozen=True)
@@ -91,7 +48,7 @@ class Search:
     cluster: ClusterSpec
     framework: FrameworkSpec
     reasons: NDArray[np.int64]
-    whole: StrategyTable
+    whole: Combinations
     """What was looked at; ``costed`` is part of it."""
     short: NDArray[np.float64]
     """By how much each row of it missed."""
@@ -178,7 +135,7 @@ def find_plans(
     searched
         A search of the same job under the same constraints, not played out, whose costs are taken over.
     jobs
-        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
+        Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
     Raises
     ------
@@ -199,43 +156,40 @@ def find_plans(
     space = constrain(whole, fix=fix, maximum=maximum, with_=with_, without=without)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
-    if searched is None:
-        table, costed, reason, short = _search(job, space, progress)
-    else:
-        table, costed, reason, short = searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy()
-    key, host = costed.step_s, len(CHECKS) + 2
-    if judge is not None:
-        judge = replace(judge, workload=workload, framework=framework)
-        timed = np.flatnonzero(np.isfinite(costed.step_s))
-        some = costed.take(timed)
-        key = np.full(len(costed.rows), np.nan)
-        key[timed] = judge.key(some)
-        lack = judge.host_bytes_short(some)
-        full = (lack > 0) & (reason[some.rows] < 0)
-        reason[some.rows[full]], short[some.rows[full]] = host, lack[full]
-    best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
-    loads = loads_of(workload, table)
+    with Workers(jobs) as workers:
+        if replay:
+            workers.start(AT_WORK)
+        if searched is None:
+            found = _search(job, space, progress, workers)
+        else:
+            found = Found(searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy())
+        costed, reason, short = found.costed, found.reason, found.short
+        key = costed.step_s
+        if judge is not None:
+            judge = replace(judge, workload=workload, framework=framework)
+            key = _judged(judge, found)
+        best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
+        loads = loads_of(workload, found.space.degrees)
 
-    def candidate(i: int) -> Candidate:
-        row = costed.table.take(np.array([i]))
-        return Candidate(workload, cluster, framework, row, loads, flops_convention)
+        def candidate(i: int) -> Candidate:
+            row = costed.table.take(np.array([i]))
+            return Candidate(workload, cluster, framework, row, loads, flops_convention)
 
-    plans: list[Plan] = []
-    if replay:
-        order = judge.order if judge is not None else None
-        with Workers(jobs) as workers:
+        final = Final()
+        if replay:
+            order = judge.order if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
-        for i, over in final.too_big.items():
-            reason[costed.rows[i]], short[costed.rows[i]] = len(CHECKS) + 1, over
-            costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over
-        plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
+    for i, over in final.too_big.items():
+        reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
+        costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over
+    plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans:
         min_gpus, note = smallest_number_of_gpus(job, space, replay=replay)
         if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
-            says = CHECKS[why].message(job, table.take(np.flatnonzero(reason == why)[:1]))
+            says = CHECKS[why].message(job, found.space.take(np.flatnonzero(reason == why)[:1]))
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
@@ -248,13 +202,15 @@ def find_plans(
             rejected[name] = len(rows)
             closest = rows[np.argmin(short[rows])]
             nearest[name] = NearestMiss(
-                strategy=_as_strategy(table, int(closest), framework), short_by=float(short[closest]), unit=units[i]
+                strategy=_as_strategy(found.space, int(closest), framework),
+                short_by=float(short[closest]),
+                unit=units[i],
             )
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),
         framework=FrameworkSummary.of(framework),
-        space=len(table),
+        space=len(found.space),
         searched=len(costed.rows),
         rejected=rejected,
         nearest_miss=nearest,
@@ -264,10 +220,10 @@ def find_plans(
         plans=tuple(plans),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    return Search(report, costed, workload, cluster, framework, reason, table, short)
+    return Search(report, costed, workload, cluster, framework, reason, found.space, short)
 
 
-def _as_strategy(table: StrategyTable, i: int, framework: FrameworkSpec) -> StrategySpec:
+def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
     one = table.take(np.array([i]))
     if int(one.dp[0]) < 1:
         one = replace(one, dp=np.maximum(one.dp, 1))
@@ -285,52 +241,27 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
     return replace(space, dp=dp)
 
 
-def _search(
-    job: Job, space: Space, progress: Progress | None
-) -> tuple[StrategyTable, Costed, NDArray[np.int64], NDArray[np.float64]]:
-    """Enumerate, mask, cost; the table, what was costed, each row's reason (-1: fits) and how far it missed."""
-    table = product(space, job.workload, job.cluster, job.framework)
-    if len(table) == 0:
+def _search(job: Job, space: Space, progress: Progress | None, workers: Workers) -> Found:
+    """Enumerate, mask, cost."""
+    whole = combinations(space, job.workload, job.cluster, job.framework)
+    if len(whole) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
-    verdict = check(job, table, len(space.recompute))
-    reason, short = verdict.reason, verdict.short
-    needless, memory = len(CHECKS), len(CHECKS) + 1
-    limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
-    loads = loads_of(job.workload, table)
-    legal = np.flatnonzero((reason < 0) & (table.recompute_layers != SOLVED))
-    open_ = np.flatnonzero((reason < 0) & (table.recompute_layers == SOLVED))
-    total = len(legal) + len(open_)
-    if total == 0:
-        return table, Costed.none(table), reason, short
-    both = np.concatenate([legal, open_])
-    estimator = Estimator(job.workload, job.cluster, job.framework, table.take(both), loads)
-    at = np.full(len(table), -1, dtype=np.intp)
-    at[both] = np.arange(len(both))
-    device = np.full(len(table), np.nan)
+    verdict = check(job, whole)
+    loads = loads_of(job.workload, whole.degrees)
+    return cost_rows(job, loads, whole, verdict.reason, verdict.short, progress, workers)
 
-    def weigh(rows: NDArray[np.intp], done: int) -> None:
-        for start in range(0, len(rows), COST_AT_ONCE):
-            some = rows[start : start + COST_AT_ONCE]
 
-            def tell(count: int, base: int = done + start) -> None:
-                if progress is not None:
-                    progress(base + count, total)
-
-            device[some] = estimator.device_bytes(at[some], table.recompute_layers[some], progress=tell)
-        bad = rows[device[rows] > limit]
-        reason[bad], short[bad] = memory, device[bad] - limit
-
-    weigh(legal, 0)
-    codes = needless, memory
-    solved, table = solve_layers(job, estimator, at, space, table, open_, device, limit, reason, short, codes)
-    weigh(solved, len(legal))
-    rows = np.concatenate([legal, solved])
-    costed = Costed.of(rows, table.take(rows), device[rows])
-    fit = np.flatnonzero(device[rows] <= limit)
-    for start in range(0, len(fit), COST_AT_ONCE):
-        some = fit[start : start + COST_AT_ONCE]
-        costed.put(some, estimator.rows(at[rows[some]], recompute_layers=costed.table.recompute_layers[some]))
-    return table, costed, reason, short
+def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:
+    """What is made smallest, of rows that are timed; what does not fit hosts' memory is rejected. (n,)"""
+    costed, host = found.costed, MEMORY + 1
+    timed = np.flatnonzero(np.isfinite(costed.step_s))
+    some = costed.take(timed)
+    key = np.full(len(costed.rows), np.nan)
+    key[timed] = judge.key(some)
+    lack = judge.host_bytes_short(some)
+    full = (lack > 0) & (found.reason[some.rows] < 0)
+    found.reason[some.rows[full]], found.short[some.rows[full]] = host, lack[full]
+    return key
 
 
 def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:

@@ -26,7 +26,7 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
-    from mofa.search.find import Costed
+    from mofa.search.costing import Costed
 
 FloatN = NDArray[np.float64]
 BAND_RUNS, BAND_FAILURES = 1000, 200.0

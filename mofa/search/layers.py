@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.search.feasible import Job
-from mofa.search.space import SOLVED, Space
-from mofa.specs.strategy import StrategyTable
+from mofa.search.space import SOLVED, Combinations
 
 COST_AT_ONCE = 200_000
 """Rows costed in one call. [-]"""
 
 
 def solve_layers(
-    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Space, table: StrategyTable, rows: NDArray[np.intp],
+    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
     device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
     codes: tuple[int, int],
-) -> tuple[NDArray[np.intp], StrategyTable]:  # fmt: skip
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
 
-    Rows where none is needed, or all, say the same as those ends: needless.
+    Rows where none is needed, or all, say the same as those ends: needless. What is left, and the numbers of all rows
+    of the space.
     """
     needless, memory = codes
     if len(rows) == 0:
-        return rows, table
-    kinds = [(spec.kind, n) for spec, n in space.recompute]
+        return rows, space.recompute_layers
+    table, layers = space.degrees, space.recompute_layers.copy()
+    num_modes = len(space.recompute)
+    kinds = [
+        (table.recompute_modes[of].kind, n)
+        for of, n in zip(space.recompute.tolist(), layers[:num_modes].tolist(), strict=True)
+    ]
     offset = kinds.index(("full", SOLVED))
     plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
     whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
-    layers = table.recompute_layers.copy()
     if plain is None or whole is None:
         layers[rows] = 1
-        return rows, replace(table, recompute_layers=layers)
+        return rows, layers
     largest = np.zeros(len(rows), dtype=np.int64)
-    code = table.pp[rows] * 4096 + table.vpp[rows]
+    pp, vpp = table.pp[rows // num_modes], table.vpp[rows // num_modes]
+    code = pp * 4096 + vpp
     for value in np.unique(code):
         same = code == value
-        i = rows[np.flatnonzero(same)[0]]
+        first = int(np.argmax(same))
         stages = split_layers(
-            job.workload.model, int(table.pp[i]), int(table.vpp[i]), job.framework.name,
-            splits=job.framework.splits_layers,
-        )  # fmt: skip
+            job.workload.model, int(pp[first]), int(vpp[first]), job.framework.name, splits=job.framework.splits_layers
+        )
         largest[same] = stages.largest_chunk
     unneeded, fits = device[plain] <= limit, device[whole] <= limit
     drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
@@ -60,7 +62,7 @@ def solve_layers(
     short[rows[never]] = (device[whole] - limit)[never]
     kept = rows[keep[~everything]]
     layers[kept] = number[~everything]
-    return kept, replace(table, recompute_layers=layers)
+    return kept, layers
 
 
 def _fewest_layers(

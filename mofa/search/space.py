@@ -221,11 +221,50 @@ def _fixed(name: str, value: object) -> dict[str, object]:
     return {name: (value,)}
 
 
-def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
-    """All combinations as a table; recompute varies fastest. Combinations that say the same twice are left out.
+@dataclass(frozen=True)
+class Combinations:
+    """Strategies that are every row of ``degrees``, (c,), in each of M modes of recomputation, which vary fastest.
 
-    dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those. Every
-    ``len(space.recompute)`` rows differ in nothing but recomputation.
+    Row ``i`` of all ``c * M`` has the degrees ``i // M``; it is made when it is asked for: a space of a million rows
+    would be 100 MB.
+    """
+
+    degrees: StrategyTable
+    recompute: NDArray[np.int64]
+    """Each mode, of ``degrees.recompute_modes``. (M,)"""
+    recompute_layers: NDArray[np.int64]
+    """How many layers each row recomputes whole. (c * M,)"""
+
+    def __len__(self) -> int:
+        return len(self.recompute_layers)
+
+    def take(self, rows: NDArray[np.intp]) -> StrategyTable:
+        """The table of these rows."""
+        of, mode = np.divmod(rows, len(self.recompute))
+        table = self.degrees.take(of)
+        return replace(table, recompute=self.recompute[mode], recompute_layers=self.recompute_layers[rows])
+
+    def in_mode(self, mode: int) -> StrategyTable:
+        """The table of one mode's rows. (c,)"""
+        column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
+        return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
+
+    def part(self, degrees: NDArray[np.intp]) -> Combinations:
+        """These degrees in all modes."""
+        layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
+        return Combinations(self.degrees.take(degrees), self.recompute, layers)
+
+
+def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+    """All rows of :func:`combinations` as a table."""
+    found = combinations(space, workload, cluster, framework)
+    return found.take(np.arange(len(found)))
+
+
+def combinations(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:
+    """All combinations of a space; those that say the same twice are left out.
+
+    dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.
     """
     modes = tuple(dict.fromkeys(spec for spec, _ in space.recompute))
     axes: list[NDArray[np.int64]] = [
@@ -247,26 +286,24 @@ def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framewor
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     keep = np.flatnonzero(~twice)
-    return _table([column[keep] for column in columns], space, modes, cluster, framework)
+    degrees = _degrees([column[keep] for column in columns], space, modes, cluster, framework)
+    number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
+    layers = np.array([n for _, n in space.recompute], dtype=np.int64)
+    return Combinations(degrees, number, np.tile(layers, len(degrees)))
 
 
-def _table(
+def _degrees(
     columns: list[NDArray[np.int64]], space: Space, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
-    """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage; in every mode."""
+    """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
     tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing = columns
     etp = np.where(etp == 0, tp, etp)
-    number = np.array([modes.index(spec) for spec, _ in space.recompute])
-    layers = np.array([n for _, n in space.recompute])
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
     sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
     zero = default_zero(framework, dp, cp, pp) if space.zero is None else np.full(len(tp), space.zero)
-    shared = {
-        "tp": tp, "sp": sp, "pp": pp, "vpp": vpp, "cp": cp, "cp_kind": kind, "ep": ep, "etp": etp, "dp": dp,
-        "micro_batch": mb, "zero": zero, "schedule": schedule, "balancing": balancing,
-    }  # fmt: skip
     return StrategyTable(
-        **{name: np.repeat(column, len(number)) for name, column in shared.items()},
-        recompute=np.tile(number, len(tp)), recompute_layers=np.tile(layers, len(tp)), recompute_modes=modes,
+        tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
+        recompute=np.zeros_like(tp), recompute_layers=np.full_like(tp, -1), schedule=schedule, balancing=balancing,
+        recompute_modes=modes,
     )  # fmt: skip

@@ -20,6 +20,7 @@ its tasks to this process.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -62,6 +63,7 @@ class Workers:
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
         self._mine: list[multiprocessing.process.BaseProcess] = []
+        self._asked = False
 
     def __enter__(self) -> Workers:
         return self
@@ -69,14 +71,14 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pool is None:
             return
-        if kind is not None:
+        if kind is not None or not self._asked:  # which may not be up yet
             for process in self._mine:
                 process.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
-    def start(self) -> None:
-        """Bring the processes up, and go on at once."""
+    def start(self, modules: Sequence[str] = ()) -> None:
+        """Bring the processes up, and go on at once; they import what they are told to."""
         if self.jobs == 1 or self._pool is not None:
             return
         before = set(multiprocessing.active_children())
@@ -84,35 +86,49 @@ class Workers:
             self.jobs - 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
         )
         for _ in range(self.jobs - 1):  # a process each, as none is up before the last one is asked for
-            self._pool.submit(os.getpid)
+            self._pool.submit(_load, tuple(modules))
         self._mine = [child for child in multiprocessing.active_children() if child not in before]
 
-    def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    def map(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task],
+        here: Callable[[Task], Result] | None = None,
+    ) -> Iterator[Result]:  # fmt: skip
         """What a function gives for every task, in their order.
+
+        Parameters
+        ----------
+        function
+            What other processes call.
+        tasks
+            What it is given.
+        here
+            What this process calls where it is another function, which gives the same and may tell of its progress.
 
         Raises
         ------
         Exception
             What the function raised, for the first task in the order that did.
         """
+        mine = here or function
         if self.jobs == 1 or len(tasks) < 2:
-            yield from map(function, tasks)
+            yield from map(mine, tasks)
             return
         self.start()
         given: dict[int, Future[Result]] = {}  # from the first on
-        here: dict[int, Future[Result]] = {}  # from the last on
+        done: dict[int, Future[Result]] = {}  # from the last on
         for i in range(len(tasks)):
-            while not (i in here or (i in given and given[i].done())) and len(given) + len(here) < len(tasks):
+            while not (i in done or (i in given and given[i].done())) and len(given) + len(done) < len(tasks):
                 waiting = sum(not future.done() for future in given.values())
-                open_ = len(tasks) - len(here)
+                open_ = len(tasks) - len(done)
                 for n in range(len(given), min(len(given) + AHEAD * (self.jobs - 1) - waiting, open_)):
                     given[n] = self._submit(function, tasks[n])
                 if len(given) < open_:
-                    here[open_ - 1] = _done(function, tasks[open_ - 1])
-            yield here[i].result() if i in here else _result(given[i], function, tasks[i])
+                    done[open_ - 1] = _done(mine, tasks[open_ - 1])
+            yield done[i].result() if i in done else _result(given[i], mine, tasks[i])
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         assert self._pool is not None
+        self._asked = True
         try:
             return self._pool.submit(function, task)
         except BrokenProcessPool as broken:
@@ -136,6 +152,12 @@ def _result(future: Future[Result], function: Callable[[Task], Result], task: Ta
         return future.result()
     except BrokenProcessPool:
         return function(task)
+
+
+def _load(modules: Sequence[str]) -> None:
+    """In a process: import what will be asked for."""
+    for name in modules:
+        importlib.import_module(name)
 
 
 def _begin() -> None:

@@ -1,0 +1,231 @@
+"""What the legal rows of a search cost: their memory, and their time where they fit; in parts that share no block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
+from mofa.cost.estimate import Estimator
+from mofa.cost.loads import RoutingLoads
+from mofa.search.feasible import CHECKS, Job
+from mofa.search.layers import solve_layers
+from mofa.search.plan import margin_bytes
+from mofa.search.space import SOLVED, Combinations
+from mofa.search.workers import Workers
+from mofa.specs.strategy import StrategyTable
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+NEEDLESS, MEMORY = len(CHECKS), len(CHECKS) + 1
+"""Why a row is rejected that all checks let pass: as few recomputed layers as another row's fit, or nothing does."""
+AT_ONCE = 200_000
+"""Rows timed in one call. [-]"""
+MANY = 40_000
+"""Rows above which they are costed in parts, by all processes. [-]"""
+PARTS = 2
+"""Parts for each process: the first to be free takes the next. [-]"""
+
+
+@dataclass(frozen=True)
+class Costed:
+    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
+
+    Of rows that do not fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be.
+    """
+
+    rows: NDArray[np.intp]
+    table: StrategyTable
+    step_s: FloatN
+    device_bytes: FloatN
+    allocated_bytes: FloatN
+    exposed_s: FloatN
+    checkpoint_bytes: FloatN
+
+    @classmethod
+    def of(cls, rows: NDArray[np.intp], table: StrategyTable, device_bytes: FloatN) -> Costed:
+        """Rows whose memory is known, nothing else."""
+        step, allocated, checkpoint = (np.full(len(rows), np.nan) for _ in range(3))
+        return cls(
+            rows, table, step, device_bytes, allocated, np.full((len(TIME_COMPONENTS), len(rows)), np.nan), checkpoint
+        )
+
+    def put(self, at: NDArray[np.intp], costed: Breakdown) -> None:
+        """What rows at these positions cost."""
+        self.step_s[at], self.allocated_bytes[at] = costed.step_s, costed.allocated_bytes
+        self.exposed_s[:, at], self.checkpoint_bytes[at] = costed.exposed_s, costed.checkpoint_bytes
+
+    def take(self, at: NDArray[np.intp]) -> Costed:
+        """Those at these positions."""
+        return Costed(
+            self.rows[at], self.table.take(at), self.step_s[at], self.device_bytes[at], self.allocated_bytes[at],
+            self.exposed_s[:, at], self.checkpoint_bytes[at],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A space whose rows were checked and costed.
+
+    ``reason`` is why each row is rejected, -1 where it fits, and ``short`` how far it missed. (n,)
+    """
+
+    space: Combinations
+    costed: Costed
+    reason: IntN
+    short: FloatN
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some degrees of a search in all modes, and which of these rows are to be costed. ``legal`` (c * M,)"""
+
+    job: Job
+    loads: RoutingLoads
+    space: Combinations
+    legal: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PartCosts:
+    """What became of the legal rows of a part, in their order, and what those that fit cost, in theirs.
+
+    ``device_bytes`` is NaN where no number of recomputed layers was worth weighing.
+    """
+
+    reason: IntN
+    short: FloatN
+    layers: IntN
+    device_bytes: FloatN
+    step_s: FloatN
+    allocated_bytes: FloatN
+    exposed_s: FloatN
+    checkpoint_bytes: FloatN
+
+
+def cost_rows(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, short: FloatN,
+    progress: Callable[[int, int], None] | None, workers: Workers,
+) -> Found:  # fmt: skip
+    """Cost every row that no check rejects.
+
+    Parameters
+    ----------
+    reason, short
+        What the checks say; what memory says of the rows that they let pass is put there too. (n,)
+    progress
+        Told rows done and rows in all.
+    workers
+        Take parts where there are many rows. The rows cost the same.
+    """
+    legal = reason < 0
+    rows = np.flatnonzero(legal)
+    parts = split(space, legal, PARTS * workers.jobs if len(rows) > MANY else 1)
+    tasks = [Part(job, loads, space.part(some), _of_degrees(legal, some, space)) for some in parts]
+    done = [0] * len(tasks)
+
+    def tell(number: int, count: int) -> None:
+        done[number] = count
+        if progress is not None:
+            progress(sum(done), len(rows))
+
+    here = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
+    found = []
+    for number, costs in enumerate(workers.map(cost_part, tasks, here=lambda part: cost_part(part, here[id(part)]))):
+        found.append(costs)
+        tell(number, len(costs.reason))
+    if not found:
+        return Found(space, Costed.of(rows, space.take(rows), np.zeros(0)), reason, short)
+
+    def of_all(name: str) -> NDArray[np.generic]:
+        return np.concatenate([getattr(costs, name) for costs in found], axis=-1)
+
+    solved = space.recompute_layers[rows] == SOLVED
+    layers = space.recompute_layers.copy()
+    reason[rows], short[rows], layers[rows] = of_all("reason"), of_all("short"), of_all("layers")
+    space = Combinations(space.degrees, space.recompute, layers)
+    device = of_all("device_bytes")
+    order = np.concatenate([np.flatnonzero(~solved), np.flatnonzero(solved & ~np.isnan(device))])
+    costed = Costed.of(rows[order], space.take(rows[order]), device[order])
+    fits = np.flatnonzero(reason[rows[order]] < 0)
+    by_row = np.argsort(order[fits])  # parts have them in the order of their rows
+    for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
+        getattr(costed, name)[..., fits[by_row]] = of_all(name)
+    return Found(space, costed, reason, short)
+
+
+def split(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
+    """Degrees that have legal rows in parts of about as many rows: by tp and cp, on which all blocks depend, so that no
+    block is costed in two of them."""
+    each = legal.reshape(-1, len(space.recompute)).sum(axis=1)
+    some = np.flatnonzero(each)
+    if parts == 1 or len(some) == 0:
+        return [some] if len(some) else []
+    code = space.degrees.tp[some] * 4096 + space.degrees.cp[some]
+    total = np.cumsum(each[some])
+    bounds = np.concatenate([[0], 1 + np.flatnonzero(np.diff(code)), [len(some)]])
+    before = np.concatenate([[0], total])[bounds]
+    wanted = np.arange(1, parts) * (total[-1] / parts)
+    cuts = np.unique(bounds[np.argmin(np.abs(before[:, None] - wanted), axis=0)])
+    return [part for part in np.split(some, cuts) if len(part)]
+
+
+def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Combinations) -> NDArray[np.bool_]:
+    return np.asarray(legal.reshape(-1, len(space.recompute))[degrees].reshape(-1))
+
+
+def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCosts:
+    """Weigh all legal rows of a part, solve how many layers they recompute where that is open, time those that fit.
+
+    ``tell`` is told how many rows are weighed.
+    """
+    job, space = part.job, part.space
+    rows = np.flatnonzero(part.legal)
+    limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
+    estimator = Estimator(job.workload, job.cluster, job.framework, space.take(rows), part.loads)
+    at = np.full(len(space), -1, dtype=np.intp)
+    at[rows] = np.arange(len(rows))
+    device, short = np.full(len(space), np.nan), np.zeros(len(space))
+    reason = np.full(len(space), -1, dtype=np.int64)
+    layers = space.recompute_layers
+
+    def weigh(some: NDArray[np.intp], done: int) -> None:
+        def progress(count: int) -> None:
+            if tell is not None:
+                tell(done + count)
+
+        device[some] = estimator.device_bytes(at[some], layers[some], progress=progress)
+        bad = some[device[some] > limit]
+        reason[bad], short[bad] = MEMORY, device[bad] - limit
+
+    is_open = layers[rows] == SOLVED
+    legal, open_ = rows[~is_open], rows[is_open]
+    weigh(legal, 0)
+    codes = NEEDLESS, MEMORY
+    solved, layers = solve_layers(job, estimator, at, space, open_, device, limit, reason, short, codes)
+    weigh(solved, len(legal))
+    fit = rows[(reason[rows] < 0)]
+    times = [
+        estimator.rows(at[some], recompute_layers=layers[some])
+        for start in range(0, len(fit), AT_ONCE) for some in (fit[start : start + AT_ONCE],)
+    ]  # fmt: skip
+
+    def of_all(name: str) -> FloatN:
+        found = [getattr(time, name) for time in times]
+        return np.concatenate(found, axis=-1) if found else np.zeros(0)
+
+    exposed = of_all("exposed_s") if times else np.zeros((len(TIME_COMPONENTS), 0))
+    return PartCosts(
+        reason[rows],
+        short[rows],
+        layers[rows],
+        device[rows],
+        of_all("step_s"),
+        of_all("allocated_bytes"),
+        exposed,
+        of_all("checkpoint_bytes"),
+    )
