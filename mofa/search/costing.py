@@ -27,8 +27,8 @@ AT_ONCE = 200_000
 """Rows timed in one call. [-]"""
 MANY = 40_000
 """Rows above which they are costed in parts, by all processes. [-]"""
-PARTS = 2
-"""Parts for each process: the first to be free takes the next. [-]"""
+PARTS = 1
+"""Parts for each process: what parts share (small arrays, levels of pipelines) is done in each. [-]"""
 
 
 @dataclass(frozen=True)

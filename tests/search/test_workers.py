@@ -94,3 +94,26 @@ def test_interruption_ends_all(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
+    mine: list[int] = []
+
+    def here(x: int) -> tuple[int, int]:
+        mine.append(x)
+        return x * x, os.getpid()
+
+    with Workers(jobs) as workers:
+        found = list(workers.map(_square, range(50), here=here))
+    assert [x for x, _ in found] == [x * x for x in range(50)]
+    assert sorted(mine) == [i for i, (_, pid) in enumerate(found) if pid == os.getpid()]
+    assert len(mine) > 0
+
+
+def test_processes_that_were_asked_for_nothing_are_not_waited_for() -> None:
+    with Workers(2) as workers:
+        workers.start(["mofa.search.find", "mofa.replay.replay"])
+        [process] = workers._mine
+    assert not process.is_alive()
+    assert process.exitcode != 0  # ended, not run to its end

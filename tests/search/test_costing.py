@@ -1,0 +1,86 @@
+"""Rows costed in parts, here and by other processes, are the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mofa.search import costing
+from mofa.search.feasible import Job, check
+from mofa.search.find import Search, find_plans
+from mofa.search.space import combinations, default_space
+from mofa.specs.model import ModelSpec
+from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+
+HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
+MODELS: dict[str, ModelSpec] = {
+    "dense": llama(num_layers=16, **BIG),
+    "moe": moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048}),
+    "mla": mla_moe(num_layers=8),
+}
+GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
+
+
+def search(model: str, name: str, jobs: int = 1) -> Search:
+    job = workload(MODELS[model], seq_len=4096, global_batch=32)
+    return find_plans(job, cluster(16, memory_gib=GIB[model]), framework=framework(name), replay=False, jobs=jobs)
+
+
+def assert_same(one: Search, other: Search) -> None:
+    assert np.array_equal(one.reasons, other.reasons)
+    assert np.array_equal(one.whole.recompute_layers, other.whole.recompute_layers)
+    assert np.array_equal(one.costed.rows, other.costed.rows)
+    assert [plan.strategy for plan in one.report.plans] == [plan.strategy for plan in other.report.plans]
+    for name in ("step_s", "device_bytes", "allocated_bytes", "checkpoint_bytes"):
+        values = getattr(one.costed, name), getattr(other.costed, name)
+        np.testing.assert_allclose(*values, rtol=1e-12, atol=0.0, err_msg=name)
+    atol = 1e-12 * float(np.nanmax(one.costed.step_s))
+    np.testing.assert_allclose(one.costed.exposed_s, other.costed.exposed_s, rtol=1e-9, atol=atol)
+    np.testing.assert_allclose(one.short, other.short, rtol=1e-9)
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize(
+    ("model", "name"), [("dense", "megatron"), ("moe", "megatron"), ("mla", "megatron"), ("moe", "torchtitan")]
+)
+def test_parts_cost_what_the_whole_does(model: str, name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = search(model, name)
+    monkeypatch.setattr(costing, "MANY", 0)
+    monkeypatch.setattr(costing, "PARTS", parts)
+    assert_same(whole, search(model, name))
+
+
+def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = search("moe", "megatron")
+    monkeypatch.setattr(costing, "MANY", 0)
+    monkeypatch.setattr(costing, "PARTS", 2)
+    assert_same(whole, search("moe", "megatron", jobs=2))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
+    job = Job(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
+    space = combinations(
+        default_space(job.workload, job.cluster, job.framework), job.workload, job.cluster, job.framework
+    )
+    legal = check(job, space).reason < 0
+    found = costing.split(space, legal, parts)
+    assert len(found) <= parts and (parts == 1 or len(found) > 1)
+    each = legal.reshape(-1, len(space.recompute)).any(axis=1)
+    assert np.array_equal(np.concatenate(found), np.flatnonzero(each))
+    blocks = [set(zip(space.degrees.tp[part].tolist(), space.degrees.cp[part].tolist(), strict=True)) for part in found]
+    assert sum(map(len, blocks)) == len(set.union(*blocks))
+
+
+def test_progress_counts_every_row_once() -> None:
+    told: list[tuple[int, int]] = []
+    job = workload(MODELS["moe"], seq_len=4096, global_batch=32)
+    found = find_plans(
+        job, cluster(16, memory_gib=16.0), framework=framework("megatron"), replay=False,
+        progress=lambda done, of: told.append((done, of)),
+    )  # fmt: skip
+    legal = int(np.sum((found.reasons < 0) | (found.reasons >= costing.NEEDLESS)))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (legal, legal)
+    assert {of for _, of in told} == {legal}
