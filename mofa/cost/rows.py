@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, needs_full, unique_rows
 from mofa.cost.optimizer import Shards, StaticBytes, static_bytes
 from mofa.cost.scan import COMPUTING, EXPOSED
-from mofa.cost.stages import Stages, in_flight
+from mofa.cost.stages import Stages, enough_for_flight, in_flight
 from mofa.cost.topology import Group
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -183,7 +183,7 @@ def layout(
             full[u] = stages.counts if layers < 0 else stages.recomputed_first(int(layers))
         elif spec.kind == "every":
             full[u] = stages.recomputed_every(spec.layers or 1)
-    cap = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, 4 * pp)
+    cap = enough_for_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight(pp, vpp, schedule, int(b)) for b in cap[batches]])
     shown = Shown.every(pp) if every_stage else Shown.alike(stages, full, flight)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
+from mofa.orders.interleaved import rounds
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
@@ -203,11 +204,12 @@ def _in_flight(pp: int, vpp: int, schedule: str, m: int) -> ArrayN:
         return np.full((pp, vpp), float(min(m, pp)))
     if vpp == 1:
         return np.minimum(m, pp - stage).astype(float)[:, None]
-    forwards = np.minimum((pp - stage - 1) * 2 + (vpp - 1) * pp + 1, m * vpp)
+    each = rounds(pp, m)
+    forwards = np.minimum((pp - stage - 1) * 2 + (vpp - 1) * each + 1, m * vpp)
     out = np.zeros((pp, vpp))
     for r in range(pp):
         for i in range(int(forwards[r])):
-            out[r, (i // pp) % vpp] += 1
+            out[r, (i // each) % vpp] += 1
     return out
 
 
@@ -215,7 +217,8 @@ def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> Array
     """Micro-batches whose activations each chunk of each stage holds when the first backward begins. (pp, vpp)
 
     GPipe holds all; 1F1B ``min(m, pp - r)``; interleaved 1F1B runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards
-    before its first backward and one with it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    before its first backward and one with it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2); where pp does not
+    divide m, PyTorch's rounds take the place of pp (:func:`mofa.orders.interleaved.rounds`).
 
     Examples
     --------
@@ -224,5 +227,18 @@ def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> Array
     >>> in_flight(2, 2, "interleaved", 8).sum(axis=1)
     array([5., 3.])
     """
-    enough = num_micro_batches if schedule == "gpipe" else min(num_micro_batches, 4 * pp)
-    return _in_flight(pp, vpp, schedule, enough)
+    return _in_flight(pp, vpp, schedule, int(enough_for_flight(pp, schedule, np.array([num_micro_batches]))[0]))
+
+
+def enough_for_flight(pp: int, schedule: str, num_micro_batches: IntA) -> IntA:
+    """Micro-batches with which as many are in flight, but for those that GPipe holds: four rounds of equal length. (n,)
+
+    Examples
+    --------
+    >>> enough_for_flight(4, "interleaved", np.array([7, 10, 64]))
+    array([ 7, 10, 16])
+    """
+    if schedule == "gpipe":
+        return num_micro_batches
+    count = np.maximum(num_micro_batches // pp, 1)
+    return np.where(count > 4, 4 * (num_micro_batches // count), num_micro_batches)

@@ -173,10 +173,12 @@ def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
 
 
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
+    """Rounds of micro-batches: of pp in Megatron, in PyTorch ``max(1, m // pp)`` that are equally long."""
     m = micro_batches(job, t)
-    many = t.vpp > 1
-    short = np.where(t.pp == 1, 1.0, np.where(m < t.pp, t.pp - m, _remainder(m, t.pp)))
-    short = np.where(many, short, 0.0)
+    short = np.where(m < t.pp, t.pp - m, _remainder(m, t.pp))
+    if job.framework.name in PYTORCH_MODULES:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
+        short = np.where(m < t.pp, 0.0, np.minimum(short, _remainder(m, m // t.pp)))
+    short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
     zbv = t.schedule == SCHEDULES.index("zbv")
     return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
 
@@ -296,6 +298,13 @@ def _of_replicas(job: Job) -> str:
     return " (without replicas)" if replicated else ""
 
 
+def _rounds(job: Job, t: StrategyTable) -> str:
+    """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
+    if job.framework.name not in PYTORCH_MODULES:
+        return _one(t, "pp")
+    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {_one(t, 'pp')}"
+
+
 def _one(t: StrategyTable, *names: str) -> str:
     return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
 
@@ -350,7 +359,7 @@ CHECKS: tuple[Check, ...] = (
         "change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
-        f"{_one(t, 'pp')}; change vpp, pp or micro_batch")),
+        f"{_rounds(j, t)}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "

@@ -164,6 +164,17 @@ def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[in
     return most, at
 
 
+@pytest.mark.parametrize(("pp", "m"), [(4, 7), (4, 2), (4, 10), (4, 15), (8, 9), (16, 85)])
+def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
+    """PyTorch's rounds are longer than pp where pp does not divide the micro-batches, or shorter where there are fewer:
+    what its own order holds."""
+    from mofa.orders import order_of
+    from mofa.replay.pipeline import in_flight as played
+
+    found = in_flight(pp, 2, "interleaved", m).astype(int)
+    assert found.tolist() == played(order_of("interleaved", "torchtitan", pp, 2, m))
+
+
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2), (4, 3), (8, 2)])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_interleaved_in_flight(pp: int, vpp: int, rounds: int) -> None:

@@ -16,7 +16,7 @@ from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llam
 
 TWELVE = {"kind": "gqa", "num_heads": 12, "num_kv_heads": 4, "head_dim": 64}
 REASONS = tuple(c.reason for c in CHECKS)
-DENSE, MOE = llama(num_layers=8), moe_llama(num_layers=8)
+DENSE, DEEP, MOE = llama(num_layers=8), llama(num_layers=16), moe_llama(num_layers=8)
 BIASED = moe_llama(num_layers=8, moe={**EXPERTS, "expert_bias": True})
 HALVES = {"data_parallel": "hsdp", "dp_replicate": 2}
 
@@ -110,6 +110,8 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
         ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 4 * 6}),  # 6 micro-batches in 4 stages
         ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 8}),  # 2
+        ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 9}),  # 9 in 2 rounds
+        ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 36, "schedule": "interleaved-zb"}),
         ("recompute", DENSE, "megatron", {"recompute": "ops"}),
         ("recompute", DENSE, "megatron", {"recompute": "selective:moe_act"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "selective"}),
@@ -156,6 +158,10 @@ def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict
         (DENSE, "torchtitan", {"pp": 2}),
         (DENSE, "torchtitan", {"pp": 2, "schedule": "gpipe"}),
         (DENSE, "torchtitan", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
+        (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 7, "schedule": "interleaved-zb"}),  # in one round
+        (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 7}),
+        (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 10}),  # 2 rounds of 5
+        (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 2}),  # 2 in one round
         (DENSE, "torchtitan", {"zero": 0, "options": {"data_parallel": "ddp"}}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 1}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 4}),
