@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,12 +18,13 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.frameworks import persistent_buffers, primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
-from mofa.blocks.op import Format, HostSync, Op
+from mofa.blocks.op import Format, Op
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops, time_works
+from mofa.cost.hostclock import Clocks
 from mofa.cost.liveness import BlockMemory, block_memory
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.scan import EXPOSED, PhaseTime, scan
+from mofa.cost.scan import PhaseTime, scan
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -31,7 +32,6 @@ from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ArrayK = NDArray[np.float64]
-HOST = EXPOSED.index("host_idle")
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class BlockCost:
     backward_flops: ArrayK
     cached: ArrayK
     """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
-    regained: ArrayK
-    """What the device need not wait for the host in one pass where both take turns: the host gets ahead in the other,
-    unless it waits for the device anywhere in them. [s]"""
 
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
 
         def both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
-            return PhaseTime(one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue)
+            return PhaseTime(
+                one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue,
+                np.array(Clocks(*one.clocks).then(Clocks(*other.clocks))), one.weights + other.weights,
+            )  # fmt: skip
 
         return BlockCost(
-            both(self.forward, block.forward), both(self.backward, block.backward), self.memory.then(block.memory),
+            both(self.forward, block.forward), both(block.backward, self.backward), self.memory.then(block.memory),
             self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
-            self.cached + block.cached, np.minimum(self.regained, block.regained),
+            self.cached + block.cached,
         )  # fmt: skip
 
 
@@ -330,20 +330,9 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: FloatK) ->
             forwards[id(block.forward)] = forward
         out[name] = BlockCost(
             forward[0], scan(block.backward, machine, timed=timed), block_memory(block, num_k, large), forward[1],
-            tape_flops(block.backward, num_k), cached_bytes(block, num_k), np.zeros(num_k),
+            tape_flops(block.backward, num_k), cached_bytes(block, num_k),
         )  # fmt: skip
-        waits = any(isinstance(op.work, HostSync) for tape in (block.forward, block.backward) for op in tape.ops)
-        out[name] = (
-            out[name] if waits else replace(out[name], regained=_regained(out[name].forward, out[name].backward))
-        )
     return out
-
-
-def _regained(forward: PhaseTime, backward: PhaseTime) -> ArrayK:
-    """What one pass waits for the host, as far as the host is ahead in the other. (K,) [s]"""
-    waits = forward.exposed[HOST] + backward.exposed[HOST]
-    ahead = np.maximum(forward.total - forward.issue, 0.0) + np.maximum(backward.total - backward.issue, 0.0)
-    return np.asarray(np.minimum(waits, ahead))
 
 
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:

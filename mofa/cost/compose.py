@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest, row_max
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
-from mofa.cost.critical_path import critical_path_s
+from mofa.cost.critical_path import WALKED, Durations, critical_path_s
 from mofa.cost.data_parallel import Outside, outside_blocks
 from mofa.cost.optimizer import optimizer_host_seconds, optimizer_seconds
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
+from mofa.cost.turns import Passes, passes
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import layer_tensors
 
@@ -44,7 +45,8 @@ def step_time(rows: Rows) -> StepTime:
     c, lay, table = rows.costs, rows.layout, rows.table
     n = len(table)
     rowsel = np.arange(n)
-    fwd, bwd = stage_seconds(rows)
+    each = passes(rows)
+    fwd, bwd = each.of_stages()
     stage_s = fwd + bwd
     slowest = first_largest(stage_s, axis=1)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
@@ -66,34 +68,15 @@ def step_time(rows: Rows) -> StepTime:
         per_batch_hidden += at_head * depth * mtp_hidden.T
     for i, name in enumerate(EXPOSED):
         exposed[_T[name]] += m * per_batch[i]
-    regained = _regained(rows)
+    regained = each.regained_s
     exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
     hidden += m * per_batch_hidden
     outside = outside_blocks(rows, fwd, bwd, m)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    _pipeline(rows, exposed, hidden, fwd, bwd, slowest, m, outside)
+    _pipeline(rows, exposed, hidden, each, slowest, m, outside)
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
-
-
-def stage_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
-    """Forward and backward of one micro-batch on each stage. (n, R) each [s]"""
-    c = rows.costs
-    fwd = rows.over_stages(rows.layers.forward_s) + rows.ends(
-        c.embedding.forward.total, c.head.forward.total, rows.of_mtp("forward_s")
-    )
-    bwd = rows.over_stages(rows.layers.backward_s) + rows.ends(
-        c.embedding.backward.total, c.head.backward.total, rows.of_mtp("backward_s")
-    )
-    return fwd - _regained(rows), bwd
-
-
-def _regained(rows: Rows) -> ArrayN | float:
-    """What the host gets ahead in a pipeline, whose forwards and backwards take turns. (n, R) [s]"""
-    if rows.layout.stages.pp == 1 or not rows.layers.regained.any():
-        return 0.0
-    return rows.over_stages(rows.layers.regained)
 
 
 def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
@@ -101,7 +84,7 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
 
     torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
     train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
-    (context_parallel.py). ``stage_s`` is :func:`stage_seconds`' sum, where it is known. (n, R) [s]
+    (context_parallel.py). ``stage_s`` is the forward and backward of each stage, where it is known. (n, R) [s]
     """
     c = rows.costs
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
@@ -109,7 +92,7 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.of_mtp("issue_s"),
     )  # fmt: skip
-    lead = np.maximum((sum(stage_seconds(rows)) if stage_s is None else stage_s) - issue, 0.0)
+    lead = np.maximum((sum(passes(rows).of_stages()) if stage_s is None else stage_s) - issue, 0.0)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows))
     seconds = optimizer_seconds(*given)[rows.grid] + waited
     if rows.framework.name in PYTORCH_MODULES:
@@ -148,14 +131,7 @@ def norm_seconds(rows: Rows) -> ArrayN:
 
 
 def _pipeline(
-    rows: Rows,
-    exposed: ArrayN,
-    hidden: ArrayN,
-    fwd: ArrayN,
-    bwd: ArrayN,
-    slowest: NDArray[np.intp],
-    m: ArrayN,
-    outside: Outside,
+    rows: Rows, exposed: ArrayN, hidden: ArrayN, each: Passes, slowest: NDArray[np.intp], m: ArrayN, outside: Outside
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
     stages, before = rows.layout.stages, outside.before_forward
@@ -164,16 +140,21 @@ def _pipeline(
         return
     runtime = rows.framework.name in PYTORCH_MODULES
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
+    fwd, bwd = each.of_stages()
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
     turns = 2.0 * m * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
-    if rows.schedule == "interleaved":
+    if rows.schedule in WALKED:
         sent = fill * hop + slow * turns * hop
-        total = critical_path_s(
-            rows.framework.name, *_chunk_seconds(rows), rows.num_micro_batches, hop, slow, once=outside.once,
-            of=rows.layout.shown.of,
-        )  # fmt: skip
+        plan = (rows.schedule, rows.framework.name, stages.pp, stages.vpp)
+        given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
+        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
+        if each.late is not None and rows.schedule == "interleaved":
+            late = each.late.at
+            with_host = given.take(late, (each.late.forward, each.late.backward))
+            until = critical_path_s(plan, with_host, rows.num_micro_batches[late], of=rows.layout.shown.of)
+            exposed[_T["host_idle"], late] += np.maximum(until - total[late], 0.0)
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.on_path)):
             shown = np.minimum(part, idle)
@@ -182,13 +163,12 @@ def _pipeline(
         exposed[_T["bubble"]] += idle
         hidden[_H["pp"]] += turns * hop
         return
-    again = rows.over_all(rows.over_stages(rows.layers.exposed[..., EXPOSED.index("recompute")]))
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
-    alone = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp)
+    alone = pipeline_s(rows.schedule, fwd, bwd, m)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.on_every_stage(before)
-        held = pipeline_s(rows.schedule, fwd, bwd, again, m, stages.vpp, before_s=before)
+        held = pipeline_s(rows.schedule, fwd, bwd, m, before_s=before)
         exposed[_T["dp"]] += held - alone
     exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
     if rows.schedule != "1f1b":
@@ -196,31 +176,6 @@ def _pipeline(
     elif not runtime:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
         exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
-
-
-def _chunk_seconds(rows: Rows) -> tuple[ArrayN, ArrayN]:
-    """Forward and backward of one micro-batch on each chunk of the stages that are shown. (n, R, vpp) each [s]"""
-    stages, c = rows.layout.stages, rows.costs
-    depth, shown = rows.workload.model.num_mtp_layers, rows.layout.shown
-    head_stage = shown.of[stages.head_stage]
-    out = []
-    for name, first, head in (
-        ("forward_s", c.embedding.forward.total, c.head.forward.total),
-        ("backward_s", c.embedding.backward.total, c.head.backward.total),
-    ):
-        grid = getattr(rows.layers, name)
-        plain, full = rows.gather(grid - rows.layers.regained if name == "forward_s" else grid)
-        chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
-        for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
-            whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
-            chunks += whole * (full - plain)[:, kind, None, None]
-        chunks[:, 0, 0] += first[rows.k]
-        chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
-        mtp = rows.of_mtp(name)
-        if mtp is not None:
-            chunks[:, head_stage, -1] += depth * mtp
-        out.append(chunks)
-    return out[0], out[1]
 
 
 def hop_seconds(rows: Rows) -> ArrayN:

@@ -1,4 +1,4 @@
-"""What an interleaved pipeline's computations and hand-overs wait for, in levels of what can start together."""
+"""What a pipeline's computations and hand-overs wait for, in levels of what can start together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mofa.orders.exchange import received
 from mofa.specs.framework import PYTORCH_MODULES
 
 IntA = NDArray[np.intp]
+KINDS = {"interleaved": ("F", "B"), "zbv": ("F", "I", "W"), "interleaved-zb": ("F", "I", "W")}
+"""Computations of the schedules that are walked: forwards, backwards, or those by inputs and by weights."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,12 @@ class Levels:
     """A program's computations and hand-overs by level.
 
     Each level is the first of its nodes, the nodes whose ends they wait for (waits, nodes), those that a hand-over
-    follows, and which of the durations each takes: 0 is a hand-over, then by rank and chunk those of forwards and
-    backwards alone, the same beside a hand-over, and gathers, what of them holds up a forward, and reductions. Node 0
-    is the start.
+    follows, which of the durations each takes, and the computation before it on its rank. Durations: 0 is a hand-over,
+    then by rank and chunk those of each kind of computation alone, the same beside a hand-over, and gathers, what of
+    them holds up a forward, and reductions. Node 0 is the start.
     """
 
-    levels: tuple[tuple[int, IntA, IntA, IntA], ...]
+    levels: tuple[tuple[int, IntA, IntA, IntA, IntA], ...]
     size: int
     ends: IntA
     """The last computation and the last reduction of each rank."""
@@ -37,18 +39,25 @@ class Levels:
 
 @dataclass(frozen=True)
 class _Acts:
-    """The computations of an order as arrays; every rank has as many. (pp, n) each"""
+    """The computations of an order as arrays; every rank has as many. ``kind`` says which of ``num_kinds`` it is.
+
+    Arrays of shape (pp, n).
+    """
 
     order: Order
-    backward: NDArray[np.bool_]
+    num_kinds: int
+    kind: IntA
     stage: IntA
     micro_batch: IntA
 
     @classmethod
-    def of(cls, order: Order) -> _Acts:
-        columns = np.array([(act.kind != "F", act.stage, act.micro_batch) for acts in order.ranks for act in acts])
-        backward, stage, micro_batch = columns.T.reshape(3, order.pp, -1)
-        return cls(order, backward > 0, stage, micro_batch)
+    def of(cls, order: Order, kinds: tuple[str, ...]) -> _Acts:
+        columns = np.array([(kinds.index(a.kind), a.stage, a.micro_batch) for acts in order.ranks for a in acts])
+        return cls(order, len(kinds), *columns.T.reshape(3, order.pp, -1))
+
+    @property
+    def backward(self) -> NDArray[np.bool_]:
+        return self.kind > 0
 
     @property
     def chunk(self) -> IntA:
@@ -58,7 +67,7 @@ class _Acts:
         """Which duration each takes, alone or beside a hand-over. (pp, n)"""
         pp, vpp = self.order.pp, self.order.vpp
         rank = np.arange(pp)[:, None]
-        return 1 + (self.backward * pp + rank) * vpp + self.chunk + 2 * pp * vpp * beside
+        return 1 + (self.kind * pp + rank) * vpp + self.chunk + self.num_kinds * pp * vpp * beside
 
 
 @dataclass
@@ -73,17 +82,17 @@ class _Graph:
 
 
 @lru_cache(maxsize=256)
-def levels_of(framework: str, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool) -> Levels:
-    """The levels of an interleaved program, whose rounds are of ``each`` micro-batches.
+def levels_of(
+    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
+) -> Levels:  # fmt: skip
+    """The levels of a program, whose rounds are of ``each`` micro-batches.
 
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
     """
-    order = order_of("interleaved", framework, pp, vpp, num_micro_batches)
-    acts = _Acts.of(order)
-    if framework in PYTORCH_MODULES:
-        graph = _queued(acts, program_of(order, "interleaved", framework))
-    else:
-        graph = _beside(acts)
+    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    acts = _Acts.of(order, KINDS[schedule])
+    queued = framework in PYTORCH_MODULES
+    graph = _queued(acts, program_of(order, schedule, framework)) if queued else _beside(acts)
     reduced = _add_once(graph, acts) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))
@@ -96,13 +105,16 @@ def levels_of(framework: str, pp: int, vpp: int, num_micro_batches: int, each: i
     bounds = list(zip(firsts.tolist(), [*firsts[1:].tolist(), size], strict=True))
     waits, sent = (_tables(place[pairs], bounds) for pairs in (graph.waits, graph.sent))
     weight = graph.weight[in_order]
+    before = np.zeros(size, dtype=np.intp)
+    before[graph.acts[:, 1:]] = graph.acts[:, :-1]
+    before = place[before[in_order]]
     late, early = [], []
     for rank, mine in enumerate(graph.acts):
         last = len(mine) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(mine) // 2)
         late.append(mine[last])
         early.append(mine[max(last - 2 * each * vpp, 0)])
     return Levels(
-        tuple((a, w, s, weight[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), size,
+        tuple((a, w, s, weight[a:b], before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), size,
         place[[*graph.acts[:, -1], *reduced]], place[late], place[early],
     )  # fmt: skip
 
@@ -190,7 +202,7 @@ def _queued(acts: _Acts, program: Program) -> _Graph:
             node[rank, i], beside[rank, i] = one, handed
             before, handed, i = one, False, i + 1
     for key, one in of.items():
-        need = received(order, key) if key.kind in ("F", "B") else None
+        need = received(order, key) if key.kind in ("F", "B", "I") else None
         if need is not None:
             waits.append((one, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)

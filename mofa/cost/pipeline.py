@@ -11,17 +11,14 @@ ArrayN = NDArray[np.float64]
 
 
 def pipeline_s(
-    schedule: str, forward_s: ArrayN, backward_s: ArrayN, recompute_s: ArrayN, num_micro_batches: ArrayN, vpp: int,
-    *, before_s: ArrayN | None = None,
-) -> ArrayN:  # fmt: skip
+    schedule: str, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *, before_s: ArrayN | None = None
+) -> ArrayN:
     """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
 
     Parameters
     ----------
     forward_s, backward_s
-        Of one micro-batch on each stage, all of its chunks. (n, pp) [s]
-    recompute_s
-        The part of the backwards, over all stages, that is forward work done again. (n,) [s]
+        Of one micro-batch on each stage. (n, pp) [s]
     before_s
         What holds up the first forward of each stage once its input is there, in 1F1B. (n, pp) [s]
 
@@ -33,15 +30,14 @@ def pipeline_s(
     Notes
     -----
     GPipe: ``sum F + (m - 1) max F``, and the same for B. 1F1B: the longest of the paths of :func:`one_f_one_b_s`.
-    Interleaved 1F1B is walked: :func:`mofa.cost.critical_path.critical_path_s`. ZB-V and interleaved zero bubble: the
-    weight gradients W fill what they can of it, as PyTorch's orders have them.
+    Interleaved 1F1B, ZB-V and interleaved zero bubble are walked: :func:`mofa.cost.critical_path.critical_path_s`.
 
     Examples
     --------
     Two stages of 1 + 2 s, four micro-batches: 12 s and a bubble of 3 s.
 
-    >>> f, b, none, m = np.ones((1, 2)), 2 * np.ones((1, 2)), np.zeros(1), np.array([4.0])
-    >>> [float(pipeline_s(s, f, b, none, m, v)[0]) for s, v in (("1f1b", 1), ("gpipe", 1))]
+    >>> f, b, m = np.ones((1, 2)), 2 * np.ones((1, 2)), np.array([4.0])
+    >>> [float(pipeline_s(schedule, f, b, m)[0]) for schedule in ("1f1b", "gpipe")]
     [15.0, 15.0]
     """
     pp = forward_s.shape[1]
@@ -51,13 +47,8 @@ def pipeline_s(
         return np.asarray(m * stage[:, 0])
     if schedule == "gpipe":
         return np.asarray(stage.sum(axis=1) + (m - 1) * (row_max(forward_s) + row_max(backward_s)))
-    if schedule == "1f1b":
-        return one_f_one_b_s(forward_s, backward_s, m, before_s)
-    busy = m * row_max(stage)
-    f, b = forward_s.mean(axis=1) / vpp, backward_s.mean(axis=1) / vpp
-    weight = np.maximum(b - recompute_s / pp / vpp, 0.0) / 2
-    spread = (row_max(stage) - stage.mean(axis=1)) / vpp  # the slowest stage fills less of it with its own work
-    return np.asarray(busy + np.maximum(_zero_bubble_s(schedule, pp, vpp, f, b - weight, weight) - spread, 0.0))
+    assert schedule == "1f1b", f"{schedule} is walked"
+    return one_f_one_b_s(forward_s, backward_s, m, before_s)
 
 
 def one_f_one_b_s(
@@ -98,18 +89,3 @@ def one_f_one_b_s(
         np.where(m > ahead + 1, every + before + 2 * behind + (m - ahead) * t, 0.0),
     ]
     return np.asarray(np.max([row_max(path) for path in paths], axis=0))
-
-
-def _zero_bubble_s(schedule: str, pp: int, vpp: int, f: ArrayN, i: ArrayN, w: ArrayN) -> ArrayN:
-    """Bubble of PyTorch's zero-bubble schedules by chunk, all sends and receives of a rank on one stream. [s]
-
-    PyTorch places a receive where its sender computes, and NCCL runs a rank's sends and receives in order: what was
-    launched too early holds up what is behind it (PyTorch issues 165664, 175225 and 188833). The coefficients are those
-    of even pipelines played with PyTorch's own lists of sends and receives; within 2 % of the fill for pp of 4, 6, 8,
-    12 and 16 (``tests/replay/test_pipeline.py``).
-    """
-    if pp == 2:
-        return i
-    if schedule == "zbv":
-        return np.asarray((pp - 2) * (f + 2 * i) + (w if pp > 3 else 0.0))
-    return np.asarray((vpp - 1) * pp * (pp - 2) * f + (pp - 1) * np.maximum(2 * i - w, 0.0))

@@ -45,7 +45,10 @@ class LayerArrays:
     large_saved: ArrayN
     large_peak: ArrayN
     cached: ArrayN
-    regained: ArrayN
+    forward_clocks: ArrayN
+    """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
+    backward_clocks: ArrayN
+    weights_s: ArrayN
 
     @classmethod
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
@@ -73,7 +76,9 @@ class LayerArrays:
             large_saved=grid(lambda c: c.memory.large_saved),
             large_peak=grid(lambda c: c.memory.large_peak),
             cached=grid(lambda c: c.cached),
-            regained=grid(lambda c: c.regained),
+            forward_clocks=grid(lambda c: c.forward.clocks),
+            backward_clocks=grid(lambda c: c.backward.clocks),
+            weights_s=grid(lambda c: c.backward.weights),
         )
 
     @cached_property

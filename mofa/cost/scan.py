@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
+from mofa.cost.hostclock import NEVER as NO_WAIT
 
 ArrayK = NDArray[np.float64]
 
@@ -36,12 +37,15 @@ class PhaseTime:
     """Time of one tape in its steady state.
 
     ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
-    that ran beside it; ``issue`` (K,) is what the host spent issuing. [s]
+    that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (4, K) are the rows of
+    :class:`mofa.cost.hostclock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients. [s]
     """
 
     exposed: ArrayK
     hidden: ArrayK
     issue: ArrayK
+    clocks: ArrayK
+    weights: ArrayK
 
     @property
     def total(self) -> ArrayK:
@@ -52,6 +56,8 @@ _Ready = dict[str, FloatK]
 """When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
 "" is the compute stream itself."""
 NEVER = -np.inf
+WEIGHT_ENDS = (".wgrad", ".grad_cast", ".accumulate")
+"""Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 
 
 def _through(present: BoolK, made: _Ready, handed_on: _Ready) -> _Ready:
@@ -70,6 +76,12 @@ class _State:
     communicators: dict[str, FloatK] = field(default_factory=dict)
     ready: dict[str, _Ready] = field(default_factory=dict)
 
+    def behind(self, ahead_s: float) -> _State:
+        """The same with the host so far ahead of the device (negative). [s]"""
+        return _State(
+            self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready)
+        )
+
 
 def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
@@ -79,14 +91,24 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     seconds, issue = device_seconds(tape.ops, machine, timed), host_seconds(tape.ops, machine)
     issued: FloatK = sum(issue, 0.0)
     plan = _plan(tape)
+    clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     if repeat > 1 and not _carries(tape):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         exposed = _pass(tape, plan, seconds, issue, _State(-1e9), machine)
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = _State(0.0)
-        for _ in range(repeat):
+        for _ in range(repeat - 1):
             exposed = _pass(tape, plan, seconds, issue, state, machine)
+        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if _synchronises(tape) else []
+        exposed = _pass(tape, plan, seconds, issue, state, machine)
+        if starts:  # from a host far ahead and from one far behind
+            begun = starts[0].compute, starts[1].host
+            for start in starts:
+                _pass(tape, plan, seconds, issue, start, machine)
+            ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
+            clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
+    alone_s = sum(exposed.values(), 0.0)
     hidden = {}
     computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
     total = sum(alone.values(), 0.0)
@@ -96,10 +118,17 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
         # what runs beside another wait costs nothing
         share = computing / maximum(total - alone[name], 1e-12)
         exposed[name] = exposed[name] + slowdown * share * hidden[name]
+    if clocks is None:
+        device_s = alone_s - exposed["host_idle"]
+        clocks = device_s, maximum(device_s, issued), NO_WAIT, issued
+    slowed = sum(exposed.values(), 0.0) - alone_s
+    weights = sum((took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)), 0.0)
     return PhaseTime(
         stacked(list(exposed.values()), machine.num_k),
         stacked(list(hidden.values()), machine.num_k),
         per_combination(issued, machine.num_k),
+        stacked([*(part + slowed for part in clocks[:3]), clocks[3]], machine.num_k),
+        per_combination(weights, machine.num_k),
     )
 
 
@@ -127,10 +156,15 @@ def _neighbours(op: Op) -> bool:
     return isinstance(op.work, Collective) and not anywhere(op.launches)
 
 
+def _synchronises(tape: Tape) -> bool:
+    """Whether the host waits for the device anywhere."""
+    return any(isinstance(op.work, HostSync) for op in tape.ops)
+
+
 def _carries(tape: Tape) -> bool:
     """Whether a repetition depends on the one before: by a host synchronisation, or a tensor read before it is
     written."""
-    if any(isinstance(op.work, HostSync) for op in tape.ops):
+    if _synchronises(tape):
         return True
     written: set[str] = set()
     before: set[str] = set()

@@ -12,6 +12,7 @@ import pytest
 from mofa.cost.blockcost import BlockCost, Costs, block_costs
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
+from mofa.cost.hostclock import NEVER
 from mofa.cost.scan import EXPOSED, HIDDEN, PhaseTime
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, silent_host, silent_network, table, workload
@@ -23,7 +24,9 @@ MACHINES = {n: silent_network(silent_host(cluster(n))) for n in (2, 4, 8, 16)}
 def phase(seconds: float, num_k: int) -> PhaseTime:
     exposed = np.zeros((len(EXPOSED), num_k))
     exposed[EXPOSED.index("gemm")] = seconds
-    return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), np.zeros(num_k))
+    none = np.zeros(num_k)
+    clocks = np.array([exposed.sum(axis=0), exposed.sum(axis=0), none + NEVER, none])
+    return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none)
 
 
 def timed(block: BlockCost, forward_s: float, backward_s: float) -> BlockCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.cost.critical_path import OncePerStep, critical_path_s
+from mofa.cost.critical_path import WALKED, Durations, OncePerStep, critical_path_s
 from mofa.cost.pipeline import pipeline_s
 from mofa.orders import Action, order_of, program_of
 from mofa.orders.exchange import overlapped
@@ -47,10 +47,11 @@ def test_idle_and_busy_fill_the_time(schedule: str, framework: str, vpp: int) ->
 def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, framework: str = "megatron") -> float:
     """The search's time of stages whose forwards take a third of it, their chunks being alike."""
     stage = stage_s[None]
-    if schedule == "interleaved":
-        chunks = np.repeat(stage[..., None] / vpp, vpp, axis=2)
-        return float(critical_path_s(framework, chunks / 3, 2 * chunks / 3, np.array([m]), np.zeros(1), 0.0)[0])
-    return float(pipeline_s(schedule, stage / 3, 2 * stage / 3, np.zeros(1), np.array([float(m)]), vpp)[0])
+    if schedule in WALKED:
+        third = np.repeat(stage[..., None] / vpp, vpp, axis=2) / 3
+        given = Durations(third, 2 * third, third, np.zeros(1))
+        return float(critical_path_s((schedule, framework, len(stage_s), vpp), given, np.array([m]))[0])
+    return float(pipeline_s(schedule, stage / 3, 2 * stage / 3, np.array([float(m)]))[0])
 
 
 @pytest.mark.parametrize("m", [4, 16])
@@ -121,7 +122,8 @@ def test_uneven_chunks_take_what_the_clock_says(framework: str, pp: int, vpp: in
     rng = np.random.default_rng(pp * vpp * m)
     forward = rng.uniform(0.7, 1.3, (3, pp, vpp))
     backward = forward * rng.uniform(1.8, 3.0, (3, 1, 1))
-    closed = critical_path_s(framework, forward, backward, np.full(3, m), np.full(3, 0.05), 0.0)
+    given = Durations(forward, backward, 0.0 * forward, np.full(3, 0.05))
+    closed = critical_path_s(("interleaved", framework, pp, vpp), given, np.full(3, m))
     program = program_of(order_of("interleaved", framework, pp, vpp, m), "interleaved", framework)
     for i in range(3):
 
@@ -138,7 +140,8 @@ def test_gathers_and_reductions_are_on_the_path(gather: int, reduce: int, expect
     at 10 s instead of the 2 s at which it would begin; both ranks reduce one chunk from 11 s on, then the other."""
     f = np.ones((1, 2, 2))
     once = OncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
-    total = critical_path_s("megatron", f, 2 * f, np.array([2]), np.zeros(1), 0.0, once)
+    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    total = critical_path_s(("interleaved", "megatron", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
 

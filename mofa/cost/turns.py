@@ -1,0 +1,139 @@
+"""How long forward and backward of one micro-batch take on each chunk of each stage, with the host's lead carried over.
+
+A host that is late in one pass gets ahead in the other, and while its device waits for a neighbour. So where any layer
+is bound by the host, what a pass takes depends on how far ahead the host is when it begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.hostclock import Clocks
+from mofa.cost.rows import Rows
+from mofa.cost.scan import PhaseTime
+
+ArrayN = NDArray[np.float64]
+IntA = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class LateHost:
+    """Passes of the rows ``at`` which the host is late in any layer, on both clocks. (late rows, R, vpp)"""
+
+    at: IntA
+    forward: Clocks
+    backward: Clocks
+
+    def held_s(self) -> tuple[ArrayN, ArrayN]:
+        """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
+
+        What a turn of both takes more than the device does, by how late the host is in either.
+        """
+        forward, backward = self.forward, self.backward
+        held = np.maximum(forward.then(backward).cycle_s - forward.device_s - backward.device_s, 0.0)
+        late = [np.maximum(one.host_s - one.device_s, 1e-12) for one in (forward, backward)]
+        return held * late[0] / (late[0] + late[1]), held * late[1] / (late[0] + late[1])
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What one micro-batch takes. ``forward_s``, ``backward_s`` and ``weights_s``, the part of the backward that makes
+    weights' gradients, are of chunks, (n, R, vpp); ``regained_s`` is what layers alone wait more for the host, (n, R).
+    ``late`` is None where no host is. [s]
+
+    Where the pipeline's walk carries the host's clock, passes are those of a host far ahead; else they have what a turn
+    of both takes more.
+    """
+
+    forward_s: ArrayN
+    backward_s: ArrayN
+    weights_s: ArrayN
+    regained_s: ArrayN | float
+    late: LateHost | None
+
+    def of_stages(self) -> tuple[ArrayN, ArrayN]:
+        """Forward and backward of all chunks of a stage. (n, R) each [s]"""
+        return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
+
+
+def passes(rows: Rows) -> Passes:
+    """The passes of every chunk."""
+    c = rows.costs
+    forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
+    backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
+    weights = np.zeros_like(forward)
+    if rows.schedule in ("zbv", "interleaved-zb"):
+        weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
+    at = np.flatnonzero(_is_late(rows))
+    if not len(at):
+        return Passes(forward, backward, weights, 0.0, None)
+    host = LateHost(at, _clocks(rows, at, "forward"), _clocks(rows, at, "backward"))
+    before = (forward + backward).sum(axis=2)
+    forward[at], backward[at] = host.forward.device_s, host.backward.device_s
+    if rows.schedule != "interleaved":
+        held_forward, held_backward = host.held_s()
+        forward[at] += held_forward
+        backward[at] += held_backward
+    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host)
+
+
+def _is_late(rows: Rows) -> NDArray[np.bool_]:
+    """Where issuing any of a row's layers takes longer than computing it. (n,)"""
+    layers, lay = rows.layers, rows.layout
+    late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
+    for clocks in (layers.forward_clocks, layers.backward_clocks):
+        late |= clocks[..., 3] > clocks[..., 0]
+    if not late.any():
+        return np.zeros(len(rows.table), dtype=bool)
+    plain, full = (late[mode, rows.k] for mode in (rows.base, rows.full))
+    found = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
+    return np.asarray(found.any(axis=1))
+
+
+def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
+    """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
+    stages, shown = rows.layout.stages, rows.layout.shown
+    depth, head_stage = rows.workload.model.num_mtp_layers, shown.of[stages.head_stage]
+    plain, full = rows.gather(getattr(rows.layers, name))
+    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
+    for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
+        whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+        chunks += whole * (full - plain)[:, kind, None, None]
+    chunks[:, 0, 0] += first[rows.k]
+    chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
+    mtp = rows.of_mtp(name)
+    if mtp is not None:
+        chunks[:, head_stage, -1] += depth * mtp
+    return np.asarray(chunks)
+
+
+def _clocks(rows: Rows, at: IntA, way: str) -> Clocks:
+    """The forward or the backward of each chunk of the rows ``at``: its layers by kind, between its ends."""
+    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
+    name, c = f"{way}_clocks", rows.costs
+    counts = stages.counts[:, shown.stage].astype(float)
+    whole = rows.layout.full_by_chunk[rows.layout.choice[at]]
+    first, last = np.zeros((2, 1, *counts.shape[1:]))
+    first[0, 0, 0] = 1.0
+    last[0, shown.of[stages.head_stage], -1] = 1.0
+    ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
+    k, plain, full = rows.k[at], rows.base[at], rows.full[at]
+    pieces = [(ends[0].clocks[:, k].T, first)]
+    grid: ArrayN = getattr(rows.layers, name)
+    for kind in range(len(stages.kinds)):
+        pieces.append((grid[plain, k, kind], counts[kind] - whole[:, kind]))
+        if rows.layout.any_full:
+            pieces.append((grid[full, k, kind], whole[:, kind]))
+    mtp = rows.of_mtp(name)
+    if mtp is not None:
+        pieces.append((mtp[at], model.num_mtp_layers * last))
+    pieces.append((ends[1].clocks[:, k].T, (1 + model.num_mtp_layers) * last))
+    out: Clocks | None = None
+    for clocks, count in pieces if way == "forward" else reversed(pieces):
+        here = Clocks(*clocks.T[:, :, None, None]).times(count)
+        out = here if out is None else out.then(here)
+    assert out is not None
+    return out
