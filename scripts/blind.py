@@ -5,7 +5,7 @@ python scripts/blind.py score
 
 ``predict`` writes reference_runs/blind.csv (step and memory of the plans' runs, as `mofa estimate` says them, on the
 profile's host and with the routing that was asked for) and reference_runs/blind_layers.csv (the second held-out set of
-the chunked MoE layer on one and two GPUs), unless they are there: what is committed stays as it was predicted.
+the chunked MoE layer on one, two and four GPUs), unless they are there: what is committed stays as it was predicted.
 ``score`` puts records and measurements beside them.
 """
 
@@ -32,7 +32,7 @@ REFERENCES = ROOT / "reference_runs"
 RUNS, LAYERS = REFERENCES / "blind.csv", REFERENCES / "blind_layers.csv"
 RUN_COLUMNS = ("id", "step_s", "allocated_bytes", "reserved_bytes", "device_bytes", "fits")
 LAYER_COLUMNS = ("shape", *QUANTITIES)
-GPUS = (1, 2)
+GPUS = (1, 2, 4)
 """How many the layers are predicted on."""
 
 
@@ -53,7 +53,7 @@ def _layers() -> Iterator[dict[str, str]]:
     framework = load_framework("torchtitan")
     for gpus in GPUS:
         for case in chunked_cases(gpus):
-            if case.split == "fresh":
+            if case.split == "fresh" and case.size("ep") == gpus:
                 said = predict_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
                 yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
 
