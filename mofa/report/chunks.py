@@ -73,17 +73,33 @@ def print_chunks(report: ChunkReport, console: Console, *, quiet: bool = False) 
         ]
         heads = [("recomputation and chunks chosen together", "left"), ("", "left")]
         print_table(console, "", heads, facts)
+    elif report.joint_asked:
+        console.print("\nrecomputation and chunks chosen together: none fits")
     if quiet:
         return
     stages = len(next(iter(report.max_rows.values())))
     heads = [("rows that fit, by chunks", "left"), *((f"stage {s}", "right") for s in range(stages))]
-    print_table(console, "", heads, [[c, *(f"{x:,.0f}" for x in most)] for c, most in report.max_rows.items()])
+    cells = [[c, *(_rows(x, report.largest_rows) for x in most)] for c, most in report.max_rows.items()]
+    print_table(
+        console, f"the fullest rank of all layers and iterations gets {report.largest_rows:,.0f} rows", heads, cells
+    )
     chunks = np.array(report.chunks).T
     lines = [
         [str(layer), " ".join(str(c) if c else "-" for c in row)]
         for layer, row in zip(report.layers[:MAX_ROWS], chunks, strict=False)
     ]
     print_table(console, "", [("layer", "right"), ("chunks in each iteration (-: none fits)", "left")], lines)
+
+
+def _rows(most: float, largest: float) -> str:
+    """Rows that fit: ``all`` that occur, or how many; ``none`` where not even balanced ones do.
+
+    >>> _rows(100.0, 100.0), _rows(1234.5, 5000.0), _rows(0.0, 5000.0)
+    ('all', '1,234', 'none')
+    """
+    if most >= largest * (1 - 1e-6):
+        return "all"
+    return f"{most:,.0f}" if most > 0 else "none"
 
 
 def save_chunks(report: ChunkReport, directory: Path) -> list[Path]:

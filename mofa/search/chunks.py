@@ -56,7 +56,7 @@ class Policy(Spec):
 class ChunkReport(Spec):
     """What ``mofa chunks --json`` prints."""
 
-    schema_version: Literal["1.0"] = Field(default="1.0", description="Version of this contract.")
+    schema_version: Literal["1.1"] = Field(default="1.1", description="Version of this contract.")
     workload: str = Field(description="Name of the job.")
     strategy: str = Field(description="The strategy.")
     routing: str = Field(description="How tokens fall on experts.")
@@ -66,12 +66,14 @@ class ChunkReport(Spec):
     max_rows: dict[str, tuple[float, ...]] = Field(
         description="Rows of a rank that fit, per number of chunks and stage; at most the most that occur. [rows]"
     )
+    largest_rows: float = Field(gt=0, description="Most rows that a rank gets in any layer and iteration. [rows]")
     layers: tuple[int, ...] = Field(description="Layers with experts, from 0. [-]")
     chunks: tuple[tuple[int, ...], ...] = Field(
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
     policies: tuple[Policy, ...]
     joint: JointChoice | None = Field(default=None, description="Null where it was not asked for, or nothing fits.")
+    joint_asked: bool = Field(default=False, description="Whether a joint choice was asked for.")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per iteration and layer: iteration, layer, chunks."""
@@ -216,6 +218,7 @@ def plan_chunks(
         layers=tuple(i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)),
         chunks=tuple(tuple(int(c) for c in row) for row in chosen), policies=tuple(policies),
         joint=choose_jointly(workload, cluster, framework, spec, ratios, bins, limit) if joint else None,
+        joint_asked=joint, largest_rows=float(ratios.max()) * mean_rows,
     )  # fmt: skip
 
 

@@ -41,6 +41,18 @@ def test_a_trace_has_its_own_iterations(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["chunks"][0] == [1] * 5 and min(found["chunks"][1]) > 1  # even at first, then all on one rank
 
 
+def test_what_fits_and_that_no_joint_choice_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--routing", "memfine-iteration-7", "--iterations", "1", "--bins", "1", "--joint")
+    assert main((*COMMAND, *options, "--set", "hardware.gpu.memory_bytes=40 GB")) == 0
+    shown = capsys.readouterr().out
+    assert "chosen together: none fits" in shown and "fullest rank of all layers and iterations gets" in shown
+    assert shown.split("rows that fit, by chunks")[1].split()[2:4] == ["1", "none"]
+    assert main((*COMMAND, *options, "--set", "hardware.gpu.memory_bytes=400 GB")) == 0
+    shown = capsys.readouterr().out
+    assert "none fits)" in shown and "together: none fits" not in shown
+    assert shown.split("rows that fit, by chunks")[1].split()[2:4] == ["1", "all"]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

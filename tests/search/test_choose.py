@@ -55,7 +55,7 @@ def test_a_joint_choice_is_no_slower_than_one_for_all() -> None:
     assert {x.recompute for x in found.layers} == {"none", "full"}
     assert all(x.token_chunks == 1 for x in found.layers[:3])  # no experts
     tight = plan_chunks(UNEVEN, cluster(60), strategy, framework=MEGATRON, iterations=1, joint=True)
-    assert tight.joint is None
+    assert tight.joint is None and tight.joint_asked
 
 
 def test_only_plain_1f1b() -> None:

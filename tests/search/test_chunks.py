@@ -36,6 +36,7 @@ def test_mact_fits_where_no_chunks_do_not_and_is_faster_than_the_most() -> None:
     assert {c for row in report.chunks for c in row} <= {1, 2, 4, 8}
     most = [report.max_rows[str(c)][0] for c in report.bins]
     assert most == sorted(most) and most[-1] > most[0]
+    assert most[0] < report.largest_rows == pytest.approx(most[-1])
     assert len(report.to_frame()) == 20
 
 
