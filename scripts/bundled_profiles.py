@@ -19,7 +19,7 @@ from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
-FOLDERS = ("h200-1gpu", "h200-2gpu", "h200-4gpu")
+FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
 SAME_PROCESSOR = ("h100-sxm", "h800")
 OTHERS = ("a100-80gb", "h20", "b200")
 FLASH1 = {"fwd": 1.4, "bwd": 2.0}
