@@ -23,6 +23,8 @@ class ModeChoice(StrEnum):
     asynchronous = "async"
     memory = "memory"
     peer = "peer"
+    two_level = "two-level"
+    three_level = "three-level"
 
 
 class ObjectiveChoice(StrEnum):

@@ -72,6 +72,11 @@ class CheckpointTimes:
         """A checkpoint that everybody waits for: copied and written at once, at the slower rate. [s]"""
         return np.maximum(self.copy_s, self.write_s)
 
+    @property
+    def blocking_peer_s(self) -> ArrayN:
+        """A copy in other nodes' host memory that everybody waits for, as :attr:`blocking_s`. [s]"""
+        return np.maximum(self.copy_s, self.peer_s)
+
 
 def checkpoint_times(
     per_rank_bytes: ArrayN, total_bytes: float, cluster: ClusterSpec, storage: StorageSpec, spec: CheckpointSpec
@@ -95,7 +100,7 @@ def checkpoint_times(
     -----
     Copy: a rank's bytes over its host link. Write: the larger of all bytes at the storage's rate and a node's bytes at
     what one node can send. Peers: ``copies - 1`` times a node's bytes over its NICs. Host memory: ``async`` holds the
-    checkpoints under way; ``memory`` and ``peer`` two, of which one is always whole, ``peer`` also those of the others.
+    checkpoints under way; modes that read it again two, of which one is always whole, with peers also the others'.
 
     Examples
     --------
@@ -109,11 +114,17 @@ def checkpoint_times(
     per_node = per_rank_bytes * min(cluster.node.gpus_per_node, cluster.num_gpus)
     nics = nic.num_per_node * nic.bandwidth_bytes_per_s.value * nic.efficiency.value
     node = nics if storage.node_bytes_per_s is None else storage.node_bytes_per_s.value
-    kept = {"blocking": 0, "async": spec.in_flight, "memory": 2, "peer": 2 * spec.copies}[spec.mode]
+    kept = {
+        "async": spec.in_flight,
+        "memory": 2,
+        "two-level": 2,
+        "peer": 2 * spec.copies,
+        "three-level": 2 * spec.copies,
+    }
     return CheckpointTimes(
         copy_s=per_rank_bytes / cluster.gpu.host_link_bytes_per_s.value,
         write_s=np.maximum(total_bytes / storage.write_bytes_per_s.value, per_node / node),
         read_s=np.maximum(total_bytes / storage.read_bytes_per_s.value, per_node / node),
         peer_s=per_node * (spec.copies - 1) / nics,
-        host_bytes=per_node * kept,
+        host_bytes=per_node * kept.get(spec.mode, 0),
     )

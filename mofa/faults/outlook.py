@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,47 +14,53 @@ from mofa.errors import SpecError
 from mofa.faults.clocks import Clock
 from mofa.faults.intervals import exact_s, least_interval_s
 from mofa.faults.ledger import expected_shares
+from mofa.faults.levels import MAX_PATTERN, best_pattern, mean_block_s, nested_ettr
 from mofa.faults.rates import job_mtbf_s, rate_from_components
 from mofa.faults.renewal import effective_restart_s, two_level_ettr
 from mofa.faults.simulate import Kind, Level, LongRun
 from mofa.faults.spares import waiting_share
-from mofa.specs.faults import CheckpointSpec, FaultSpec, ReliabilitySpec, RestartSpec
+from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, ReliabilitySpec, RestartSpec
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
-MAX_PATTERN = 1024
-"""Most fast checkpoints from one safe one to the next. [-]"""
 LEAST_QUICK = 1e-3
 """Share of failures that read a fast level, below which it is no longer stretched. [-]"""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way back: the share of failures that take it, whether from the safe level, whether a node is replaced, and its
-    seconds per candidate. (n,)"""
+    """A way back: the share of failures that take it, the lowest level of checkpoints that survives, whether a node is
+    replaced, and its seconds per candidate. (n,)"""
 
     share: FloatN
-    safe: bool
+    level: int
     takes_node: bool
     seconds: FloatN
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A level of checkpoints of n candidates: where it is kept, for how long one blocks computing and from then until
+    it can be restored, and behind every how manieth segment. (n,) [s], [-]"""
+
+    where: Place
+    block_s: FloatN
+    persist_s: FloatN
+    every: FloatN
 
 
 @dataclass(frozen=True)
 class Outlook:
     """Expectations of n candidates; arrays (n,) unless said. [s]
 
-    ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints,
-    ``segments`` how many of them lie between two that storage gets. ``fast_persist_s`` and ``persist_s`` are what a
-    checkpoint of the fast and of the safe level takes until it can be restored; there is one level where the first is
-    None. ``restart_s`` stands for all kinds; ``parts`` are the ledger's.
+    ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints, of
+    whatever level; ``levels`` begin with the most frequent. ``restart_s`` stands for all kinds; ``parts`` are the
+    ledger's.
     """
 
     mtbf_s: FloatN
     interval_s: FloatN
-    segments: FloatN
-    block_s: FloatN
-    fast_persist_s: FloatN | None
-    persist_s: FloatN
+    levels: tuple[Kept, ...]
     restart_s: FloatN
     parts: dict[str, FloatN]
     ways: tuple[Way, ...]
@@ -66,17 +74,8 @@ class Outlook:
 
     def long_run(self, i: int, work_s: float, clock: Clock | None = None) -> LongRun:
         """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
-        block, safe = float(self.block_s[i]), float(self.persist_s[i])
-        levels: tuple[Level, ...] = (Level(block, persist_s=safe),)
-        if self.fast_persist_s is not None:
-            levels = (
-                Level(block, persist_s=float(self.fast_persist_s[i])),
-                Level(block, every=int(self.segments[i]), persist_s=safe),
-            )
-        kinds = tuple(
-            Kind(float(w.share[i]), float(w.seconds[i]), int(w.safe and len(levels) > 1), w.takes_node)
-            for w in self.ways
-        )
+        levels = tuple(Level(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
+        kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.ways)
         interval = min(float(self.interval_s[i]), work_s)
         waits = int(self.spares[i]) or None
         return LongRun(work_s, interval, levels, kinds, clock or Clock(float(self.mtbf_s[i])), waits, self.repair_s)
@@ -108,7 +107,7 @@ def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Cl
 def outlook(
     faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: ArrayLike, num_nodes: ArrayLike,
     gpus_per_node: int, *, spares: ArrayLike | None = None, work_s: ArrayLike = np.inf, rate_factor: ArrayLike = 1.0,
-    interval_s: ArrayLike | None = None,
+    interval_s: ArrayLike | None = None, every: Sequence[ArrayLike] | None = None,
 ) -> Outlook:  # fmt: skip
     """The expected course of a long run of each candidate.
 
@@ -134,6 +133,8 @@ def outlook(
     interval_s
         Compute time between checkpoints that is kept whatever comes out, as one that was chosen before the rate was
         known; the best or the profile's where absent. (n,) [s]
+    every
+        Segments between checkpoints of each level that are kept with it. (levels, n) [-]
 
     Raises
     ------
@@ -146,14 +147,15 @@ def outlook(
     A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
     beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of six: as if
     all failures read it, as if only its share p did (:func:`mofa.faults.intervals.two_level_s`: M / p), and between,
-    or of the next longer ones of which a whole number fills the time that storage takes.
+    or of the next longer ones of which a whole number fills the time that storage takes. Where computing waits for
+    every copy, the pattern of levels is that of :func:`mofa.faults.levels.best_pattern`.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
     if reliability is None or restart is None:
         raise SpecError(f"{faults.name}: has no {'reliability' if reliability is None else 'restart'}; add the section")
     step = np.atleast_1d(np.asarray(step_s, dtype=np.float64))
     ranks, nodes, factor = (np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor))
-    if spec.mode == "peer" and np.any(nodes < spec.copies):
+    if spec.least_nodes > 1 and np.any(nodes < spec.least_nodes):
         raise SpecError(f"{faults.name}: {spec.copies} copies of every node's states need as many nodes, not "
                         f"{float(np.min(nodes)):g}; take more nodes or another checkpoint mode")  # fmt: skip
     standing_by = np.asarray(0 if spares is None else spares, dtype=np.int64)
@@ -166,17 +168,86 @@ def outlook(
     once = effective_restart_s(seconds, shares, mtbf)
     gone = sum((w.share for w in ways if w.takes_node), zero)
     waiting = np.where(standing_by > 0, waiting_share(gone / mtbf, restart.repair_s.value, standing_by), 0.0)
-    blocks = spec.mode == "blocking"
-    block = zero + (times.blocking_s if blocks else times.copy_s)
-    persist = zero if blocks else zero + times.write_s
+    facts = _Facts(faults, times, step, work, mtbf, ways, shares, seconds, once, waiting)
+    if spec.waits and len(LEVELS[spec.mode]) > 1:
+        interval, levels, parts = _waiting_for_levels(facts, interval_s, every)
+    else:
+        interval, levels, parts = _writing_behind(facts, interval_s)
+    return Outlook(mtbf, interval, levels, once, parts, ways, standing_by, restart.repair_s.value)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the course of n candidates follows from; ``shares`` and ``seconds`` (n, ways), the others (n,)."""
+
+    faults: FaultSpec
+    times: CheckpointTimes
+    step_s: FloatN
+    work_s: FloatN
+    mtbf_s: FloatN
+    ways: tuple[Way, ...]
+    shares: FloatN
+    seconds: FloatN
+    restart_s: FloatN
+    waiting: FloatN
+
+    def of_level(self, level: int) -> tuple[FloatN, FloatN]:
+        """Share of failures of which a level is the lowest to survive, and one restart time for them; 0, 0 of none."""
+        mine = np.array([w.level == level for w in self.ways])
+        total = self.shares[:, mine].sum(axis=-1, keepdims=True)
+        if not np.any(total > 0):
+            return np.zeros_like(self.mtbf_s), np.zeros_like(self.mtbf_s)
+        some = np.where(total > 0, self.shares[:, mine] / np.where(total > 0, total, 1.0), 1.0 / mine.sum())
+        one = effective_restart_s(self.seconds[:, mine], some, self.mtbf_s)
+        return np.clip(total[:, 0], 0.0, 1.0), np.where(total[:, 0] > 0, one, 0.0)
+
+
+def _waiting_for_levels(
+    facts: _Facts, interval_s: ArrayLike | None, every: Sequence[ArrayLike] | None
+) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
+    """Interval, levels and ledger where computing waits for copies of every level."""
+    times, zero, places = facts.times, np.zeros_like(facts.step_s), LEVELS[facts.faults.checkpoint.mode]
+    takes = {"host": times.copy_s, "peers": times.blocking_peer_s, "storage": times.blocking_s}
+    block = [zero + takes[place] for place in places]
+    parts, back = zip(*(facts.of_level(k) for k in range(len(places))), strict=True)
+    mtbf = facts.mtbf_s
+    if interval_s is None:
+        best, _ = best_pattern(block, mtbf, parts, back)
+        interval = _whole_steps(facts.faults, best, zero, facts.step_s, facts.work_s)
+    else:
+        interval = np.asarray(interval_s, dtype=np.float64) + zero
+    if every is None:
+        _, ratios = best_pattern(block, mtbf, parts, back, interval)
+    else:
+        spans = [np.asarray(e, dtype=np.float64) for e in every]
+        ratios = tuple(b / a for a, b in itertools.pairwise(spans))
+    ends = np.isinf(interval)
+    finite = np.where(ends, 1.0, interval)
+    productive = np.where(ends, 1.0, nested_ettr(finite, ratios, block, mtbf, parts, back)) * (1 - facts.waiting)
+    mean = mean_block_s(ratios, block)
+    shares = expected_shares(interval, mean, mtbf, facts.restart_s, 0.0, facts.waiting)
+    up = shares["productive"] + shares["checkpoint"] + shares["lost"]
+    productive = np.minimum(productive, up)
+    writing = np.minimum(shares["checkpoint"], up - productive)
+    spans = list(itertools.accumulate([zero + 1.0, *ratios], np.multiply))
+    levels = tuple(Kept(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True))
+    return interval, levels, {
+        **shares, "productive": productive, "checkpoint": writing, "lost": up - productive - writing
+    }  # fmt: skip
+
+
+def _writing_behind(facts: _Facts, interval_s: ArrayLike | None) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
+    """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
+    spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
+    zero, once, waiting = np.zeros_like(step), facts.restart_s, facts.waiting
+    block = zero + (times.blocking_s if spec.waits else times.copy_s)
+    persist = zero if spec.waits else zero + times.write_s
     fast = None
-    if spec.mode in ("memory", "peer"):
-        fast = zero + (times.peer_s if spec.mode == "peer" else 0.0)
     near = far = zero
     quick = zero + 1.0  # share of failures after which the level that decides the interval is read
-    if fast is not None:
-        near, far = (_grouped(ways, shares, seconds, mtbf, safe=safe) for safe in (False, True))
-        quick = np.clip(sum((w.share for w in ways if not w.safe), zero), 0.0, 1.0)
+    if spec.mode in ("memory", "peer"):
+        fast = zero + (times.peer_s if spec.mode == "peer" else 0.0)
+        (quick, near), (_, far) = facts.of_level(0), facts.of_level(1)
 
     def course(interval: FloatN) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
         """The interval, its segments between safe checkpoints, and the ledger's parts."""
@@ -193,15 +264,16 @@ def outlook(
         interval, segments, parts = course(np.asarray(interval_s, dtype=np.float64) + zero)
     else:
         under_way = 1.0 if fast is not None else spec.in_flight
-        bound = zero if blocks else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
+        bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         wanted = [exact_s(block, mtbf / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
         if fast is not None:
             wanted += [_filling(w, block, persist / spec.in_flight, step) for w in wanted]
-        interval, segments, parts = _best([course(_whole_steps(faults, w, bound, step, work)) for w in wanted])
-    return Outlook(
-        mtbf, interval, segments, block, fast, persist, once, parts, ways, standing_by, restart.repair_s.value
-    )  # fmt: skip
+        courses = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
+        interval, segments, parts = _best(courses)
+    *quicker, safe = LEVELS[spec.mode]
+    levels = tuple(Kept(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
+    return interval, (*levels, Kept(safe, block, persist, segments)), parts
 
 
 def _ways_back(
@@ -219,20 +291,20 @@ def _ways_back(
         "network": zero + restart.reroute_s.value,
         "node": np.where(has_spares, restart.hot_spare_s.value, restart.reschedule_s.value),
     }
-    host = spec.mode in ("memory", "peer")
+    host, peers, safe = len(LEVELS[spec.mode]) > 1, "peers" in LEVELS[spec.mode], len(LEVELS[spec.mode]) - 1
     total = sum(kind.share.value for kind in reliability.kinds)
     ways = []
     for kind in reliability.kinds:
         share, node = zero + kind.share.value / total, kind.path == "node"
         before = kind.detect_s.value + kind.isolate_s.value + path[kind.path] + common
         if host and not node:
-            ways.append(Way(share, False, node, before + times.copy_s))
-        elif node and spec.mode == "peer":
+            ways.append(Way(share, 0, node, before + times.copy_s))
+        elif node and peers:
             second = -np.expm1(-(spec.copies - 1) * before / node_mtbf_s)
-            ways.append(Way(share * (1 - second), False, node, before + times.copy_s + times.peer_s))
-            ways.append(Way(share * second, True, node, before + times.load_s))
+            ways.append(Way(share * (1 - second), safe - 1, node, before + times.copy_s + times.peer_s))
+            ways.append(Way(share * second, safe, node, before + times.load_s))
         else:
-            ways.append(Way(share, host, node, before + times.load_s))
+            ways.append(Way(share, safe, node, before + times.load_s))
     return tuple(ways)
 
 
@@ -252,16 +324,6 @@ def _best(courses: list[tuple[FloatN, FloatN, dict[str, FloatN]]]) -> tuple[Floa
 
     parts = {name: chosen([c[2][name] for c in courses]) for name in courses[0][2]}
     return chosen([c[0] for c in courses]), chosen([c[1] for c in courses]), parts
-
-
-def _grouped(ways: tuple[Way, ...], shares: FloatN, seconds: FloatN, mtbf: FloatN, *, safe: bool) -> FloatN:
-    """One restart time for the ways back from one level; 0 where there are none."""
-    mine = np.array([w.safe == safe for w in ways])
-    total = shares[:, mine].sum(axis=-1, keepdims=True)
-    if not np.any(total > 0):
-        return np.zeros_like(mtbf)
-    some = np.where(total > 0, shares[:, mine] / np.where(total > 0, total, 1.0), 1.0 / mine.sum())
-    return np.where(total[:, 0] > 0, effective_restart_s(seconds[:, mine], some, mtbf), 0.0)
 
 
 def _whole_steps(faults: FaultSpec, best: FloatN, bound: FloatN, step: FloatN, work: FloatN) -> FloatN:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.ledger import Ledger
-    from mofa.search.longrun import Days, LongRunDetail
+    from mofa.search.longrun import CheckpointLevel, Days, LongRunDetail
     from mofa.search.result import Plan
 
 LEDGER_WORDS = {
@@ -100,17 +100,22 @@ def print_ledger(console: Console, ledger: Ledger, title: str) -> None:
 def _print_detail(console: Console, run: LongRunDetail) -> None:
     fails = "no failure" if run.mtbf_s is None else f"a failure every {format_seconds(run.mtbf_s)}"
     spares = f"{run.spares} spare nodes" if run.spares else "no spare nodes, the scheduler replaces"
-    behind = f", in storage {format_seconds(run.persist_s)} later" if run.persist_s else ""
-    every = f", every {run.safe_every}. of them" if run.safe_every > 1 else ""
-    blocking = f"blocking {format_seconds(run.block_s)}{behind}{every}"
+    kept = "; ".join(_level(level) for level in run.levels)
     lines = [
         f"{run.faults}: {fails}, {format_seconds(run.restart_s)} to restart, {spares}.",
-        f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}, {blocking}.",
+        f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}; {kept}.",
         f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=not console.is_terminal)
     console.print()
+
+
+def _level(level: CheckpointLevel) -> str:
+    where = {"host": "host memory", "peers": "peers' memory", "storage": "storage"}[level.where]
+    every = f" every {level.every}." if level.every > 1 else ""
+    later = f", there {format_seconds(level.persist_s)} later" if level.persist_s else ""
+    return f"{where}{every}, blocking {format_seconds(level.block_s)}{later}"
 
 
 def _print_unknown(console: Console, unknown: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from mofa.faults.band import band_s, rate_factors
 from mofa.faults.calculator import LEAST_ETTR
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, job_clock, outlook
-from mofa.search.longrun import FIGURES, NO_FAULTS, Days, Figure, LongRunDetail, Objective
+from mofa.search.longrun import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.search.result import Plan
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.framework import FrameworkSpec
@@ -133,6 +133,7 @@ class LongRuns:
     def outlook(
         self, step_s: FloatN, per_rank_bytes: FloatN, *, num_gpus: ArrayLike | None = None,
         spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
+        every: Sequence[ArrayLike] | None = None,
     ) -> Outlook:  # fmt: skip
         """What a long run of each candidate expects, of the job's GPUs and spares or of one number per candidate."""
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
@@ -141,7 +142,7 @@ class LongRuns:
             self.faults, self.times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
-            rate_factor=rate_factor, interval_s=interval_s,
+            rate_factor=rate_factor, interval_s=interval_s, every=every,
         )  # fmt: skip
 
     def watts(self, found: Outlook, step_w: FloatN) -> FloatN:
@@ -211,9 +212,18 @@ class LongRuns:
             mtbf_s=None if math.isinf(found.mtbf_s[0]) else float(found.mtbf_s[0]),
             spares=self.spares,
             whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
-            block_s=float(found.block_s[0]),
-            persist_s=float(found.persist_s[0]),
-            safe_every=int(found.segments[0]),
+            levels=tuple(
+                CheckpointLevel(
+                    where=level.where,
+                    every=int(level.every[0]),
+                    block_s=float(level.block_s[0]),
+                    persist_s=float(level.persist_s[0]),
+                )
+                for level in found.levels
+            ),
+            block_s=float(found.levels[0].block_s[0]),
+            persist_s=float(found.levels[-1].persist_s[0]),
+            safe_every=int(found.levels[-1].every[0]),
             restart_s=float(found.restart_s[0]),
             host_bytes_per_node=float(self.times(np.array([plan.checkpoint_bytes or 0.0])).host_bytes[0]),
             watts_per_gpu=watts,
@@ -269,7 +279,10 @@ class LongRuns:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = job_clock(self.faults.reliability, mtbf, self.num_nodes)
         factors = rate_factors(clock, BAND_RUNS)
-        at = self.outlook(np.array([step_s]), np.array([per_rank_bytes]), rate_factor=factors, interval_s=interval)
+        at = self.outlook(
+            np.array([step_s]), np.array([per_rank_bytes]), rate_factor=factors, interval_s=interval,
+            every=[level.every[0] for level in found.levels],
+        )  # fmt: skip
         with np.errstate(divide="ignore"):
             mean_s = work_s / at.ettr
         steady = replace(clock, lemon_fraction=0.0, counted_failures=None)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mofa.faults.ledger import Ledger
 from mofa.specs.base import Spec
-from mofa.specs.faults import CheckpointMode
+from mofa.specs.faults import CheckpointMode, Place
 
 Figure = Literal[
     "ettr", "checkpoint_interval_s", "effective_tokens_per_s_per_gpu", "days", "gpu_hours", "usd", "kwh"
@@ -34,16 +34,28 @@ class Days(Spec):
         return self
 
 
+class CheckpointLevel(Spec):
+    """A level of checkpoints: a failure reads the most frequent one that survives it."""
+
+    where: Place = Field(description="host: the node's own memory; peers: other nodes' too; storage.")
+    every: int = Field(ge=1, description="Every so manieth checkpoint is of this level or a rarer one. [-]")
+    block_s: float = Field(ge=0, description="Time for which it blocks computing. [s]")
+    persist_s: float = Field(ge=0, description="From then until it can be restored. [s]")
+
+
 class LongRunDetail(Spec):
     """What the figures of a long run are made of."""
 
     faults: str = Field(description="Name of the fault profile.")
-    mode: CheckpointMode = Field(description="How checkpoints are kept: blocking, async, memory or peer.")
+    mode: CheckpointMode = Field(description="How checkpoints are kept.")
     mtbf_s: float | None = Field(gt=0, description="Mean time between failures of the job; null where none fails. [s]")
     spares: int = Field(ge=0, description="Nodes that stand by; 0: the scheduler replaces nodes. [nodes]")
     whole_checkpoint_bytes: float = Field(ge=0, description="One checkpoint of all ranks. [B]")
-    block_s: float = Field(ge=0, description="Time for which a checkpoint blocks computing. [s]")
-    persist_s: float = Field(ge=0, description="From then until storage has it. [s]")
+    levels: tuple[CheckpointLevel, ...] = Field(
+        min_length=1, description="Where checkpoints are kept, the most frequent first; storage is the last."
+    )
+    block_s: float = Field(ge=0, description="Time for which one of the most frequent level blocks computing. [s]")
+    persist_s: float = Field(ge=0, description="From its end until storage has one that goes there. [s]")
     safe_every: int = Field(ge=1, description="Every so manieth checkpoint goes to storage. [-]")
     restart_s: float = Field(ge=0, description="From a failure to computing again, as one number for all kinds. [s]")
     host_bytes_per_node: float = Field(ge=0, description="Host memory that checkpoints take on a node. [B]")

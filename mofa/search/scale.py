@@ -231,8 +231,7 @@ def _planned_anew(
 
 def _most_spares(runs: LongRuns) -> int:
     """Nodes that may stand by: copies need as many nodes that compute. [nodes]"""
-    checkpoint = runs.faults.checkpoint
-    return runs.num_nodes - (checkpoint.copies if checkpoint.mode == "peer" else 1)
+    return runs.num_nodes - runs.faults.checkpoint.least_nodes
 
 
 def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None) -> str:

@@ -171,8 +171,7 @@ def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
     """
     node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
     spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
-    copies = judge.faults.checkpoint.copies if judge.faults.checkpoint.mode == "peer" else 1
-    spares = spares[nodes - spares >= copies]
+    spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes]
     if len(spares) == 0:
         return []
     found = judge.outlook(

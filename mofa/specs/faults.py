@@ -21,8 +21,18 @@ from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
 RECOVERY_PATHS: tuple[RecoveryPath, ...] = ("process", "node", "network")
-CheckpointMode = Literal["blocking", "async", "memory", "peer"]
-CHECKPOINT_MODES: tuple[CheckpointMode, ...] = ("blocking", "async", "memory", "peer")
+CheckpointMode = Literal["blocking", "async", "memory", "peer", "two-level", "three-level"]
+CHECKPOINT_MODES: tuple[CheckpointMode, ...] = ("blocking", "async", "memory", "peer", "two-level", "three-level")
+Place = Literal["host", "peers", "storage"]
+LEVELS: dict[CheckpointMode, tuple[Place, ...]] = {
+    "blocking": ("storage",),
+    "async": ("storage",),
+    "memory": ("host", "storage"),
+    "peer": ("peers", "storage"),
+    "two-level": ("host", "storage"),
+    "three-level": ("host", "peers", "storage"),
+}
+"""Where each mode keeps checkpoints, the most frequent first; peers have the node's own copy besides."""
 
 
 class FailureKind(Spec):
@@ -123,7 +133,8 @@ class CheckpointSpec(Spec):
     ``blocking``: every rank writes to storage and waits. ``async``: it copies to host memory and goes on, the rest is
     written behind. ``memory``: as async, and after a failure that leaves the node the copy in its host memory is read,
     which is taken more often than storage can follow. ``peer``: as memory, with copies in other nodes' host memory, so
-    that a lost node's states are there too.
+    that a lost node's states are there too. ``two-level`` (host memory, storage) and ``three-level`` (peers between)
+    have no writer in the background: computing waits for every copy, and the slower ones are as rare as pays.
     """
 
     mode: CheckpointMode = "blocking"
@@ -133,6 +144,16 @@ class CheckpointSpec(Spec):
     """Compute time between checkpoints; the best one where absent. [s]"""
     in_flight: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
     """Checkpoints that may be under way to storage at once. [-]"""
+
+    @property
+    def waits(self) -> bool:
+        """Whether computing waits until each copy is where it belongs."""
+        return self.mode in ("blocking", "two-level", "three-level")
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes that the copies need. [-]"""
+        return self.copies if "peers" in LEVELS[self.mode] else 1
 
 
 class StorageSpec(Spec):

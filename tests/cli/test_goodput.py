@@ -235,6 +235,24 @@ def test_plans_carry_their_long_run(cli: Cli) -> None:
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_levels_of_checkpoints_are_chosen_for_plans(cli: Cli) -> None:
+    """Computing waits for storage where nothing writes behind it, so that it is written to more rarely."""
+    arguments = ("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--top", "1", "--no-replay", "--json", "--fix",
+                 "recompute=none", "--faults", "llama3", "--storage", "20 GB/s", "--spares", "0",
+                 "--set", "faults.reliability.failures_per_node_day=0.5")  # fmt: skip
+    found = {}
+    for mode in ("blocking", "two-level", "three-level", "memory", "peer"):
+        plan = json.loads(cli(*arguments, "--checkpoint-mode", mode).stdout)["plans"][0]
+        found[mode] = plan["ettr"], [(x["where"], x["every"] > 1) for x in plan["long_run"]["levels"]]
+        assert sum(plan["long_run"]["ledger"].values()) == pytest.approx(1)
+    assert found["blocking"][1] == [("storage", False)]
+    assert found["two-level"][1] == [("host", False), ("storage", True)]
+    assert [where for where, _ in found["three-level"][1]] == ["host", "peers", "storage"]
+    assert found["three-level"][1][2][1]
+    assert found["blocking"][0] < found["two-level"][0] < found["memory"][0]
+    assert found["two-level"][0] < found["three-level"][0] < found["peer"][0]
+
+
 def test_spares_are_of_the_gpus(cli: Cli) -> None:
     options = ("--gpus", "72", "--strategy", "tp=2", "--tokens", "1T", "--faults", "rsc-1", "--storage", "100 GB/s",
                "--spares", "1", "--checkpoint-mode", "peer", "--json")  # fmt: skip

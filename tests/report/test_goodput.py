@@ -15,11 +15,15 @@ from mofa.report.long_run import LEDGER_WORDS, print_long_runs
 from mofa.report.text import make_console
 from mofa.report.tornado import plot_tornado
 from mofa.search.key_factors import Sensitivity
-from mofa.search.longrun import Days, LongRunDetail
+from mofa.search.longrun import CheckpointLevel, Days, LongRunDetail
 from mofa.search.result import Plan
 from mofa.search.scale import VARIANTS, GoodputReport, ScalePoint, VariantPoint
 from tests.report.fake import FRAMEWORK, WORKLOAD, make_plan
 
+LEVELS = (
+    CheckpointLevel(where="peers", every=1, block_s=2.0, persist_s=0.0),
+    CheckpointLevel(where="storage", every=3, block_s=2.0, persist_s=30.0),
+)
 LEDGER = Ledger(productive=0.9, checkpoint=0.04, lost=0.03, restart=0.02, waiting=0.01)
 
 
@@ -27,7 +31,7 @@ def with_long_run(**changes: Any) -> Plan:
     plan = make_plan()
     detail = LongRunDetail(
         faults="toy", mode="peer", mtbf_s=7200.0, spares=2, whole_checkpoint_bytes=1e12, block_s=2.0, persist_s=30.0,
-        safe_every=3, restart_s=300.0, host_bytes_per_node=1e11, watts_per_gpu=1200.0, ledger=LEDGER,
+        safe_every=3, levels=LEVELS, restart_s=300.0, host_bytes_per_node=1e11, watts_per_gpu=1200.0, ledger=LEDGER,
     )  # fmt: skip
     fields = {name: getattr(plan, name) for name in Plan.model_fields}
     known = {
@@ -42,8 +46,8 @@ def report(*, host_memory_fits: bool = True) -> GoodputReport:
     def variant(ettr: float) -> VariantPoint:
         ledger = Ledger(productive=ettr, checkpoint=1 - ettr, lost=0, restart=0, waiting=0)
         return VariantPoint(
-            mode="async", spares=3, num_gpus=40, global_batch=250, step_s=8.0, ettr=ettr, checkpoint_interval_s=60.0,
-            effective_tokens_per_s_per_gpu=1e3 * ettr,
+            mode="async", spares=3, num_gpus=40, global_batch=256, strategy=strategy, step_s=8.0, ettr=ettr,
+            checkpoint_interval_s=60.0, effective_tokens_per_s_per_gpu=1e3 * ettr,
             host_memory_fits=host_memory_fits, ledger=ledger,
         )  # fmt: skip
 
@@ -67,7 +71,7 @@ def test_a_long_run_is_printed_whole() -> None:
     print_long_runs(make_console(out), [with_long_run()], asked=True)
     text = out.getvalue()
     for words in ("90.00%", "100.0 (99.0-101.0)", "600.00 s", "no price given", "usd", "2 spare nodes", "a model",
-                  "every 3. of them", *LEDGER_WORDS.values()):  # fmt: skip
+                  "storage every 3., blocking 2.00 s, there 30.00 s later", *LEDGER_WORDS.values()):  # fmt: skip
         assert words in text, words
     assert "USD" not in text  # nobody gave a price
     silent = io.StringIO()
