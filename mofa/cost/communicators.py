@@ -27,9 +27,11 @@ COLLECTIVE = {
     "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
 }
 """Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
-DEEPSPEED_GROUPS = ("tp", "pp", "mp")
+DEEPSPEED_GROUPS = ("tp", "pp", "mp", "pp", "pp")
 """Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
-pipeline (the loss is broadcast) and of the model (the norm); runtime/pipe/topology.py, ``PipelineParallelGrid``."""
+pipeline (the loss is broadcast), of the model (the norm) and of the two stages that share the embedding
+(runtime/pipe/topology.py, ``PipelineParallelGrid``; runtime/pipe/module.py, ``_index_tied_modules``). Megatron's own
+pipeline group has run as well before: its data set's barrier (data/gpt_dataset.py, ``_build_index_mappings``)."""
 DIRECT = ("ep", "cp", "pp")
 """Groups whose ranks send to one another directly."""
 _EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")

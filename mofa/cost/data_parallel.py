@@ -108,7 +108,8 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     zero = rows.grids.zero[:, None]
     scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
     reduce = np.where(scatters, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))[rows.grid]
-    gather = np.where(zero >= 1, _over(rows, "all_gather", 2.0), 0.0)[rows.grid]
+    each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
+    gather = np.where(zero >= 1, _over(rows, "all_gather", each), 0.0)[rows.grid]
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)

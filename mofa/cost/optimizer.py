@@ -90,7 +90,8 @@ def static_bytes(
 
         scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
         # Transformer Engine keeps fp8 copies of the weights, in both layouts, over the micro-batches of a step
-        copies = shards.whole(2.0) if workload.precision.gemm == "fp8" else zeros
+        # (what fp8 parameters take, of which one layout is the parameters', is no more than bf16 ones)
+        copies = shards.whole(2.0) if workload.precision.gemm == "fp8" and not framework.fp8_params else zeros
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.replay.journal import ACTIVATIONS, BUFFERS, GRADIENTS, OUTSIDE, PARAMETERS, STATES, TEMPORARIES, Act
+from mofa.replay.journal import ACTIVATIONS, GRADIENTS, OUTSIDE, PARAMETERS, STATES, TEMPORARIES, Act
 from mofa.replay.script import INPUT
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def partition_bytes(player: Player) -> int:
 def start(player: Player) -> None:
     """Parameters into one flat buffer, then the optimizer's states.
 
-    ZeRO 1 moves the parameters to the host meanwhile and empties the cache; the others join them on the device and
-    leave their old blocks to the allocator, which the 16-bit gradients fit in later.
+    The parameters' old blocks are left to the allocator. ZeRO 1 moves the parameters to the host meanwhile, but empties
+    the cache only since DeepSpeed's pull request 2620 of December 2022.
     """
     r, where, begun = player.rank, "start", player.note()
     params = [player.new(w.param, _act(PARAMETERS, "parameter", where)) for w in r.weights]
@@ -40,7 +40,6 @@ def start(player: Player) -> None:
     if r.deepspeed == "zero1":
         for kept in params:
             player.drop(kept)
-        player.a.empty_cache()
     player.new(total, _act(PARAMETERS, "buffer of the parameters", where))
     if r.deepspeed != "zero1":
         for kept in params:
@@ -82,32 +81,77 @@ def sent(player: Player) -> Kept:
 
 
 def optimize(player: Player) -> None:
-    """Gradients reduced into the rank's part, the norm in fp64, the part's fp32 copy, then the gather."""
+    """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather."""
     r, where = player.rank, "optimizer step"
     if r.deepspeed == "bf16":
         return  # norm and update read the buffer in place; the gather's pieces are smaller than what is free by then
-    part = partition_bytes(player)
     scratch = _act(TEMPORARIES, "temporaries of the optimizer", where)
+    for bucket in buckets([w.param for w in r.weights]):
+        player.drop(player.new(bucket, scratch))
     if r.deepspeed == "zero1":
-        bucket = player.new(BUCKET, _act(BUFFERS, "bucket of gradients", where))
-        mine = player.new(part, _act(GRADIENTS, "gradients of the partition", where))
-        player.drop(bucket)
-        _drop_grads(player)
-        largest = min(max(w.param for w in r.weights), part)
-        player.drop(player.new(4 * largest, scratch))  # the norm, in fp64
+        part = partition_bytes(player)
+        mine = _partition_grads(player, part)
+        for width in (2, 4):  # looked through in fp32 for what is not finite, then the norm in fp64
+            for size in mine:
+                player.drop(player.new(width * size, scratch))
         flat = player.new(part, scratch)
         wide = player.new(2 * part, scratch)
         player.drop(flat)
-        player.drop(mine)
+        _drop_grads(player)
         player.drop(wide)
-        player.drop(player.new(min(BUCKET, sum(w.param for w in r.weights)), scratch))  # the gather's flat output
+        for piece in gathers(part, r.optimizer_ranks):
+            player.drop(player.new(piece, scratch))
         return
+    part = partition_bytes(player)
     each = [player.new(2 * w.param, scratch) for w in r.weights]
     wide = player.new(2 * part, scratch)
     for kept in each:
         player.drop(kept)
     _drop_grads(player)
     player.drop(wide)
+
+
+def buckets(grads: list[int]) -> list[int]:
+    """Flat copies in which 16-bit gradients are reduced; one that fills a bucket alone is reduced where it is. [B]
+
+    Examples
+    --------
+    >>> buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
+    [900000000]
+    """
+    out: list[int] = []
+    held: list[int] = []
+    for size in grads:
+        if held and sum(held) + size > BUCKET:
+            out += [sum(held)] * (len(held) > 1)
+            held = []
+        held.append(size)
+    return out + [sum(held)] * (len(held) > 1)
+
+
+def gathers(part: int, ranks: float) -> list[int]:
+    """The flat outputs of the all-gathers of parameters, in pieces of at most a bucket. [B]"""
+    pieces = max(1, int(part * ranks / BUCKET))
+    return [int(part * ranks / pieces)] * pieces if ranks > 1 else []
+
+
+def _partition_grads(player: Player, part: int) -> list[int]:
+    """Lets all 16-bit gradients go but those that the first rank's partition reaches into; bytes of it in each. [B]
+
+    ``p.grad`` of all parameters is dropped; the list of the partition's gradients holds views. They are in the order of
+    the parameters: the embedding, which is the largest, comes first.
+    """
+    order = player.grads[::-1]
+    kept_grads, mine, rest = [], [], part
+    for kept in order:
+        if rest > 0:
+            mine.append(min(kept[0].size, rest))
+            rest -= mine[-1]
+            kept_grads.append(kept)
+        else:
+            player.drop(kept)
+    player.grads = kept_grads
+    return mine
 
 
 def _drop_grads(player: Player) -> None:

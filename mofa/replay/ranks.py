@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -117,14 +118,17 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     if fw.shards_params:
         rest = int(rows.static.buffers[0, r])
         buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
+    bf16 = _weights(rows, r, chunks)
+    weights = _held_in_fp8(rows, lives, chunks, bf16)
+    grad_bytes = fw.grads_bytes_per_param / fw.params_bytes_per_param
     return Rank(
-        weights=_weights(rows, r, chunks), chunks=tuple(chunks), computations=acts,
+        weights=weights, chunks=tuple(chunks), computations=acts,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         buffers=tuple(buffers), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, contiguous=rows.static.grads_always and not ds,
-        grad_bytes=fw.grads_bytes_per_param / fw.params_bytes_per_param,
+        grad_bytes=grad_bytes * sum(w.param for w in bf16) / max(sum(w.param for w in weights), 1),
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
         gathered_params=groups if pipelined else None,
         shard_ranks=float(rows.shards.dense_ranks[0, 0]), deepspeed=ds,
@@ -140,9 +144,24 @@ def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ..
     """
     if rows.framework.shards_params or rows.workload.precision.gemm != "fp8":
         return ()
-    others = [lives.get(name) for name in ("embedding", "head", "mtp")]
-    layers = [p for c in chunks for p in c if not any(p.life is other for other in others)]
-    return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(2))
+    layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
+    layouts = 1 if rows.framework.fp8_params else 2
+    return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
+
+
+def _in_fp8(piece: Piece, lives: dict[str, Life]) -> bool:
+    """Whether Transformer Engine's linears are in a piece: all but the embedding, the head and a prediction's entry."""
+    return not any(piece.life is lives.get(name) for name in ("embedding", "head", "mtp"))
+
+
+def _held_in_fp8(
+    rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]], weights: tuple[Weight, ...]
+) -> tuple[Weight, ...]:
+    """The weights with the layers' at a byte a parameter, where parameters are fp8."""
+    if not rows.framework.fp8_params or rows.workload.precision.gemm != "fp8":
+        return weights
+    layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
+    return tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
 
 
 def _rope_tables(rows: Rows, vpp: int) -> list[int]:

@@ -210,17 +210,18 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
 def _megatron_parameters(me: _Rank, out: Added) -> None:
     if int(me.rows.table.zero[0]) < 1:
         return
+    each = me.rows.framework.gathered_bytes_per_param(me.rows.workload.precision.gemm)
     if not me.rows.framework.overlap_param_gather:
         for c in range(len(me.chunks)):
             for bucket in _buckets(me, c, _bucket_size(me, c)):
-                out.after_optimizer_s += me.seconds("all_gather", 2.0, bucket.dense, bucket.expert)
+                out.after_optimizer_s += me.seconds("all_gather", each, bucket.dense, bucket.expert)
         return
     forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
     for c in range(len(me.chunks)):
         first, aligned = me.first(c), len(me.chunks) > 1
         gathers = []
         for n, bucket in enumerate(reversed(_buckets(me, c, _bucket_size(me, c)))):
-            seconds = me.seconds("all_gather", 2.0, bucket.dense, bucket.expert)
+            seconds = me.seconds("all_gather", each, bucket.dense, bucket.expert)
             if seconds:
                 name = f"dp.gathered {c}.{n}"
                 where = len(me.chunks[c]) - 1 - bucket.piece

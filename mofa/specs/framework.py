@@ -60,6 +60,9 @@ class FrameworkSpec(Spec):
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
     their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
+    fp8_params: bool = False
+    """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
+    parameter and one transposed, instead of two of bf16 and both in fp8."""
     vocab_divisor: int = Field(default=128, ge=1)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does
@@ -94,6 +97,11 @@ class FrameworkSpec(Spec):
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
 
+    def gathered_bytes_per_param(self, gemm: str) -> float:
+        """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.
+        [B/param]"""
+        return 1.0 if self.fp8_params and gemm == "fp8" else 2.0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for field, offered in OFFERED[self.name].items():
@@ -110,6 +118,8 @@ class FrameworkSpec(Spec):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
+        if self.fp8_params and self.name != "megatron":
+            raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):

@@ -36,6 +36,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bridge": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
     # the same in NeMo's scripts/performance/llm, for fp8, which its rows are
     "nemodoc": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+    # --grad-reduce-in-bf16 --cross-entropy-loss-fusion (Megatron-LM, examples/llama/train_llama3_8b_h100_fp8.sh)
+    "mlmllama": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "cross_entropy_fusion": True},
     # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)
     "foundry": {
         "attention": "flash1",
@@ -51,6 +53,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
     "korth": {"data_parallel": "ddp"},
 }
+FP8_PARAMS = ("bridge", "mlmllama", "nemodoc")
+"""Sources whose fp8 runs hold their parameters in fp8: ``fp8_param_gather`` of bf16_with_fp8_current_scaling_mixed and
+bf16_with_fp8_delayed_scaling_mixed (Megatron-Bridge, training/mixed_precision.py), ``fp8_params`` of NeMo 2's
+bf16_with_fp8_mixed (llm/recipes/precision/mixed_precision.py), --fp8-param-gather (Megatron-LM, examples/llama)."""
+BF16_MOMENTS = {"bridge": r"DeepSeek|Kimi"}
+"""Models whose recipe holds Adam's moments in bf16 (``use_precision_aware_optimizer`` with ``exp_avg_dtype`` and
+``exp_avg_sq_dtype``): Megatron-Bridge, recipes/deepseek and recipes/kimi."""
+CARDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("deepseek-v3 [pretrain_performance]", "H100"): {
+        "strategy": {"recompute": "selective:mla_up_proj+mlp"},
+        "framework": {"dispatcher": "deepep", "overlap_grad_reduce": False},
+    }
+}
+"""What the recipe that a card names says beyond its columns, which all match: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_BF16_V2
+(Megatron-Bridge, scripts/performance/configs/deepseek, and perf_recipes/deepseek: TP 2, PP 8, VP 4, EP 64, GBS 16384).
+Its HybridEP sends a token once to each node, as DeepEP does."""
 TP_OVERLAPS = {
     "bridge": r"LLAMA3\.1_405B", "nemo": r"GPT3-|LLAMA3-70B|Nemotron-340B", "nemolauncher": r"GPT3-|LLAMA3-70B",
     "nemodoc": r"GPT3-|LLAMA3|Nemotron-340B",
@@ -257,8 +275,16 @@ def run_of(row: Row) -> dict[str, Any]:
     recipe = TP_OVERLAPS.get(source)
     if strategy["tp"] > 1 and ((recipe and re.match(recipe, row["model"])) or "userbuffers" in row["overlap_notes"]):
         framework["tp_overlap"] = True
+    precision = {"gemm": gemm_format(row)}
+    if re.match(BF16_MOMENTS.get(source, "$^"), row["model"]):
+        precision["moments"] = "bf16"
+    if source in FP8_PARAMS and gemm_format(row) == "fp8":
+        framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
+    card = CARDS.get((row["model"], gpu), {})
+    strategy |= card.get("strategy", {})
+    framework |= card.get("framework", {})
     return {
         "id": row["id"],
         "model": model_of(row),
@@ -267,7 +293,7 @@ def run_of(row: Row) -> dict[str, Any]:
         "gpus": number(row, "n_gpus"),
         "strategy": strategy,
         "batch": {"seq_len": number(row, "seq_len"), "micro": number(row, "mbs"), "global": number(row, "gbs")},
-        "precision": {"gemm": gemm_format(row)},
+        "precision": precision,
     }
 
 
@@ -298,7 +324,9 @@ def measured_of(row: Row) -> dict[str, Any]:
 def notes_of(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if not row["recompute"]:
+    if (row["model"], gpu_of(row)) in CARDS:
+        notes.append("recomputation, dispatcher and overlaps of the recipe that its card names")
+    elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
     if gpu_of(row) in POWER_LIMITED:
         notes.append(f"memory only: {gpu_of(row)}")

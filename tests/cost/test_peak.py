@@ -150,13 +150,13 @@ def test_what_a_stage_holds_sums_to_its_device() -> None:
 
 
 def test_deepspeeds_communicators() -> None:
-    """Beside Megatron's four: slices of outputs, pipeline and model, where they have several ranks."""
+    """Beside Megatron's four: slices of outputs and model; of pipelines both frameworks' and the embedding's stages."""
     machines = cluster(8)
     facts = {"first_bytes": 0.0, "per_group_bytes": 1000.0, "per_peer_bytes": 0.0, "per_remote_peer_bytes": 0.0}
     node = machines.node.model_copy(update={"communicators": with_facts(machines.node.communicators, **facts)})
     machines = machines.model_copy(update={"node": node})
     plain = load_framework("megatron-2022")
-    for (tp, pp), more in (((1, 1), 0), ((2, 1), 2), ((1, 2), 2), ((2, 2), 3)):
+    for (tp, pp), more in (((1, 1), 0), ((2, 1), 2), ((1, 2), 4), ((2, 2), 5)):
         placed = process_groups(*(np.array([v]) for v in (tp, 1, pp, 2, 1, 1)), Placement(8, 8))
         with_deepspeed = plain.model_copy(update={"deepspeed": "bf16"})
         assert float(communicator_bytes(placed, machines, plain, False)[0]) == 4000

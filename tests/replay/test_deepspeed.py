@@ -8,7 +8,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.replay.deepspeed import BUCKET
+from mofa.replay.deepspeed import BUCKET, gathers
 from mofa.replay.lives import Deed, Life, New
 from mofa.replay.play import play
 from mofa.replay.rank import Piece, Rank, Weight
@@ -55,13 +55,31 @@ def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
 
 
 def test_zero_1_steps_in_copies_of_its_part() -> None:
-    """At the step: the gradients (200), the bucket, the part of them (100) make way for the part flat (100) and in fp32
-    (200); the bucket of 1e9 bytes is rounded to 2 MiB."""
+    """At the step the gradient that the part reaches into stays whole (200); its half is normed in fp64 (400), then
+    flattened (100) and made fp32 (200). A gradient alone in its bucket is reduced where it is."""
     played = play(_toy("zero1", 2))
-    bucket = -(-BUCKET // (2 * MIB)) * 2 * MIB
     assert played.peak.where == "optimizer step"
-    assert played.peak.allocated == (800 + 200 + 100) * MIB + bucket + WORKSPACES
+    assert played.peak.allocated == (800 + 200 + 400) * MIB + WORKSPACES
     assert played.between_steps == 800 * MIB + WORKSPACES
+
+
+def test_zero_1_lets_the_gradients_of_other_parts_go() -> None:
+    """Two gradients of 200 MiB over 4 ranks, reduced in a bucket of 400: the first rank's part (100) lies in one of
+    them, the other goes. What the part is looked through and normed in comes beside 1000 of parameters and states."""
+    one = _toy("zero1", 4)
+    two = replace(one, weights=one.weights * 2, chunks=((*one.chunks[0], *one.chunks[0]),))
+    played = play(two)
+    sizes = [x for act, x in zip(played.journal.acts, played.journal.sizes, strict=True) if act.op == "optimizer step"]
+    second = sizes[len(sizes) // 2 :]
+    assert second[:6] == [400 * MIB, -400 * MIB, 200 * MIB, -200 * MIB, 400 * MIB, -400 * MIB]
+    reduced, normed = (400 + 600 + 2 * 200 + 400) * MIB, (400 + 600 + 200 + 400) * MIB
+    assert played.peak.allocated - WORKSPACES == max(reduced, normed)
+
+
+def test_gathers_come_in_pieces_of_a_bucket() -> None:
+    """500 MB parts of 8 ranks: 4 GB in 4 pieces; of one rank nothing is gathered."""
+    assert gathers(500_000_000, 8) == [BUCKET] * 4
+    assert gathers(500_000_000, 1) == []
 
 
 def test_without_zero_all_gradients_are_cast() -> None:

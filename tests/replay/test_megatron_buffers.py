@@ -30,6 +30,26 @@ def test_fp8_copies_of_the_layers_weights_stay() -> None:
     assert more == pytest.approx(2 * MATRICES, rel=0.001)
 
 
+def test_fp8_parameters_take_a_byte_and_their_transposes_another() -> None:
+    """Held in fp8 the layers' weights lose a byte as parameters and one of their two copies; gradients are the same."""
+    copied, held = played("fp8"), played("fp8", fp8_params=True)
+    for component in ("parameters", "buffers"):
+        assert copied[component] - held[component] == pytest.approx(MATRICES, rel=0.002)
+    assert held["gradients"] == pytest.approx(copied["gradients"], abs=2 << 20)
+    with pytest.raises(mofa.SpecError, match="fp8_params"):
+        mofa.load_framework("torchtitan", overrides={"fp8_params": True})
+
+
+def test_closed_form_of_fp8_parameters_is_the_replays() -> None:
+    job = mofa.load_workload("llama3-8b", seq_len=256, global_batch=4, overrides={"precision": {"gemm": "fp8"}})
+    framework = mofa.load_framework("megatron", overrides={"fp8_params": True})
+    job, machines = job.model_copy(update={"model": llama()}), mofa.load_cluster("h200-hgx", 1)
+    closed, replayed = (
+        mofa.estimate(job, machines, {"micro_batch": 1}, framework=framework, replay=replay) for replay in (False, True)
+    )
+    assert closed.memory.allocated_bytes == pytest.approx(replayed.memory.allocated_bytes, rel=0.02)
+
+
 def test_gradients_take_what_they_are_kept_in() -> None:
     wide, narrow = (played("bf16", grads_bytes_per_param=n)["gradients"] for n in (4.0, 2.0))
     assert wide == pytest.approx(2 * narrow, abs=2 << 20)  # blocks are rounded to 2 MiB
