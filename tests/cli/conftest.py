@@ -1,7 +1,9 @@
-"""A command line over results built by hand, and one that runs the real commands in a process of their own."""
+"""A command line over results built by hand, and the real commands: in this process, or in one of their own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import mofa
+from mofa.cli.main import main
 from tests.report.fake import make_plan, make_report, make_table
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,15 +71,31 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    """Run ``mofa`` in a process of its own, in an empty directory."""
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run ``mofa`` in this process, which has its modules already, in an empty directory; a warning is an error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("mofa.search.workers.cores", lambda: 1)  # the tests have a process per core already
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = main(arguments)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), error.getvalue())
+
+    return run
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Cli:
+    """Run ``mofa`` in a process of its own, in an empty directory, as a shell does."""
     root = Path(mofa.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "default", "COLUMNS": "100"}
 
-    def run(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "mofa.cli.main", *arguments],
-            capture_output=True, text=True, timeout=timeout_s, cwd=tmp_path, env=environment, check=False,
+            capture_output=True, text=True, timeout=300.0, cwd=tmp_path, env=environment, check=False,
         )  # fmt: skip
 
     return run

@@ -65,8 +65,8 @@ def test_an_interrupted_run_keeps_whole_rows_and_goes_on(
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_the_run_on_the_cpu_never_loads_torch(cli: Cli) -> None:
-    done = cli(*CPU_RUN, "--out", "m")
+def test_the_run_on_the_cpu_needs_nothing_but_numpy(process: Cli) -> None:
+    done = process(*CPU_RUN, "--out", "m")
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -189,7 +189,7 @@ def test_bad_logs_are_one_line(cli: Cli, tmp_path: Path, text: str) -> None:
 
 
 def test_goodput_against_scale(cli: Cli, tmp_path: Path) -> None:
-    done = cli(*SMALL, "--json", "--out", "out", "--csv", "goodput.csv", timeout_s=400.0)
+    done = cli(*SMALL, "--json", "--out", "out", "--csv", "goodput.csv")
     assert done.returncode == 0, done.stderr
     report = GoodputReport.model_validate(json.loads(done.stdout))
     assert [point.num_gpus for point in report.points] == [64, 128]
@@ -217,7 +217,7 @@ def long_run(plan: dict[str, Any]) -> None:
 
 def test_plans_carry_their_long_run(cli: Cli) -> None:
     options = ("--gpus", "64", "--tokens", "100B", "--faults", "llama3", "--price", "2", "--top", "2", "--json")
-    done = cli("plan", "llama3-8b", "h100-hgx", *options, timeout_s=400.0)
+    done = cli("plan", "llama3-8b", "h100-hgx", *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     PlanReport.model_validate(report)
@@ -256,7 +256,7 @@ def test_levels_of_checkpoints_are_chosen_for_plans(cli: Cli) -> None:
 def test_spares_are_of_the_gpus(cli: Cli) -> None:
     options = ("--gpus", "72", "--strategy", "tp=2", "--tokens", "1T", "--faults", "rsc-1", "--storage", "100 GB/s",
                "--spares", "1", "--checkpoint-mode", "peer", "--json")  # fmt: skip
-    done = cli("estimate", "llama3-8b", "h100-hgx", *options, timeout_s=400.0)
+    done = cli("estimate", "llama3-8b", "h100-hgx", *options)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     Estimate.model_validate(plan)
@@ -267,8 +267,7 @@ def test_spares_are_of_the_gpus(cli: Cli) -> None:
 
 
 def test_nothing_is_assumed_unasked(cli: Cli) -> None:
-    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2", "--tokens", "1T", "--json",
-               timeout_s=400.0)  # fmt: skip
+    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", "tp=2", "--tokens", "1T", "--json")
     plan = json.loads(done.stdout)
     for figure in (
         "ettr",

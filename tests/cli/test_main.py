@@ -226,8 +226,8 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr.strip() in ("[]", "['pydantic']")  # typer itself may load pydantic
 
 
-def test_version(cli: Cli) -> None:
-    done = cli("--version")
+def test_version(process: Cli) -> None:
+    done = process("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("mofa")
 
