@@ -55,7 +55,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
         chosen=best,
         ax=left,
     )
-    left.legend(loc="upper left", frameon=False, fontsize=8)
+    left.legend(loc="upper left", bbox_to_anchor=(0.0, -0.13), ncols=2, frameon=False, fontsize=8)
     plot_time_breakdown(plans, labels=[short_label(plan) for plan in plans], ax=right)
     right.set_xlim(right=1.12 * max(plan.step_s for plan in plans))
     right.set_xlabel("time per step [s]; hatched: hidden behind computing")

@@ -100,6 +100,8 @@ def quantity_text(value: float, unit: str) -> str:
     --------
     >>> quantity_text(3.1 * 2**30, "B"), quantity_text(4.0, "heads"), quantity_text(450e9, "B/s")
     ('3.10 GiB', '4 heads', '450 GB/s')
+    >>> quantity_text(1.0, "layers"), quantity_text(1.0, "micro-batches"), quantity_text(1.0, "tokens/s")
+    ('1 layer', '1 micro-batch', '1 tokens/s')
     """
     if unit == "B":
         return format_bytes(value)
@@ -110,6 +112,8 @@ def quantity_text(value: float, unit: str) -> str:
             if abs(value) >= factor:
                 return f"{value / factor:.4g} {prefix}{unit}"
     number = f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+    if value == 1 and "/" not in unit:
+        unit = unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
     return number if unit in ("", "-") else f"{number} {unit}"
 
 
