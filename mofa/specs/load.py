@@ -77,7 +77,7 @@ def load_workload(
         raw = _huggingface_workload(path, where, changes)
     else:
         raw = load_yaml(path, where)
-    spec = build(WorkloadSpec, override(raw, changes, where), where)
+    spec = build(WorkloadSpec, override(raw, changes, where), _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
@@ -112,6 +112,18 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
         Dotted paths below the cluster, such as ``{"gpu.memory_bytes": "96 GiB"}``. A fact set to a bare value becomes
         assumed; setting a GPU's memory alone scales its usable memory with it.
     """
+    if not overrides and name_or_path in bundled("nodes"):
+        return _bundled_cluster(str(name_or_path), num_gpus)
+    return _cluster(name_or_path, num_gpus, overrides)
+
+
+@lru_cache(maxsize=64)
+def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
+    """So many GPUs of a bundled node as it is, read once: every run of a file of runs asks for it."""
+    return _cluster(name, num_gpus, None)
+
+
+def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
     path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
@@ -129,7 +141,7 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
         changed = {**changed, "gpu": rescaled_gpu(changed["gpu"], gpu)}
-    cluster = build(ClusterSpec, changed, where)
+    cluster = build(ClusterSpec, changed, _changed(where, overrides))
     given = {str(key) for key in overrides or {}}
     if "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given):
         cluster = _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where))
@@ -177,7 +189,7 @@ def load_framework(
         return _bundled_framework(name)
     where = f"{where} {name}"
     raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
-    return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), where)
+    return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), _changed(where, overrides))
 
 
 @lru_cache
@@ -211,7 +223,7 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
         raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
-    return build(FaultSpec, override(raw, overrides, where), where)
+    return build(FaultSpec, override(raw, overrides, where), _changed(where, overrides))
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
@@ -307,6 +319,11 @@ def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> ModelSpec:
 def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
     # A run gives its own batch, so that a Hugging Face config needs none here.
     return load_workload(_relative(ref, base_dir, "workloads"), seq_len=1, global_batch=1).model
+
+
+def _changed(where: str, changes: Mapping[str, object] | None) -> str:
+    """What messages call a file some of whose fields were changed."""
+    return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
 
 
 def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
