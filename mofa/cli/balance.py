@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mofa.routing.balance.setup import Setup
-    from mofa.routing.placement import Placement
     from mofa.search.balance import BalanceReport, Progress
     from mofa.specs.routing import RoutingSpec
 
@@ -46,13 +45,8 @@ def balance(
     ] = None,
     experts: Annotated[int | None, typer.Option("--experts", help="Experts, without a workload.")] = None,
     ep: Annotated[int | None, typer.Option("--ep", help="Expert-parallel degree, without a cluster.")] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option("--routing", help="balanced, zipf:S, dirichlet:ALPHA, lognormal:SIGMA or memfine-iteration-7."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Counted tokens, a CSV or Parquet file.")
-    ] = None,
+    routing: opt.Routing = None,
+    trace: opt.Trace = None,
     assignments: Annotated[
         int | None, typer.Option("--assignments", help="Token copies of a micro-batch; 65536 without a workload.")
     ] = None,
@@ -96,6 +90,7 @@ def balance(
     from mofa.cli.progress import progress_bar
     from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
+    from mofa.report.balance import print_balance, save_balance
     from mofa.routing.balance.place import Adaptation
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -119,7 +114,10 @@ def balance(
                 workload, cluster, gpus, ep, strategy, chosen, trace, micro_batches, seed, options, progress,
                 seq_len=seq_len, global_batch=global_batch, framework=framework, set_=set_, redraw=redraw,
             )  # fmt: skip
-    _show(report, setup.placed, output)
+    output.show(
+        report.model_dump_json(indent=2) + "\n", report.to_frame, lambda out: save_balance(report, setup.placed, out),
+        lambda console: print_balance(report, console, quiet=quiet),
+    )  # fmt: skip
 
 
 def _refuse(given: Mapping[str, object], needs: str) -> None:
@@ -181,15 +179,13 @@ def _workload(
     options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: int | None,
     framework: str | None, set_: list[str] | None, redraw: bool,
 ) -> tuple[BalanceReport, Setup]:  # fmt: skip
-    import mofa
+    from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
     from mofa.search.balanced_step import balance_step, balance_workload, step_setup, trace_workload
 
     overrides = parse_overrides(set_)
-    job = mofa.load_workload(
-        name, seq_len=seq_len, global_batch=global_batch, overrides=overrides["workload"] or None
-    )  # fmt: skip
+    job = read_workload(name, overrides, seq_len=seq_len, global_batch=global_batch)
     if routing is not None:
         job = job.model_copy(update={"routing": routing})
     if trace is not None:
@@ -218,8 +214,7 @@ def _workload(
     _refuse({"--ep": ep}, "no cluster: --strategy says ep")
     if strategy is None:
         raise SpecError('--strategy: is missing; write one, such as --strategy "pp=4 ep=8 micro_batch=1"')
-    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
-    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
     num_experts, group, degree = step_setup(job, machines, facts, strategy)
     setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
     report = balance_step(
@@ -227,27 +222,3 @@ def _workload(
         progress=progress,
     )  # fmt: skip
     return report, setup
-
-
-def _show(report: BalanceReport, placement: Placement, output: object) -> None:
-    import sys
-
-    from mofa.cli.output import Output
-    from mofa.report.balance import print_balance, save_balance
-    from mofa.report.save import write_atomic, write_table
-    from mofa.report.text import make_console
-
-    assert isinstance(output, Output)
-    text = report.model_dump_json(indent=2) + "\n"
-    if output.json_file is not None:
-        write_atomic(output.json_file, text.encode())
-    if output.csv is not None:
-        write_table(output.csv, report.to_frame())
-    if output.out is not None:
-        files = save_balance(report, placement, output.out)
-        if not output.quiet:
-            print(f"wrote {len(files)} files to {output.out}", file=sys.stderr)
-    if output.json:
-        sys.stdout.write(text)
-    else:
-        print_balance(report, make_console(), quiet=output.quiet)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
@@ -18,17 +16,10 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    workload: Annotated[
-        str,
-        typer.Argument(metavar="WORKLOAD|RUN.yaml", help="A workload as in plan, or a file of one or several runs."),
-    ],
-    cluster: Annotated[
-        str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
-    ] = None,
+    workload: opt.RunsOrWorkload,
+    cluster: opt.MaybeCluster = None,
+    gpus: opt.MaybeGpus = None,
+    strategy: opt.Strategy = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,

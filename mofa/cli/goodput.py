@@ -133,16 +133,15 @@ def _by_scale(
     workload: str, cluster: str, numbers: list[int], profile: FaultSpec, batch: dict[str, int | None],
     framework: str | None, set_: list[str] | None, strategy: str | None, weak: bool, replan: bool, quiet: bool,
 ) -> GoodputReport:  # fmt: skip
-    import mofa
+    from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.cli.progress import progress_bar
     from mofa.search.scale import goodput_by_scale
     from mofa.search.spares import without_spares
 
     overrides = parse_overrides(set_)
-    job = mofa.load_workload(workload, **batch, overrides=overrides["workload"] or None)
-    machines = mofa.load_cluster(cluster, numbers[0], overrides=overrides["hardware"] or None)
-    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    job = read_workload(workload, overrides, seq_len=batch["seq_len"], global_batch=batch["global_batch"])
+    machines, facts = read_machines(cluster, numbers[0], overrides), read_framework(framework, job, overrides)
     without_spares(machines, profile.spares or 0, "--spares")
     wanted: object | None = None
     if strategy is not None or overrides["strategy"]:

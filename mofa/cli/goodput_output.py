@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mofa.cli.output import Output
@@ -42,13 +44,12 @@ class GoodputOutput(Output):
         """Write and print goodput against scale, with its figures where a directory is asked for."""
         import pandas as pd
 
-        from mofa.report.save import csv_bytes, figure_files, write_files, write_table
+        from mofa.report.goodput import print_scale
+        from mofa.report.save import csv_bytes, figure_files, write_files
 
-        text = report.model_dump_json(indent=2) + "\n"
-        rows = pd.DataFrame(report.to_rows())
-        if self.csv is not None:
-            write_table(self.csv, rows)
-        if self.out is not None:
+        rows, text = pd.DataFrame(report.to_rows()), report.model_dump_json(indent=2) + "\n"
+
+        def save(out: Path) -> Sequence[Path]:
             from mofa.report.goodput_curve import plot_goodput_curve
             from mofa.report.tornado import plot_tornado
 
@@ -56,13 +57,9 @@ class GoodputOutput(Output):
             files |= figure_files("ettr", plot_goodput_curve(report, "ettr"))
             files |= figure_files("throughput", plot_goodput_curve(report, "throughput"))
             files |= figure_files("tornado", plot_tornado(report))
-            self._say_saved(write_files(self.out, files), self.out)
-        if self._json(text):
-            return
-        from mofa.report.goodput import print_scale
-        from mofa.report.text import make_console
+            return write_files(out, files)
 
-        print_scale(make_console(), report, quiet=self.quiet)
+        self.show(text, lambda: rows, save, lambda console: print_scale(console, report, quiet=self.quiet))
 
     def _json(self, text: str) -> bool:
         """Write the JSON where it is asked for; whether it was printed."""

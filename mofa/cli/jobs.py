@@ -14,6 +14,35 @@ if TYPE_CHECKING:
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
 
+    Overrides = Mapping[str, Mapping[str, object]]
+    """Changes of ``--set`` by dotted path, below each of workload, hardware, framework and strategy."""
+
+
+def read_workload(
+    name: str, overrides: Overrides, *, seq_len: int | None, global_batch: int | None, tokens: str | None = None
+) -> WorkloadSpec:
+    """The workload of a name or a file, with what options and ``--set`` say of it."""
+    import mofa
+
+    return mofa.load_workload(
+        name, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
+    )
+
+
+def read_machines(name: str, gpus: int, overrides: Overrides) -> ClusterSpec:
+    """So many GPUs of a node, with what ``--set`` says of them."""
+    import mofa
+
+    return mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
+
+
+def read_framework(name: str | None, workload: WorkloadSpec, overrides: Overrides) -> FrameworkSpec:
+    """The framework asked for, else the workload's, else Megatron-Core, with what ``--set`` says of it."""
+    import mofa
+
+    chosen = (workload.framework or "megatron") if name is None else name
+    return mofa.load_framework(chosen, overrides=overrides["framework"] or None)
+
 
 def _refuse_beside_a_file(file: str, given: list[str]) -> None:
     """Refuse options that a file of runs makes void."""
@@ -46,7 +75,7 @@ def _read_strategy(text: str | None) -> dict[str, object]:
 
 
 def _resolve(
-    run: RunSpec, folder: Path, overrides: Mapping[str, Mapping[str, object]]
+    run: RunSpec, folder: Path, overrides: Overrides
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
     from mofa.specs.load import build, bundled, load_cluster, resolve_run
@@ -94,7 +123,6 @@ def jobs_of(
     SpecError
         If an option is missing, or is void beside a file.
     """
-    import mofa
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
 
@@ -115,9 +143,6 @@ def jobs_of(
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
     if strategy is None and not overrides["strategy"]:
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
-    job = mofa.load_workload(
-        workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
-    )
-    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
-    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
+    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
     return [Job(None, job, machines, {**_read_strategy(strategy), **overrides["strategy"]}, facts)]

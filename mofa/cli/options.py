@@ -22,6 +22,13 @@ Workload = Annotated[
     str, typer.Argument(help="A bundled workload, a workload YAML, or a Hugging Face config.json or its folder.")
 ]
 Cluster = Annotated[str, typer.Argument(help="A bundled node type or a node YAML.")]
+RunsOrWorkload = Annotated[
+    str, typer.Argument(metavar="WORKLOAD|RUN.yaml", help="A workload as in plan, or a file of one or several runs.")
+]
+MaybeCluster = Annotated[
+    str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")
+]
+MaybeGpus = Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Number of GPUs: up to one node, or whole nodes.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Sequence length in tokens.")]
 GlobalBatch = Annotated[int | None, typer.Option("--global-batch", min=1, help="Sequences per optimizer step.")]
@@ -30,6 +37,14 @@ Framework = Annotated[
     str | None,
     typer.Option("--framework", help=f"{', '.join(FRAMEWORK_NAMES)}; else the workload's, else megatron."),
 ]
+Strategy = Annotated[
+    str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
+]
+Routing = Annotated[
+    str | None,
+    typer.Option("--routing", help="balanced, zipf:S, dirichlet:ALPHA, lognormal:SIGMA or memfine-iteration-7."),
+]
+Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Counted tokens, a CSV or Parquet file.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(

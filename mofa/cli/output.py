@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
     from mofa.replay.timed import TimeReplayed
     from mofa.search.result import Estimate, PlanReport
@@ -38,42 +39,52 @@ class Output:
         if self.out is not None:
             check_writable(self.out, directory=True)
 
-    def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
-        """Write and print what a search found; ``table`` makes the table of all costed strategies."""
-        from mofa.report.save import json_text, save_report, write_table
-
-        text = json_text(report) + "\n"
+    def show(
+        self,
+        text: str,
+        table: Callable[[], pd.DataFrame],
+        save: Callable[[Path], Sequence[Path]],
+        print_: Callable[[Console], None],
+    ) -> None:
+        """Write and print a result: its JSON, its table, the files that go to a directory, and what people read."""
         self._write_json(text)
         if self.csv is not None:
-            write_table(self.csv, report.to_frame())
+            from mofa.report.save import write_table
+
+            write_table(self.csv, table())
         if self.out is not None:
-            self._say_saved(save_report(report, self.out, table()), self.out)
+            self._say_saved(save(self.out), self.out)
         if self.json:
             sys.stdout.write(text)
             return
-        from mofa.report.text import make_console, print_report
+        from mofa.report.text import make_console
 
-        print_report(report, make_console(), quiet=self.quiet)
+        print_(make_console())
+
+    def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
+        """Write and print what a search found; ``table`` makes the table of all costed strategies."""
+        from mofa.report.save import json_text, save_report
+        from mofa.report.text import print_report
+
+        self.show(
+            json_text(report) + "\n", report.to_frame, lambda out: save_report(report, out, table()),
+            lambda console: print_report(report, console, quiet=self.quiet),
+        )  # fmt: skip
 
     def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:
         """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""
-        from mofa.report.save import estimates_json, save_estimates, write_table
+        from mofa.report.save import estimates_json, save_estimates
+        from mofa.report.text import print_estimate
         from mofa.search.result import plans_to_frame
 
-        text = estimates_json(estimates)
-        self._write_json(text)
-        if self.csv is not None:
-            write_table(self.csv, plans_to_frame(estimates))
-        if self.out is not None:
-            self._say_saved(save_estimates(estimates, self.out, steps()), self.out)
-        if self.json:
-            sys.stdout.write(text)
-            return
-        from mofa.report.text import make_console, print_estimate
+        def print_all(console: Console) -> None:
+            for estimate in estimates:
+                print_estimate(estimate, console, quiet=self.quiet)
 
-        console = make_console()
-        for estimate in estimates:
-            print_estimate(estimate, console, quiet=self.quiet)
+        self.show(
+            estimates_json(estimates), lambda: plans_to_frame(estimates),
+            lambda out: save_estimates(estimates, out, steps()), print_all,
+        )  # fmt: skip
 
     def _write_json(self, text: str) -> None:
         if self.json_file is not None:

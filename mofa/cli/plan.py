@@ -57,6 +57,7 @@ def plan(
     Exit status 3 and the smallest number of GPUs that would do where nothing fits.
     """
     import mofa
+    from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.output import Output
     from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
@@ -74,11 +75,8 @@ def plan(
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)
-    job = mofa.load_workload(
-        workload, seq_len=seq_len, global_batch=global_batch, tokens=tokens, overrides=overrides["workload"] or None
-    )
-    machines = mofa.load_cluster(cluster, gpus, overrides=overrides["hardware"] or None)
-    facts = mofa.load_framework(framework or job.framework or "megatron", overrides=overrides["framework"] or None)
+    job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
+    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
     if spares is not None:
         without_spares(machines, spares, "--spares")
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:

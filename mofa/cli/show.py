@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,12 +109,8 @@ def show_workload(
 def show_routing(
     workload: opt.Workload,
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel degree: ranks of so many.")],
-    routing: Annotated[
-        str | None, typer.Option("--routing", help="zipf:S, dirichlet:ALPHA, lognormal:SIGMA or memfine-iteration-7.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Counted tokens, a CSV or Parquet file.")
-    ] = None,
+    routing: opt.Routing = None,
+    trace: opt.Trace = None,
     iterations: Annotated[int | None, typer.Option("--iterations", help="How many; all of a trace.")] = None,
     set_: opt.Set = None,
     json: opt.Json = False,

@@ -19,17 +19,11 @@ STRETCHES = 2000
 
 
 def trace(
-    workload: Annotated[
-        str, typer.Argument(metavar="WORKLOAD|RUN.yaml", help="A workload as in plan, or a file of runs.")
-    ],
+    workload: opt.RunsOrWorkload,
     out: Annotated[Path, typer.Option("--out", help="The trace, a JSON file; ui.perfetto.dev opens it.")],
-    cluster: Annotated[
-        str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of GPUs.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option("--strategy", help='Such as "tp=4 pp=4 micro_batch=1 recompute=selective".')
-    ] = None,
+    cluster: opt.MaybeCluster = None,
+    gpus: opt.MaybeGpus = None,
+    strategy: opt.Strategy = None,
     run: Annotated[str | None, typer.Option("--run", help="Which run of a file of several.")] = None,
     ranks: Annotated[
         str | None,

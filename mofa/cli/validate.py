@@ -43,9 +43,8 @@ def validate(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of groups.")] = False,
 ) -> None:
     """Predict every reference run from its configuration and compare with what it measured."""
-    import sys
-
     import mofa.validate
+    from mofa.cli.output import Output
     from mofa.cli.progress import progress_bar
     from mofa.report.accuracy import (
         markdown_report,
@@ -54,37 +53,28 @@ def validate(
         save_validation,
         with_readme_table,
     )
-    from mofa.report.save import check_writable, write_atomic, write_table
-    from mofa.report.text import make_console
+    from mofa.report.save import check_writable, write_atomic
 
-    for path in (json_file, csv, markdown, readme):
+    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output.check()
+    for path in (markdown, readme):
         if path is not None:
             check_writable(path)
     page = _page(readme) if readme is not None else ""
-    if out is not None:
-        check_writable(out, directory=True)
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
         report = mofa.validate.validate(
             references, group="measured" if group is GroupChoice.measured else "published" if group else None,
             processes=processes, progress=progress,
         )  # fmt: skip
-    text = report.model_dump_json(indent=2) + "\n"
-    if json_file is not None:
-        write_atomic(json_file, text.encode())
-    if csv is not None:
-        write_table(csv, runs_to_frame(report))
     if markdown is not None:
         write_atomic(markdown, markdown_report(report, references).encode())
     if readme is not None:
         write_atomic(readme, with_readme_table(page, report).encode())
-    if out is not None:
-        files = save_validation(report, out)
-        if not quiet:
-            print(f"wrote {len(files)} files to {out}", file=sys.stderr)
-    if json:
-        sys.stdout.write(text)
-    else:
-        print_validation(report, make_console(), quiet=quiet)
+    output.show(
+        report.model_dump_json(indent=2) + "\n", lambda: runs_to_frame(report),
+        lambda folder: save_validation(report, folder),
+        lambda console: print_validation(report, console, quiet=quiet),
+    )  # fmt: skip
 
 
 def _page(path: Path) -> str:
