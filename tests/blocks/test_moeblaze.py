@@ -96,7 +96,7 @@ def test_where_it_cannot_be() -> None:
 
 
 def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
-    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 8)
+    job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h200-hgx", 8)
     plans = {}
     for copies in ("materialised", "index"):
         facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})
@@ -116,7 +116,7 @@ def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
 
 def test_either_is_index_where_a_rank_holds_all_experts_and_copies_elsewhere() -> None:
     """Costed together or one by one, in time and memory of the closed forms and of the replay."""
-    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 8)
+    job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h200-hgx", 8)
 
     def plan(copies: str, strategy: str, *, replay: bool = False) -> mofa.Plan:
         facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})

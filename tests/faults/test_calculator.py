@@ -29,9 +29,15 @@ def test_the_interval_asked_for_is_simulated(mtbf: float, interval: float, days:
     assert mc.productive_days * 24 * HOUR / interval == pytest.approx(round(mc.productive_days * 24 * HOUR / interval))
 
 
-@pytest.mark.parametrize("shape", [0.7, 1.0, 2.0])
-@pytest.mark.parametrize(("times", "persist"), [(0.2, 0.0), (0.2, 20 * MIN), (1.7, 20 * MIN), (3.1, 0.0), (6.0, 0.0)])
-def test_intervals_of_many_mtbf(times: float, shape: float, persist: float) -> None:
+@pytest.mark.parametrize(
+    ("times", "persist", "shape"),
+    [
+        (0.2, 0.0, 0.7), (0.2, 0.0, 2.0), (0.2, 20 * MIN, 1.0), (0.2, 20 * MIN, 2.0),
+        (1.7, 20 * MIN, 0.7), (1.7, 0.0, 1.0), (1.7, 0.0, 2.0), (3.1, 20 * MIN, 0.7), (3.1, 20 * MIN, 1.0),
+        (6.0, 0.0, 1.0), (6.0, 0.0, 2.0),
+    ],
+)  # fmt: skip
+def test_intervals_of_many_mtbf(times: float, persist: float, shape: float) -> None:
     found = calculate(6 * HOUR, 5 * MIN, 10 * MIN, interval_s=times * 6 * HOUR, persist_s=persist, shape=shape,
                       num_runs=1000, seed=1)  # fmt: skip
     mc = found.ettr_monte_carlo

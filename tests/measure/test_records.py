@@ -189,9 +189,16 @@ def test_the_frameworks_built_the_model_that_the_run_describes(record: Record) -
     assert built == pytest.approx(num_params(model) - bias_buffers, rel=2e-3)
 
 
-def test_committed_splits_balance() -> None:
+@pytest.fixture(scope="module")
+def configurations() -> list[str]:
+    """What every committed record is a run of."""
+    return [configuration_of(record.run) for record in RECORDS]
+
+
+def test_committed_splits_balance(configurations: list[str]) -> None:
     for framework in {r.run.framework["name"] for r in RECORDS}:
-        hashes = {configuration_of(r.run): r.split for r in RECORDS if r.run.framework["name"] == framework}
+        all_of = zip(configurations, RECORDS, strict=True)
+        hashes = {name: r.split for name, r in all_of if r.run.framework["name"] == framework}
         count = Counter(hashes.values())
         assert abs(count["judging"] - count["fitting"]) <= 0.25 * len(hashes) + 1
 
@@ -218,7 +225,7 @@ def test_no_two_runs_are_almost_the_same() -> None:
         assert len(differing) != 1 or not near(a.get(differing[0]), b.get(differing[0])), (id, other, differing)
 
 
-def test_a_repeated_configuration_keeps_its_split() -> None:
+def test_a_repeated_configuration_keeps_its_split(configurations: list[str]) -> None:
     seen: dict[str, Split] = {}
-    for one in RECORDS:
-        assert seen.setdefault(configuration_of(one.run), one.split) == one.split
+    for name, one in zip(configurations, RECORDS, strict=True):
+        assert seen.setdefault(name, one.split) == one.split, one.run.id

@@ -119,8 +119,7 @@ def test_numbers_of_spares() -> None:
         without_spares(NODES, 8, "x")
 
 
-@pytest.mark.parametrize("batch", [840, 1024])
-@pytest.mark.parametrize("objective", ["tokens", "kwh"])
+@pytest.mark.parametrize(("batch", "objective"), [(840, "tokens"), (1024, "kwh")])
 def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: Objective) -> None:
     """What the closed forms and the searches around the best plans leave out is not what a search of all finds."""
     job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=batch)
