@@ -3,6 +3,7 @@
 python benchmarks/replay_agreement.py            # 500 strategies, the distribution of what differs
 python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
 python benchmarks/replay_agreement.py --time     # step times alone, which is quick
+python benchmarks/replay_agreement.py --zero-bubble --num 60  # PyTorch's schedules that put weights' gradients off
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -100,6 +101,18 @@ def cases(num: int, seed: int = SEED) -> Iterator[Case]:
         yield Case(name, job, row)
 
 
+def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
+    """Random legal strategies of torchtitan under ZB-V and interleaved zero bubble in turn."""
+    random = np.random.default_rng(seed)
+    jobs = [i for i, job in enumerate(JOBS) if job[4] == "torchtitan"]
+    for i in range(num):
+        schedule, vpp = (("zbv", 2), ("interleaved-zb", 0))[i % 2]
+        name, job, table = _legal(jobs[i % len(jobs)])
+        fits = np.flatnonzero((table.vpp == vpp) if vpp else (table.vpp > 1))
+        row = table.take(np.array([random.choice(fits)]))
+        yield Case(name, job, replace(row, schedule=np.array([SCHEDULES.index(schedule)])))
+
+
 @dataclass(frozen=True)
 class Agreement:
     """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played)."""
@@ -145,11 +158,12 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=500)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--time", action="store_true", help="step times alone")
+    parser.add_argument("--zero-bubble", action="store_true", help="ZB-V and interleaved zero bubble alone")
     parser.add_argument("--verbose", action="store_true", help="one line per strategy")
     given = parser.parse_args()
     started = time.perf_counter()
     found: list[tuple[Case, Agreement]] = []
-    for case in cases(given.num, given.seed):
+    for case in (zero_bubble_cases if given.zero_bubble else cases)(given.num, given.seed):
         found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]

@@ -25,6 +25,8 @@ from mofa.blocks.op import (
     Tensor,
 )
 
+WEIGHT_ENDS = (".wgrad", ".grad_cast", ".accumulate")
+"""Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
     "all_to_all": "all_to_all", "send_recv": "send_recv", "deepep": "deepep",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, first_largest, stacked, where
 from mofa.blocks.op import KINDS, Op, Tensor
@@ -37,6 +38,8 @@ class BlockMemory:
     large_saved: ArrayK
     large_peak: ArrayK
     """Of tensors larger than given: what is kept, and the most alive beyond what is kept. [B]"""
+    held: ArrayK
+    """What a backward by inputs alone leaves for the weights' gradients beside what was kept. [B]"""
     pool_slack: ArrayK
     """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
     forward_peak: ArrayK
@@ -58,6 +61,7 @@ class BlockMemory:
             largest=np.maximum(self.largest, block.largest),
             large_saved=self.large_saved + block.large_saved,
             large_peak=np.maximum(self.large_peak, block.large_peak),
+            held=self.held + block.held,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             forward_peak=np.maximum(forward, self.forward_peak),
             forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
@@ -97,7 +101,7 @@ class _Lifetimes:
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares = self._shares()
+        shares = self.shares()
         death = {**self.death, **end_of}
         extension: dict[str, list[_Extension]] = {}
         # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
@@ -132,7 +136,7 @@ class _Lifetimes:
                     end = later
         return result
 
-    def _shares(self) -> dict[str, tuple[str, BoolK]]:
+    def shares(self) -> dict[str, tuple[str, BoolK]]:
         """Names whose memory is another's, whose, and for which candidates; True where for all."""
         shares: dict[str, tuple[str, BoolK]] = {}
         for op in self.ops:
@@ -193,6 +197,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
         largest=sizes.max(axis=0),
         large_saved=big_saved,
         large_peak=np.maximum(big_peak, 0.0),
+        held=_held(lives, found, sizes, boundary),
         pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
         forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
         backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
@@ -202,7 +207,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
 def _nothing(num_k: int) -> BlockMemory:
     """Of a block that allocates nothing."""
     zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
-    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
+    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:
@@ -217,6 +222,21 @@ def rounded_bytes(nbytes: ArrayK) -> ArrayK:
     """
     unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)
     return np.ceil(nbytes / unit) * unit
+
+
+def _held(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: int) -> ArrayK:
+    """What the weights' gradients read that the backward by inputs made, or was given. (K,) [B]"""
+    sources = {name: source for name, (source, _) in lives.shares().items()}
+    late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
+    own = {name for op in late for name in op.writes}
+    needed: set[str] = set()
+    for name in (name for op in late for name in op.reads):
+        seen: str | None = name
+        while seen is not None:  # a view keeps what it is a view of
+            needed.add(seen)
+            seen = sources.get(seen)
+    born = [i for i, f in enumerate(found) if f.start >= boundary and f.tensor in needed and f.tensor not in own]
+    return np.asarray(sizes[born].sum(axis=0))
 
 
 def _pool_slack(

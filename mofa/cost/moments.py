@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rows import Rows, chunk_shares
-from mofa.orders import order_of
+from mofa.orders import Action, order_of
 from mofa.orders.interleaved import rounds
 
 ArrayN = NDArray[np.float64]
@@ -24,13 +24,16 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class RankMoments:
-    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight and
-    which chunks have gradients (ranks, moments, vpp), and whether the chunk's own come now (ranks, moments)."""
+    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
+    which chunks have gradients and micro-batches whose weights' gradients are put off (ranks, moments, vpp), whether
+    the chunk's own gradients come now, and whether its backward puts them off (ranks, moments)."""
 
     chunk: NDArray[np.intp]
     flying: ArrayN
     begun: ArrayN
+    waiting: ArrayN
     first: NDArray[np.bool_]
+    split: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=256)
@@ -48,27 +51,35 @@ def rank_moments(
     (array([2., 2.]), array([0., 1.]))
     """
     order = order_of(schedule, framework, pp, vpp, num_micro_batches)
-    found = [_of_rank(tuple((a.kind, order.chunk_of(a.stage)) for a in acts), vpp, forward) for acts in order.ranks]
+    found = [_of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, forward) for acts in order.ranks]
     most = max(len(rank) for rank in found)
     full = [rank + rank[-1:] * (most - len(rank)) for rank in found]
-    return RankMoments(
-        np.array([[chunk for chunk, _, _, _ in rank] for rank in full]),
-        np.array([[flying for _, flying, _, _ in rank] for rank in full], dtype=float),
-        np.array([[begun for _, _, begun, _ in rank] for rank in full], dtype=float),
-        np.array([[first for _, _, _, first in rank] for rank in full]),
+    chunk, flying, begun, waiting, first, split = (
+        np.array([[moment[i] for moment in rank] for rank in full], dtype=float) for i in range(6)
     )
+    return RankMoments(chunk.astype(np.intp), flying, begun, waiting, first > 0, split > 0)
 
 
-_Moment = tuple[int, tuple[int, ...], tuple[int, ...], bool]
+_Moment = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, bool]
+"""Chunk, in flight, gradients begun, put off, whether the chunk's own come now, whether they are put off."""
+
+
+def _done(act: Action) -> str:
+    """What a computation is in terms of memory: the first stage has no input to differentiate by, W does it all."""
+    if act.stage == 0 and act.kind in ("I", "W"):
+        return "B" if act.kind == "W" else ""
+    return act.kind
 
 
 def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, forward: bool) -> list[_Moment]:
-    flying, begun = [0] * vpp, [0] * vpp
+    flying, begun, waiting = [0] * vpp, [0] * vpp, [0] * vpp
     seen: dict[_Moment, None] = {}
     for kind, chunk in acts:
         flying[chunk] += kind == "F"
-        if kind != "W" and (kind == "F") == forward:
-            seen[chunk, tuple(flying), tuple(begun), kind == "B" and not begun[chunk]] = None
+        if kind and kind != "W" and (kind == "F") == forward:
+            own = kind == "B" and not begun[chunk]
+            seen[chunk, tuple(flying), tuple(begun), tuple(waiting), own, kind == "I"] = None
+        waiting[chunk] += (kind == "I") - (kind == "W")
         if kind in ("B", "W"):
             flying[chunk] -= 1
             begun[chunk] = 1
@@ -77,12 +88,10 @@ def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, forward: bool) -> list
 
 def _covers(other: _Moment, one: _Moment) -> bool:
     """Whether another moment of the same chunk has at least as much of everything."""
-    return (
-        other[0] == one[0] and other[3] == one[3]
-        and all(a >= b for a, b in zip(other[1], one[1], strict=True))
-        and all(a >= b for a, b in zip(other[2], one[2], strict=True))
-        and (other[1], other[2]) != (one[1], one[2])
-    )  # fmt: skip
+    alike = other[0] == one[0] and other[4:] == one[4:] and other[1:4] != one[1:4]
+    return alike and all(
+        a >= b for more, less in zip(other[1:4], one[1:4], strict=True) for a, b in zip(more, less, strict=True)
+    )
 
 
 def _behind(rows: Rows) -> ArrayN:
@@ -128,12 +137,28 @@ class Moments:
         kept[:, lay.shown.of[stages.head_stage], -1] -= one
         self.kept = kept
         self.saved = plain, full
+        self.held = self._put_off() if rows.schedule in ("zbv", "interleaved-zb") else np.zeros_like(kept)
         self.layers_behind = _behind(rows)
         self.share = chunk_shares(rows)
-        each = np.array([rounds(stages.pp, int(m)) if stages.vpp > 1 else stages.pp for m in rows.num_micro_batches])
+        in_rounds = stages.vpp > 1 and rows.schedule != "zbv"
+        each = np.array([rounds(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches])
         self.walked = rows.num_micro_batches
         if rows.schedule != "gpipe":
             self.walked = np.minimum(self.walked, ROUNDS * each)
+
+    def _put_off(self) -> ArrayN:
+        """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
+        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
+        plain, full = rows.gather(rows.layers.held)
+        held = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        for kind in range(len(stages.kinds) if lay.any_full else 0):
+            held = held + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
+        last = lay.shown.of[stages.head_stage]
+        held[:, last, -1] += (rows.costs.head.memory.held + rows.costs.head.memory.saved)[rows.k]
+        # the output goes with the backward by inputs, as the head has none
+        held -= rows.costs.boundary[rows.k, None, None]
+        held[:, last, -1] += rows.costs.boundary[rows.k]
+        return np.asarray(held)
 
     def behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
@@ -164,10 +189,13 @@ class Moments:
             at = rank_moments(rows.schedule, rows.framework.name, lay.stages.pp, lay.stages.vpp, m, forward)
             stage = lay.shown.stage
             chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
-            own = np.eye(lay.stages.vpp)[chunk]
+            own, waiting, split = np.eye(lay.stages.vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]
             if ended:
-                flying, begun = flying - own, np.maximum(begun, own)
+                flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
+                waiting = waiting + own * split
             alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
+            if waiting.any():
+                alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.held[mine])
             there = np.einsum("rsc,nrc->nrs", begun, self.share[mine])
             if ended:
                 there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]

@@ -73,12 +73,26 @@ class _Instants:
             return np.zeros((self.n, 1))
         one = rows.costs.boundary[rows.k][:, None]
         if rows.framework.name in PYTORCH_MODULES:
-            m = rows.num_micro_batches[:, None] * rows.layout.stages.vpp
-            ways = np.full(self.num_shown, 2.0)
-            ways[0] -= 1.0 / rows.layout.stages.vpp
-            ways[-1] -= 1.0 / rows.layout.stages.vpp
-            return np.asarray(one * m * ways)
+            return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
         return np.asarray(one * np.full(self.num_shown, 2.0))
+
+    def _received(self) -> ArrayN:
+        """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
+
+        A buffer each way but at the model's ends. Where weights' gradients are put off, the gradient of every input
+        too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
+        instead of what it receives.
+        """
+        rows, vpp = self.rows, self.rows.layout.stages.vpp
+        ways = np.full(self.num_shown, 2.0 * vpp)
+        ways[0] -= 1.0
+        ways[rows.layout.shown.of[rows.layout.stages.head_stage]] -= 1.0
+        if rows.schedule in ("zbv", "interleaved-zb"):
+            ways += vpp
+            ways[0] -= 1.0
+        if rows.schedule == "zbv":
+            ways[-1] -= 1.0
+        return ways
 
     def _persistent_buffers(self) -> ArrayN:
         """What the framework allocates once and keeps; the head's share on its stage. (n, R)"""

@@ -49,6 +49,7 @@ class LayerArrays:
     """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
     backward_clocks: ArrayN
     weights_s: ArrayN
+    held: ArrayN
 
     @classmethod
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
@@ -79,6 +80,7 @@ class LayerArrays:
             forward_clocks=grid(lambda c: c.forward.clocks),
             backward_clocks=grid(lambda c: c.backward.clocks),
             weights_s=grid(lambda c: c.backward.weights),
+            held=grid(lambda c: c.memory.held),
         )
 
     @cached_property

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
@@ -56,8 +57,7 @@ _Ready = dict[str, FloatK]
 """When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
 "" is the compute stream itself."""
 NEVER = -np.inf
-WEIGHT_ENDS = (".wgrad", ".grad_cast", ".accumulate")
-"""Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
+
 
 
 def _through(present: BoolK, made: _Ready, handed_on: _Ready) -> _Ready:

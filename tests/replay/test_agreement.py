@@ -47,6 +47,19 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     assert np.mean([abs(agreement.reserved) for _, agreement in found]) < 0.035
 
 
+def test_zero_bubble_agrees(benchmark: Any) -> None:
+    """ZB-V and interleaved zero bubble: every step within 3 %, allocated memory within 4 %, half of both within 1 %.
+
+    Weights' gradients that are put off hold what they read, and every input's gradient stays for a step.
+    """
+    found = [(case, benchmark.compare(case)) for case in benchmark.zero_bubble_cases(8)]
+    for case, agreement in found:
+        assert abs(agreement.step) <= benchmark.TIME_BAR, benchmark.describe(case)
+        assert abs(agreement.allocated) <= 0.04, benchmark.describe(case)
+    assert np.median([abs(agreement.step) for _, agreement in found]) < 0.01
+    assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.01
+
+
 def test_every_kind_is_there(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     """At least a tenth of the strategies are of each kind that the benchmark names."""
     kinds = {
