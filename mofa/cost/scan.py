@@ -59,7 +59,6 @@ _Ready = dict[str, FloatK]
 NEVER = -np.inf
 
 
-
 def _through(present: BoolK, made: _Ready, handed_on: _Ready) -> _Ready:
     """What an op makes where it is present, and what it hands on where it is not."""
     out = {family: where(present, at, NEVER) for family, at in made.items()}
