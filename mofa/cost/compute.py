@@ -16,6 +16,10 @@ from mofa.specs.hardware import GpuSpec
 
 FloatN = NDArray[np.float64]
 
+AT_ONCE, SLOT_BITS, ODD = 1 << 13, 14, np.array([0x9E3779B97F4A7C15], dtype=np.uint64)
+"""Shapes that are told apart together and the slots of their table, which stay in the cache; the factor of
+multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, section 6.4), 2^64 over the golden ratio. [-]
+"""
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 
 
@@ -65,15 +69,49 @@ def gemm_s(
 
 
 def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:
-    """The different columns of a matrix, and which of them each column is. Few columns are not worth the search."""
-    if columns.shape[1] < 64:
-        return columns, np.arange(columns.shape[1])
-    code = np.zeros(columns.shape[1], dtype=np.int64)
-    for row in columns:
-        values, inverse = np.unique(row, return_inverse=True)
-        code = code * len(values) + inverse.reshape(-1)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return columns[:, first], inverse.reshape(-1)
+    """The different columns of a matrix, and which of them each column is. Few columns are not worth the search.
+
+    A search has a million columns of some thousand kinds: first those of each block are told apart, then what is left
+    of all blocks.
+    """
+    total = columns.shape[1]
+    if total < 64:
+        return columns, np.arange(total)
+    bits = np.ascontiguousarray(columns).view(np.uint64)
+    kind, first, known = np.empty(total, dtype=np.intp), [], 0
+    for start in range(0, total, AT_ONCE):
+        mine, of = _told_apart(bits[:, start : start + AT_ONCE])
+        kind[start : start + AT_ONCE] = known + of
+        first.append(start + mine)
+        known += len(mine)
+    found = np.concatenate(first)
+    again, of = _told_apart(bits[:, found])
+    return columns[:, found[again]], of[kind]
+
+
+def _told_apart(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """One of each different column of a matrix, and which of them each column is; by a table of their hashes.
+
+    One column in a slot speaks for all that are like it, those that are not go on to another table.
+    """
+    total = bits.shape[1]
+    kind, number, speaker = (np.empty(size, dtype=np.intp) for size in (total, total, 1 << SLOT_BITS))
+    left, first, known, factor = np.arange(total), [], 0, np.array(ODD)
+    while len(left):
+        rows = bits if len(left) == total else bits[:, left]
+        code = rows[0] * factor
+        for row in rows[1:]:
+            code = (code ^ row) * factor
+        slot = (code >> np.uint64(64 - SLOT_BITS)).astype(np.intp)
+        speaker[slot] = left
+        of = speaker[slot]
+        same = (bits[:, of] == rows).all(axis=0)
+        new = left[of == left]
+        number[new] = known + np.arange(len(new))
+        kind[left[same]] = number[of[same]]
+        first.append(new)
+        left, known, factor = left[~same], known + len(new), factor * ODD
+    return np.concatenate(first), kind
 
 
 def grouped_gemm_s(

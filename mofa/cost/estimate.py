@@ -76,7 +76,8 @@ class Estimator:
         self.parts: list[_Part] = []
         for chosen, mode in precision_modes(framework, table):
             self.of[chosen] = len(self.parts)
-            costs = block_costs(workload, cluster, framework, table.take(chosen), loads, mode, drop)
+            some = table if len(chosen) == len(table) else table.take(chosen)
+            costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.parts.append(_Part.of(mode, costs))
 
@@ -103,10 +104,11 @@ class Estimator:
             Arrays in the order of ``which``.
         """
         which = np.arange(len(self.table)) if which is None else which
-        table = self._taken(which, recompute_layers)
+        layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
+        table = replace(self.table.take(which), recompute_layers=layers)
         out = _Collector(table, len(table), detail)
         done = 0
-        for chosen, rows in self._composed(which, table, every_stage=detail):
+        for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
             done += len(chosen)
             if progress is not None:
@@ -133,40 +135,29 @@ class Estimator:
         """
         out = np.empty(len(which))
         done = 0
-        for chosen, rows in self._composed(which, self._taken(which, recompute_layers), every_stage=False):
+        for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             out[chosen] = row_max(stage_bytes(rows).device)
             done += len(chosen)
             if progress is not None:
                 progress(done)
         return out
 
-    def _taken(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64] | None) -> StrategyTable:
-        table = self.table.take(which)
-        return table if recompute_layers is None else replace(table, recompute_layers=recompute_layers)
-
     def _composed(
-        self, which: NDArray[np.intp], table: StrategyTable, *, every_stage: bool
+        self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
     ) -> Iterator[tuple[NDArray[np.intp], Rows]]:
-        """Rows that compose together, and what each gathers; ``table`` is that of the rows ``which``."""
-        for number, part in enumerate(self.parts):
-            chosen = np.flatnonzero(self.of[which] == number)
-            if len(chosen) == 0:
-                continue
-            sub = table.take(chosen)
-            for local, schedule in _groups(sub):
-                some = sub.take(local)
-                stages = split_layers(
-                    self.workload.model,
-                    int(some.pp[0]),
-                    int(some.vpp[0]),
-                    self.framework.name,
-                    schedule,
-                    self.framework.splits_layers,
-                )
-                yield chosen[local], make_rows(
-                    self.workload, self.cluster, self.framework, some, part.costs, self.place[which[chosen[local]]],
-                    stages, schedule, part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
-                )  # fmt: skip
+        """Rows that compose together, as positions in ``which``, and what each gathers; ``layers`` are recomputed."""
+        for chosen, schedule in _groups(self.table, which, layers, self.of[which]):
+            at = which[chosen]
+            part = self.parts[int(self.of[at[0]])]
+            some = replace(self.table.take(at), recompute_layers=layers[chosen])
+            stages = split_layers(
+                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name, schedule,
+                self.framework.splits_layers,
+            )  # fmt: skip
+            yield chosen, make_rows(
+                self.workload, self.cluster, self.framework, some, part.costs, self.place[at], stages, schedule,
+                part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,19 +187,22 @@ def estimate_table(
     return Estimator(workload, cluster, framework, table, loads, drop=drop).rows(detail=detail)
 
 
-def _groups(table: StrategyTable) -> Iterator[tuple[NDArray[np.intp], str]]:
-    """Rows of one pp, vpp and schedule that recompute no layer whole, all, or some, in chunks."""
-    whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute]
-    code = (table.pp * 4096 + table.vpp) * 16 + table.schedule
-    code = code * 3 + np.where(whole, np.where(table.recompute_layers < 0, 1, 2), 0)
+def _groups(
+    table: StrategyTable, which: NDArray[np.intp], layers: NDArray[np.int64], part: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.intp], str]]:
+    """Positions of rows of one part, pp, vpp and schedule that recompute no layer whole, all, or some, in chunks."""
+    pp, schedule = table.pp[which], table.schedule[which]
+    whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
+    code = ((part * 1024 + pp) * 4096 + table.vpp[which]) * 16 + schedule
+    code = code * 3 + np.where(whole, np.where(layers < 0, 1, 2), 0)
     order = np.argsort(code, kind="stable")
     bounds = np.flatnonzero(np.diff(code[order])) + 1
     for rows in np.split(order, bounds):
         if len(rows) == 0:
             continue
-        size = max(1, CHUNK_STAGES // int(table.pp[rows[0]]))
+        size = max(1, CHUNK_STAGES // int(pp[rows[0]]))
         for start in range(0, len(rows), size):
-            yield rows[start : start + size], SCHEDULES[int(table.schedule[rows[0]])]
+            yield rows[start : start + size], SCHEDULES[int(schedule[rows[0]])]
 
 
 class _Collector:

@@ -178,7 +178,10 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
         if stop == begin:
             return np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.full(num_k, last)
         which = begin + first_largest(alive[begin:stop])
-        by_kind = is_kind @ (there[which].T * sizes)
+        by_kind = np.zeros((len(KINDS), num_k))
+        for op in np.unique(which).tolist():  # few ops are at the peak of some combination
+            lives = there[op] > 0
+            np.copyto(by_kind, is_kind[:, lives] @ sizes[lives], where=which == op)
         here = which, np.arange(num_k)
         by_kind[KINDS.index("scratch")] += scratch[here]
         return alive[here], by_kind, which
@@ -186,9 +189,11 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     forward_peak, forward_kinds, forward_op = peak(0, boundary)
     backward_peak, backward_kinds, backward_op = peak(boundary, len(ops))
     across = (start < boundary) & (boundary <= end)
-    big = np.where(sizes > large, sizes, 0.0)
-    big_saved = big[across].sum(axis=0)
-    big_peak = (there @ big).max(axis=0) - big_saved if np.any(big) else big_saved
+    larger = sizes > large
+    some = np.flatnonzero(larger.any(axis=1))
+    big = np.where(larger[some], sizes[some], 0.0)
+    big_saved = big[across[some]].sum(axis=0)
+    big_peak = (there[:, some] @ big).max(axis=0) - big_saved if len(some) else big_saved
     saved_kinds = is_kind[:, across] @ sizes[across]
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
