@@ -26,8 +26,8 @@ WALKED = tuple(KINDS)
 """Schedules whose steps are found so."""
 ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
-_AT_ONCE = 1 << 20
-"""Entries of the array of ends that are held at once: what stays in the cache. [-]"""
+_AT_ONCE = 1 << 21
+"""Entries of the array of ends that are held at once, 16 MiB. [-]"""
 
 
 @dataclass(frozen=True)
