@@ -136,7 +136,10 @@ def jobs_of(
 
         jobs = []
         for run in load_runs(workload):
-            job, machines, facts, complete = _resolve(run, Path(workload).parent, overrides)
+            try:
+                job, machines, facts, complete = _resolve(run, Path(workload).parent, overrides)
+            except SpecError as error:  # says which run, but not of which file
+                raise type(error)(f"{workload}: {error}") from None
             jobs.append(Job(run.id, job, machines, complete, facts))
         return jobs
     if gpus is None:

@@ -253,6 +253,18 @@ def test_a_run_file_is_estimated(cli: Cli, tmp_path: Path, framework: str) -> No
     assert plan["strategy"]["framework"] == framework
 
 
+def test_what_is_wrong_in_a_run_is_told_with_its_file(cli: Cli, tmp_path: Path) -> None:
+    for change, says in (
+        (("hardware: h100-hgx", "hardware: h100"), "RUN.yaml: h100: no bundled node"),
+        (("global: 32", "global: 33"), "RUN.yaml: run one: batch.global (33)"),
+        (("num_layers: 8", "num_layer: 8"), "RUN.yaml: run one: model.num_layer is no field"),
+    ):
+        (tmp_path / "RUN.yaml").write_text(RUN.format(id="one", framework="megatron").replace(*change))
+        done = cli("estimate", "RUN.yaml")
+        assert done.returncode == 2
+        assert says in one_line_of(done.stderr)
+
+
 def test_a_file_of_runs_gives_a_list(cli: Cli, tmp_path: Path) -> None:
     runs = [RUN.format(id=name, framework="megatron") for name in ("one", "two")]
     indented = ["- " + run.replace("\n", "\n  ").rstrip() + "\n" for run in runs]
