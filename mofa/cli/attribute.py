@@ -20,7 +20,7 @@ def attribute(
 
     import mofa
     from mofa.report.accuracy import print_attribution
-    from mofa.report.text import make_console
+    from mofa.report.tables import make_console
     from mofa.validate.attribute import attribute as put_beside
     from mofa.validate.attribute import read_trace
     from mofa.validate.reference import run_of_file

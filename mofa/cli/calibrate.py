@@ -180,7 +180,7 @@ def calibrate_check(
         _print_check(found, TARGETS)
     if layers:
         from mofa.report.chunked_layers import print_layers
-        from mofa.report.text import make_console
+        from mofa.report.tables import make_console
 
         print_layers(layers, make_console())
 
@@ -197,7 +197,7 @@ def _bases(node: str) -> tuple[str, str]:
 
 
 def _print_check(found: Mapping[str, Any], targets: Mapping[str, tuple[float, float]]) -> None:
-    from mofa.report.text import make_console, print_table
+    from mofa.report.tables import make_console, print_table
 
     numbers = [("points", "right"), ("median", "right"), ("90th percentile", "right"), ("bias", "right"),
                ("extrapolated", "right")]  # fmt: skip

@@ -23,7 +23,7 @@ class GoodputOutput(Output):
     def show_calculation(self, found: Calculation, rate: LogReport | None) -> None:
         """Write and print what the calculator found."""
         from mofa.report.goodput import print_calculation, print_rate
-        from mofa.report.text import make_console
+        from mofa.report.tables import make_console
 
         if self._json(found.model_dump_json(indent=2) + "\n"):
             return
@@ -35,7 +35,7 @@ class GoodputOutput(Output):
     def show_rate(self, rate: LogReport) -> None:
         """Write and print what a log says."""
         from mofa.report.goodput import print_rate
-        from mofa.report.text import make_console
+        from mofa.report.tables import make_console
 
         if not self._json(rate.model_dump_json(indent=2) + "\n"):
             print_rate(make_console(), rate)

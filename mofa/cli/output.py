@@ -57,7 +57,7 @@ class Output:
         if self.json:
             sys.stdout.write(text)
             return
-        from mofa.report.text import make_console
+        from mofa.report.tables import make_console
 
         print_(make_console())
 

@@ -250,6 +250,6 @@ def _print_json(value: object) -> None:
 
 
 def _print_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-    from mofa.report.text import make_console, print_table
+    from mofa.report.tables import make_console, print_table
 
     print_table(make_console(), title, columns, rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
-from mofa.report.text import print_table, shares_text
+from mofa.report.tables import Columns, markdown_table, print_table
+from mofa.report.text import shares_text
 from mofa.report.words import component_name
 from mofa.units import GIB, format_seconds
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mofa.validate.attribute import Attribution
     from mofa.validate.score import Compared, Errors, RunScore, ValidationReport
 
-Columns = Sequence[tuple[str, str]]
 RUN_COLUMNS: Columns = (
     ("run", "left"), ("GPUs", "right"), ("strategy", "left"), ("step", "right"), ("predicted", "right"),
     ("error", "right"), ("allocated GiB", "right"), ("predicted", "right"), ("error", "right"), ("reserved", "right"),
@@ -190,22 +189,6 @@ def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
         row |= {f"exposed_{name}_s": value for name, value in run.exposed.items()}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown.
-
-    Examples
-    --------
-    >>> print(markdown_table((("a", "left"), ("b", "right")), [["x", "1"]]))
-    | a | b |
-    |---|---:|
-    | x | 1 |
-    """
-    lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
-    lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 README_GROUPS = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.style import ACCENT, INK, MUTED, new_axes, tidy
-from mofa.report.text import print_table
+from mofa.report.tables import print_table
 from mofa.report.words import counted
 from mofa.routing.placement_file import placement_rows
 from mofa.units import format_bytes, format_seconds

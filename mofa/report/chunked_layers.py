@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mofa.report.text import print_table
+from mofa.report.tables import Columns, markdown_table, print_table
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mofa.calibrate.chunked_check import LayerScore
     from mofa.validate.score import Layer
 
-Columns = tuple[tuple[str, str], ...]
 QUANTITIES = (("peak_bytes", "peak allocated"), ("reserved_bytes", "reserved"), ("step", "step"),
               ("forward", "forward"), ("backward", "backward"))  # fmt: skip
 GROUP_COLUMNS: Columns = (
@@ -64,7 +63,6 @@ signed."""
 def layer_tables(layers: Sequence[Layer]) -> list[str]:
     """The Markdown tables of a report's layers: groups, then every layer."""
     from mofa.calibrate.chunked_check import LayerScore, summarise_layers
-    from mofa.report.accuracy import markdown_table
 
     scores = []
     for layer in layers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mofa.report.long_run import print_ledger
-from mofa.report.text import print_table
+from mofa.report.tables import print_table
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from mofa.report.text import print_table
+from mofa.report.tables import print_table
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

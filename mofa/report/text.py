@@ -1,21 +1,21 @@
-"""Results as text on a terminal: tables, plain and without colour where the output is no terminal."""
+"""Results as text: plans and estimates, where their time and memory go, and what was looked at."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from mofa.report.long_run import print_long_runs
+from mofa.report.tables import print_table
 from mofa.report.words import component_name, quantity_text, strategy_text
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mofa.search.memory import LiveTensors, Memory
     from mofa.search.result import (
         ClusterSummary,
@@ -27,63 +27,7 @@ if TYPE_CHECKING:
         WorkloadSummary,
     )
 
-PIPED_WIDTH = 4000
-"""Rows of a table are not wrapped where a program reads them."""
 MAX_STAGE_ROWS = 16
-
-
-def make_console(file: TextIO | None = None) -> Console:
-    """A console on standard output, wide and plain where that is a pipe or a file."""
-    file = file or sys.stdout
-    terminal = file.isatty()
-    return Console(
-        file=file,
-        width=None if terminal else PIPED_WIDTH,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        no_color=None if terminal else True,
-        force_terminal=None if terminal else False,
-    )
-
-
-def print_table(
-    console: Console, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]
-) -> None:
-    """Print a table under a title.
-
-    Parameters
-    ----------
-    console
-        Where to.
-    title
-        A line above the table; none where empty.
-    columns
-        Heading of each column with its side, ``left`` or ``right``.
-    rows
-        Cells as text.
-    """
-    if title:
-        console.print(Text(title, style="bold"))
-    table = Table(
-        box=box.SIMPLE_HEAD if console.is_terminal else None,
-        pad_edge=False,
-        show_edge=False,
-        show_header=any(heading for heading, _ in columns),
-    )
-    for heading, side in columns:
-        table.add_column(
-            Text(heading), justify="right" if side == "right" else "left", overflow="fold", no_wrap=side == "right"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    if console.is_terminal:
-        console.print(table)
-    else:
-        with console.capture() as capture:
-            console.print(table)
-        console.file.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
-    console.print()
 
 
 def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -> None:
@@ -105,8 +49,6 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         print_plans(console, report.plans, title, moe=_has_experts(report.workload))
         if quiet:
             return
-        from mofa.report.long_run import print_long_runs
-
         best = report.plans[0]
         print_long_runs(console, report.plans, asked="fault profile" in report.defaults)
         print_time(console, best.time, "Where the step of the best plan goes")
@@ -147,8 +89,6 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     from mofa.search.longrun import NO_FAULTS
 
     if set(estimate.unknown.values()) != {NO_FAULTS}:
-        from mofa.report.long_run import print_long_runs
-
         print_long_runs(console, [estimate], asked=True)
     print_time(console, estimate.time, "Where the step goes")
     if len(estimate.time.by_stage) > 1:

@@ -12,7 +12,7 @@ from mofa.faults.ledger import Ledger
 from mofa.report.goodput import print_calculation, print_scale
 from mofa.report.goodput_curve import plot_goodput_curve
 from mofa.report.long_run import LEDGER_WORDS, print_long_runs
-from mofa.report.text import make_console
+from mofa.report.tables import make_console
 from mofa.report.tornado import plot_tornado
 from mofa.search.key_factors import Sensitivity
 from mofa.search.longrun import CheckpointLevel, Days, LongRunDetail
