@@ -114,13 +114,24 @@ class _Player:
         variant = action.micro_batch % len(self.plan.books)
         way = self.ways.get((action.kind, c, variant)) or self._way(action, c, variant)
         if way.phase is not None:
-            self._apply(self._result(action, c, way), start, self._factor(action, c))
+            first, factor = len(self.ops), self._factor(action, c)
+            self._apply(self._result(action, c, way), start, factor)
+            if factor != 1.0:
+                self._stretch(first, start, factor)
         if beside and self.plan.hop_s:
             slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
             self.pp_s += slow
             self.hidden_pp_s += self.plan.hop_s
             clock.compute += slow
         self.spans.append(Computation(action.kind, c, action.micro_batch, start, clock.compute))
+
+    def _stretch(self, first: int, start: float, factor: float) -> None:
+        """Jitter stretches what the computing stream does; the others keep their times."""
+        self.ops[first:] = [
+            spot if spot.stream not in ("compute", "wait") else
+            spot._replace(start_s=start + factor * (spot.start_s - start), end_s=start + factor * (spot.end_s - start))
+            for spot in self.ops[first:]
+        ]  # fmt: skip
 
     def _factor(self, action: Action, c: int) -> float:
         return 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.cli.conftest import Cli
+from tests.replay.importer import imported
 
 JOB = ("llama3-8b", "h100-hgx", "--gpus", "8", "--global-batch", "16")
 
@@ -18,6 +19,7 @@ def test_trace_of_options(cli: Cli, tmp_path: Path) -> None:
     assert "2 of 4 pipeline ranks; every computation of 16 micro-batches, every op of the first 2" in done.stderr
     assert list(tmp_path.iterdir()) == [out]
     trace = json.loads(out.read_text())
+    assert not +imported(out.read_text()).stats  # as Perfetto reads the file
     kinds = Counter(event["ph"] for event in trace["traceEvents"])
     assert kinds["X"] > 100
     assert kinds["C"] > 10
