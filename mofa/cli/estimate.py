@@ -29,6 +29,7 @@ def estimate(
     price: long_run.Price = None,
     spares: long_run.Spares = None,
     checkpoint_mode: long_run.CheckpointMode = None,
+    recovery: long_run.Recovery = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
     log: long_run.Log = None,
     log_nodes: long_run.LogNodes = None,
@@ -53,7 +54,17 @@ def estimate(
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
     set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, changes
+        faults,
+        storage,
+        price,
+        spares,
+        checkpoint_mode,
+        checkpoint_interval,
+        log,
+        log_nodes,
+        log_days,
+        recovery,
+        changes,
     ).profile()
     asked = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
     if spares is not None:

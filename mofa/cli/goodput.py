@@ -54,6 +54,7 @@ def goodput(
     storage: long_run.Storage = None,
     spares: long_run.Spares = None,
     checkpoint_mode: long_run.CheckpointMode = None,
+    recovery: long_run.Recovery = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", help="The plan at the fewest GPUs; else the best.")
     ] = None,
@@ -78,8 +79,9 @@ def goodput(
     own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
            "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
-               "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len, "--framework": framework,
-               "--global-batch": global_batch, "--set": set_ or None, "--csv": csv, "--out": out}  # fmt: skip
+               "--recovery": recovery, "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len,
+               "--framework": framework, "--global-batch": global_batch, "--set": set_ or None, "--csv": csv,
+               "--out": out}  # fmt: skip
     if workload is None:
         if given := [name for name, value in scaling.items() if value is not None]:
             raise SpecError(f"{given[0]}: belongs to a workload and a cluster, which are missing; name them first")
@@ -118,7 +120,7 @@ def goodput(
         raise SpecError("--strategy: is the plan that is replicated; leave it or --replan out")
     set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, changes
+        faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, recovery, changes
     ).profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")

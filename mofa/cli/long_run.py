@@ -27,6 +27,13 @@ class ModeChoice(StrEnum):
     three_level = "three-level"
 
 
+class RecoveryChoice(StrEnum):
+    """Where states come from after a failure."""
+
+    checkpoint = "checkpoint"
+    replica = "replica"
+
+
 class ObjectiveChoice(StrEnum):
     """What the best plan is best at."""
 
@@ -51,6 +58,10 @@ Spares = Annotated[
 ]
 CheckpointMode = Annotated[
     ModeChoice | None, typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default.")
+]
+Recovery = Annotated[
+    RecoveryChoice | None,
+    typer.Option("--recovery", help="All go back to a checkpoint (default), or other replicas go on without rollback."),
 ]
 CheckpointInterval = Annotated[
     str | None,
@@ -91,6 +102,7 @@ class LongRunOptions:
     log: Path | None = None
     log_nodes: int | None = None
     log_days: float | None = None
+    recovery: RecoveryChoice | None = None
     changes: Mapping[str, object] = field(default_factory=dict)
     """Facts of the profile by dotted path: ``--set faults.PATH=VALUE``."""
 
@@ -122,12 +134,18 @@ class LongRunOptions:
             checkpoint["mode"] = self.mode.value
         if self.interval is not None:
             checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
-        if checkpoint and spec.reliability is None and self.faults is None:
-            option = "--checkpoint-mode" if self.mode is not None else "--checkpoint-interval"
+        given = {"--checkpoint-mode": self.mode, "--checkpoint-interval": self.interval, "--recovery": self.recovery}
+        option = next((name for name, value in given.items() if value is not None), None)
+        if option is not None and spec.reliability is None and self.faults is None:
             raise SpecError(f"{option}: has no effect without failures; name a profile, such as --faults llama3")
         if checkpoint:
             changes["checkpoint"] = spec.checkpoint.model_copy(update=checkpoint)
+        if self.recovery is not None:
+            changes["recovery"] = self.recovery.value
         spec = spec.model_copy(update=changes)
+        if spec.recovery == "replica" and spec.checkpoint.mode not in ("blocking", "async"):
+            raise SpecError(f"--recovery replica: reads the states of other replicas, so that --checkpoint-mode "
+                            f"{spec.checkpoint.mode} has nothing to add; use blocking or async")  # fmt: skip
         if self.log is None:
             return spec
         from mofa.faults.events import read_log

@@ -37,6 +37,7 @@ def plan(
     price: long_run.Price = None,
     spares: long_run.Spares = None,
     checkpoint_mode: long_run.CheckpointMode = None,
+    recovery: long_run.Recovery = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
     log: long_run.Log = None,
     log_nodes: long_run.LogNodes = None,
@@ -69,7 +70,17 @@ def plan(
     output.check()
     set_, changes = long_run.split_set(set_)
     profile = long_run.LongRunOptions(
-        faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, changes
+        faults,
+        storage,
+        price,
+        spares,
+        checkpoint_mode,
+        checkpoint_interval,
+        log,
+        log_nodes,
+        log_days,
+        recovery,
+        changes,
     ).profile()
     overrides = parse_overrides(set_)
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:

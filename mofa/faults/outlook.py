@@ -17,9 +17,10 @@ from mofa.faults.ledger import expected_shares
 from mofa.faults.levels import MAX_PATTERN, best_pattern, mean_block_s, nested_ettr
 from mofa.faults.rates import job_mtbf_s, rate_from_components
 from mofa.faults.renewal import effective_restart_s, two_level_ettr
+from mofa.faults.replicas import Absence, nodes_short
 from mofa.faults.simulate import Kind, Level, LongRun
 from mofa.faults.spares import waiting_share
-from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, ReliabilitySpec, RestartSpec
+from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
@@ -66,6 +67,8 @@ class Outlook:
     ways: tuple[Way, ...]
     spares: IntN
     repair_s: float
+    absence: Absence | None = None
+    """Where other replicas go on; None where all restart."""
 
     @property
     def ettr(self) -> FloatN:
@@ -74,6 +77,9 @@ class Outlook:
 
     def long_run(self, i: int, work_s: float, clock: Clock | None = None) -> LongRun:
         """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
+        if self.absence is not None and self.absence.num_replicas[i] > 1:
+            cost, step = float(self.absence.cost_s[i]), min(float(self.absence.step_s[i]), work_s)
+            return LongRun(work_s, step, (Level(0.0),), (Kind(1.0, cost),), clock or Clock(float(self.mtbf_s[i])))
         levels = tuple(Level(float(x.block_s[i]), int(x.every[i]), float(x.persist_s[i])) for x in self.levels)
         kinds = tuple(Kind(float(w.share[i]), float(w.seconds[i]), w.level, w.takes_node) for w in self.ways)
         interval = min(float(self.interval_s[i]), work_s)
@@ -107,7 +113,7 @@ def job_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -> Cl
 def outlook(
     faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: ArrayLike, num_nodes: ArrayLike,
     gpus_per_node: int, *, spares: ArrayLike | None = None, work_s: ArrayLike = np.inf, rate_factor: ArrayLike = 1.0,
-    interval_s: ArrayLike | None = None, every: Sequence[ArrayLike] | None = None,
+    interval_s: ArrayLike | None = None, every: Sequence[ArrayLike] | None = None, num_replicas: ArrayLike = 1,
 ) -> Outlook:  # fmt: skip
     """The expected course of a long run of each candidate.
 
@@ -135,6 +141,8 @@ def outlook(
         known; the best or the profile's where absent. (n,) [s]
     every
         Segments between checkpoints of each level that are kept with it. (levels, n) [-]
+    num_replicas
+        Data-parallel replicas that each hold all states, for ``recovery: replica``; with 1 all restart. (n,) [-]
 
     Raises
     ------
@@ -154,12 +162,15 @@ def outlook(
     if reliability is None or restart is None:
         raise SpecError(f"{faults.name}: has no {'reliability' if reliability is None else 'restart'}; add the section")
     step = np.atleast_1d(np.asarray(step_s, dtype=np.float64))
-    ranks, nodes, factor = (np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor))
+    ranks, nodes, factor, copies = (
+        np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor, num_replicas)
+    )
     if spec.least_nodes > 1 and np.any(nodes < spec.least_nodes):
         raise SpecError(f"{faults.name}: {spec.copies} copies of every node's states need as many nodes, not "
                         f"{float(np.min(nodes)):g}; take more nodes or another checkpoint mode")  # fmt: skip
     standing_by = np.asarray(0 if spares is None else spares, dtype=np.int64)
-    zero = np.zeros(np.broadcast_shapes(step.shape, ranks.shape, nodes.shape, factor.shape, standing_by.shape))
+    columns = (step, ranks, nodes, factor, copies, standing_by)
+    zero = np.zeros(np.broadcast_shapes(*(column.shape for column in columns)))
     step, standing_by = step + zero, standing_by + zero.astype(np.int64)
     work = np.asarray(work_s, dtype=np.float64) + zero
     mtbf = job_mtbf_s(failures_per_node_day(reliability, gpus_per_node) * factor, nodes) + zero
@@ -169,11 +180,52 @@ def outlook(
     gone = sum((w.share for w in ways if w.takes_node), zero)
     waiting = np.where(standing_by > 0, waiting_share(gone / mtbf, restart.repair_s.value, standing_by), 0.0)
     facts = _Facts(faults, times, step, work, mtbf, ways, shares, seconds, once, waiting)
-    if spec.waits and len(LEVELS[spec.mode]) > 1:
+    absence = None
+    if faults.recovery == "replica":
+        # those that share a node fail together
+        absence = _absence(facts, ranks, np.minimum(copies, np.maximum(nodes, 1.0)) + zero, standing_by)
+        interval, levels, parts = _writing_behind(facts, interval_s, absence)
+    elif spec.waits and len(LEVELS[spec.mode]) > 1:
         interval, levels, parts = _waiting_for_levels(facts, interval_s, every)
     else:
         interval, levels, parts = _writing_behind(facts, interval_s)
-    return Outlook(mtbf, interval, levels, once, parts, ways, standing_by, restart.repair_s.value)
+    return Outlook(mtbf, interval, levels, once, parts, ways, standing_by, restart.repair_s.value, absence)
+
+
+def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: IntN) -> Absence:
+    """How long a replica that failed is away, and all stand still for it.
+
+    All notice the failure, and set up their communicators without the replica and again with it, which takes what it
+    does in a restart. The replica goes the way of its kind of failure, sets itself up and reads a node's states, which
+    are its own share of the checkpoint times the replicas, over the NICs from a replica that went on. With spares all
+    gone it is away until a node is repaired; others go on failing meanwhile.
+    """
+    reliability, restart, times = facts.faults.reliability, facts.faults.restart, facts.times
+    assert reliability is not None and restart is not None
+    set_up = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks
+    states = times.peer_s / (facts.faults.checkpoint.copies - 1) * num_replicas
+    detect = sum(kind.share.value * kind.detect_s.value for kind in reliability.kinds)
+    away = sum(
+        kind.share.value * (kind.isolate_s.value + _path_s(restart, spares > 0)[kind.path])
+        for kind in reliability.kinds
+    )
+    gone = sum(kind.share.value for kind in reliability.kinds if kind.path == "node")
+    with np.errstate(invalid="ignore"):
+        short = np.where(spares > 0, nodes_short(gone / facts.mtbf_s * restart.repair_s.value, spares), 0.0)
+        late = np.where(short > 0, short * facts.mtbf_s, 0.0)  # Little's law: nodes short over failures per second
+    own = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks / num_replicas
+    zero = np.zeros_like(facts.step_s)
+    back = zero + away + own + restart.warm_up_s.value + np.maximum(states, times.copy_s * num_replicas) + late
+    return Absence(zero + detect + 2 * set_up, back, facts.step_s, num_replicas)
+
+
+def _path_s(restart: RestartSpec, has_spares: NDArray[np.bool_]) -> dict[RecoveryPath, FloatN]:
+    """What each path takes. [s]"""
+    return {
+        "process": np.asarray(restart.process_s.value),
+        "network": np.asarray(restart.reroute_s.value),
+        "node": np.where(has_spares, restart.hot_spare_s.value, restart.reschedule_s.value),
+    }
 
 
 @dataclass(frozen=True)
@@ -236,7 +288,9 @@ def _waiting_for_levels(
     }  # fmt: skip
 
 
-def _writing_behind(facts: _Facts, interval_s: ArrayLike | None) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
+def _writing_behind(
+    facts: _Facts, interval_s: ArrayLike | None, absence: Absence | None = None
+) -> tuple[FloatN, tuple[Kept, ...], dict[str, FloatN]]:
     """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
     spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
     zero, once, waiting = np.zeros_like(step), facts.restart_s, facts.waiting
@@ -252,6 +306,8 @@ def _writing_behind(facts: _Facts, interval_s: ArrayLike | None) -> tuple[FloatN
     def course(interval: FloatN) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
         """The interval, its segments between safe checkpoints, and the ledger's parts."""
         parts = expected_shares(interval, block, mtbf, once, persist, waiting)
+        if absence is not None:
+            parts = absence.parts(interval, block, mtbf, once, parts)
         if fast is None:
             return interval, np.ones_like(step), parts
         segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
@@ -266,7 +322,8 @@ def _writing_behind(facts: _Facts, interval_s: ArrayLike | None) -> tuple[FloatN
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
-        wanted = [exact_s(block, mtbf / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
+        rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
+        wanted = [exact_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
         if fast is not None:
             wanted += [_filling(w, block, persist / spec.in_flight, step) for w in wanted]
         courses = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
@@ -286,11 +343,7 @@ def _ways_back(
     fail independently.
     """
     common = restart.initialise_s.value + restart.initialise_per_rank_s.value * num_ranks + restart.warm_up_s.value
-    path = {
-        "process": zero + restart.process_s.value,
-        "network": zero + restart.reroute_s.value,
-        "node": np.where(has_spares, restart.hot_spare_s.value, restart.reschedule_s.value),
-    }
+    path = {name: zero + seconds for name, seconds in _path_s(restart, has_spares).items()}
     host, peers, safe = len(LEVELS[spec.mode]) > 1, "peers" in LEVELS[spec.mode], len(LEVELS[spec.mode]) - 1
     total = sum(kind.share.value for kind in reliability.kinds)
     ways = []

@@ -104,11 +104,18 @@ def _print_detail(console: Console, run: LongRunDetail) -> None:
     lines = [
         f"{run.faults}: {fails}, {format_seconds(run.restart_s)} to restart, {spares}.",
         f"Checkpoints ({run.mode}): {format_bytes(run.whole_checkpoint_bytes)}; {kept}.",
+        *([_goes_on(run.num_replicas)] if run.recovery == "replica" else []),
         f"Power is a model: {run.watts_per_gpu:,.0f} W a GPU on average, spares, nodes and building included.",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=not console.is_terminal)
     console.print()
+
+
+def _goes_on(num_replicas: int) -> str:
+    if num_replicas == 1:
+        return "Recovery from replicas: this plan has one, and all restart from a checkpoint."
+    return f"Recovery: of {num_replicas} replicas the others go on; a checkpoint is read where all fail."
 
 
 def _level(level: CheckpointLevel) -> str:

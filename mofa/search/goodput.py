@@ -101,6 +101,8 @@ class LongRuns:
             why = f"no restart times in {faults.name}; add the section restart"
         elif faults.storage is None:
             why = f"no storage given beside {faults.name}; give its rate"
+        elif faults.recovery == "replica":
+            why = self._no_replicas()
         if why is not None:
             return dict.fromkeys(FIGURES, why)
         out: dict[Figure, str] = {}
@@ -109,6 +111,29 @@ class LongRuns:
         elif faults.price is None:
             out["usd"] = "no price given"
         return out
+
+    def _no_replicas(self) -> str | None:
+        """Why no data-parallel replica can go on alone, whatever the plan; None where it can.
+
+        References
+        ----------
+        torchtitan, docs/torchft.md: replica groups of DDP or HSDP, each of which holds all weights; the others go on.
+        """
+        framework = self.framework
+        if framework.name != "torchtitan":
+            return (f"recovery replica: {framework.name} restarts all replicas together; take --framework torchtitan, "
+                    "which goes on with torchft, or --recovery checkpoint")  # fmt: skip
+        if framework.data_parallel != "ddp" and framework.dp_replicate == 1:
+            return ("recovery replica: fsdp shards the states over all replicas; --set framework.data_parallel=hsdp "
+                    "--set framework.dp_replicate=N keeps N of them")  # fmt: skip
+        return None
+
+    def replicas(self, dp: ArrayLike) -> NDArray[np.int64]:
+        """Data-parallel replicas that each hold all states and go on without one another; 1 where all restart. (n,)"""
+        ranks = np.asarray(dp, dtype=np.int64)
+        if self.faults.recovery == "checkpoint":
+            return np.ones_like(ranks)
+        return ranks if self.framework.data_parallel == "ddp" else np.minimum(self.framework.dp_replicate, ranks)
 
     def check(self) -> None:
         """Refuse an objective that cannot be known."""
@@ -131,7 +156,7 @@ class LongRuns:
         return self.workload.tokens / per_step * step_s
 
     def outlook(
-        self, step_s: FloatN, per_rank_bytes: FloatN, *, num_gpus: ArrayLike | None = None,
+        self, step_s: FloatN, per_rank_bytes: FloatN, dp: ArrayLike, *, num_gpus: ArrayLike | None = None,
         spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
         every: Sequence[ArrayLike] | None = None,
     ) -> Outlook:  # fmt: skip
@@ -142,7 +167,7 @@ class LongRuns:
             self.faults, self.times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
-            rate_factor=rate_factor, interval_s=interval_s, every=every,
+            rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
         )  # fmt: skip
 
     def watts(self, found: Outlook, step_w: FloatN) -> FloatN:
@@ -160,7 +185,7 @@ class LongRuns:
         """What is made smallest: seconds of wall clock per productive step, or joules for ``kwh``. (n,)"""
         if set(FIGURES) <= set(self.missing()):
             return costed.step_s
-        found = self.outlook(costed.step_s, costed.checkpoint_bytes)
+        found = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
         with np.errstate(divide="ignore", over="ignore"):
             wall = costed.step_s / found.ettr
         if self.objective == "kwh":
@@ -188,7 +213,11 @@ class LongRuns:
         parts: Mapping[Any, float] = plan.time.exposed
         exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
         step_w = watts_of_steps(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
-        return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0])), step_w
+        return self.of(plan), step_w
+
+    def of(self, plan: Plan) -> Outlook:
+        """:meth:`outlook` of one plan."""
+        return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
     def finished(self, plan: Plan) -> Plan:
         """The plan with the figures of its long run, as far as they are known."""
@@ -209,6 +238,8 @@ class LongRuns:
         detail = LongRunDetail(
             faults=self.faults.name,
             mode=self.faults.checkpoint.mode,
+            recovery=self.faults.recovery,
+            num_replicas=int(self.replicas(plan.strategy.dp)),
             mtbf_s=None if math.isinf(found.mtbf_s[0]) else float(found.mtbf_s[0]),
             spares=self.spares,
             whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
@@ -244,7 +275,7 @@ class LongRuns:
             unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), why)
             return out
         hours = work / ettr / 3600 * all_gpus
-        days = self.band(found, plan.step_s, plan.checkpoint_bytes or 0.0)
+        days = self.band(found, plan)
         out |= {"days": days, "gpu_hours": hours, "kwh": watts * hours / 1000}
         if self.faults.price is not None:
             out["usd"] = hours * self.faults.price.usd_per_gpu_hour.value
@@ -257,31 +288,35 @@ class LongRuns:
         rate = reliability.failures_per_node_day
         counted = reliability.counted_failures
         known = "the band takes it as known" if counted is None else f"{counted.value:,.0f} counted, in the band"
+        fewer = "recovery: a step without a replica lacks its sequences; communicators take what they do in a restart"
+        more = (fewer,) if self.faults.recovery == "replica" else ()
         of = "components" if rate is None else f"{rate.value * 1000:.3g} per 1000 node-days, {rate.provenance}, {known}"
         overhead = self.faults.power.node_overhead_w_per_gpu.provenance
         restarts = sorted({getattr(restart, name).provenance for name in type(restart).model_fields})
         return (
+            *more,
             f"failures: {self.faults.name}, {of}; restart times {', '.join(restarts)}; nodes fail independently",
             f"storage: write {storage.write_bytes_per_s.provenance}, read {storage.read_bytes_per_s.provenance}",
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
-    def band(self, found: Outlook, step_s: float, per_rank_bytes: float) -> Days:
+    def band(self, found: Outlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
         Each of many runs has a failure rate of its own (:func:`mofa.faults.band.rate_factors`), at which the closed
         form gives its mean, with the interval that was chosen for the expected rate. The run's own luck comes on top.
         """
         assert self.faults.reliability is not None
-        work_s, interval = float(self.work_s(np.array([step_s]))[0]), found.interval_s[0]
+        step_s = np.array([plan.step_s])
+        work_s, interval = float(self.work_s(step_s)[0]), found.interval_s[0]
         mtbf, ettr = float(found.mtbf_s[0]), float(found.ettr[0])
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = job_clock(self.faults.reliability, mtbf, self.num_nodes)
         factors = rate_factors(clock, BAND_RUNS)
         at = self.outlook(
-            np.array([step_s]), np.array([per_rank_bytes]), rate_factor=factors, interval_s=interval,
-            every=[level.every[0] for level in found.levels],
+            step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
+            interval_s=interval, every=[level.every[0] for level in found.levels],
         )  # fmt: skip
         with np.errstate(divide="ignore"):
             mean_s = work_s / at.ettr

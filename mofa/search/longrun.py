@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mofa.faults.ledger import Ledger
 from mofa.specs.base import Spec
-from mofa.specs.faults import CheckpointMode, Place
+from mofa.specs.faults import CheckpointMode, Place, Recovery
 
 Figure = Literal[
     "ettr", "checkpoint_interval_s", "effective_tokens_per_s_per_gpu", "days", "gpu_hours", "usd", "kwh"
@@ -48,6 +48,8 @@ class LongRunDetail(Spec):
 
     faults: str = Field(description="Name of the fault profile.")
     mode: CheckpointMode = Field(description="How checkpoints are kept.")
+    recovery: Recovery = Field(description="From a checkpoint, or from the other replicas, which go on meanwhile.")
+    num_replicas: int = Field(ge=1, description="Replicas that go on without one another; 1: all restart. [-]")
     mtbf_s: float | None = Field(gt=0, description="Mean time between failures of the job; null where none fails. [s]")
     spares: int = Field(ge=0, description="Nodes that stand by; 0: the scheduler replaces nodes. [nodes]")
     whole_checkpoint_bytes: float = Field(ge=0, description="One checkpoint of all ranks. [B]")

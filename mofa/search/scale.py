@@ -18,7 +18,7 @@ from mofa.search.key_factors import Sensitivity, sensitivities
 from mofa.search.result import SCHEMA_VERSION, FrameworkSummary, Plan, WorkloadSummary
 from mofa.search.standby import Replanned, Smaller, Standing, runs_of
 from mofa.specs.base import Spec
-from mofa.specs.faults import CheckpointMode, FaultSpec
+from mofa.specs.faults import CheckpointMode, FaultSpec, Recovery
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
@@ -29,6 +29,32 @@ VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
     ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
 )  # fmt: skip
 """Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or pay most."""
+GOES_ON = "replicas go on"
+"""Name of the variant of ``recovery: replica``, as the profile keeps checkpoints."""
+
+
+def variants_of(faults: FaultSpec) -> list[tuple[str, FaultSpec, bool]]:
+    """Variants of a profile: the usual ones, its own way to keep checkpoints where that is another, and its recovery.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_faults
+    >>> [name for name, _, _ in variants_of(load_faults("llama3", {"checkpoint.mode": "two-level"}))][-2:]
+    ['peer replicas, spares', 'two-level']
+    """
+    own, plain = faults.checkpoint.mode, faults.model_copy(update={"recovery": "checkpoint"})
+    more: list[tuple[str, CheckpointMode, bool]] = []
+    if own not in [mode for _, mode, _ in VARIANTS]:
+        more = [(own, own, False)]
+    out = []
+    for name, mode, stands_by in (*VARIANTS, *more):
+        checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
+        out.append((name, plain.model_copy(update={"checkpoint": checkpoint}), stands_by))
+    if faults.recovery == "replica":
+        out += [(GOES_ON, faults, False), (f"{GOES_ON}, spares", faults, True)]
+    return out
+
+
 Progress = Callable[[int, int], None]
 
 
@@ -36,6 +62,7 @@ class VariantPoint(Spec):
     """A long run at one scale with one way to keep checkpoints."""
 
     mode: CheckpointMode = Field(description="How checkpoints are kept.")
+    recovery: Recovery = Field(description="From a checkpoint, or from the other replicas, which go on meanwhile.")
     spares: int = Field(ge=0, description="Nodes of the point's GPUs that stand by. [nodes]")
     num_gpus: int = Field(gt=0, description="GPUs that compute; the rest of the point's stands by. [-]")
     global_batch: int = Field(gt=0, description="Sequences per optimizer step, the point's. [-]")
@@ -255,12 +282,11 @@ def _point(
     plan: Plan | None = None
     if stand is not None:
         plan = stand.plan
-        for name, mode, stands_by in VARIANTS:
-            checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
-            runs = LongRuns(job, machines, framework, faults.model_copy(update={"checkpoint": checkpoint}))
+        for name, asked, stands_by in variants_of(faults):
+            runs = LongRuns(job, machines, framework, asked)
             most = _most_spares(runs)
             if most < 0:
-                why = f"{checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
+                why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
                 continue
             left: Standing | None = stand.standing_all(runs)
             if stands_by and faults.spares != 0:
@@ -270,7 +296,7 @@ def _point(
                 continue
             variants[name] = _variant(runs_of(runs, left), left)
             if not stands_by:
-                reference = runs.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
+                reference = runs.of(plan)
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
     return ScalePoint(
         num_gpus=machines.num_gpus, global_batch=job.batch.global_batch,
@@ -282,11 +308,12 @@ def _point(
 
 def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
     plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
-    found = runs.outlook(np.array([plan.step_s]), bytes_)
+    found = runs.of(plan)
     ettr, interval = float(found.ettr[0]), float(found.interval_s[0])
     all_gpus = runs.cluster.num_gpus + runs.spare_gpus
     return VariantPoint(
         mode=runs.faults.checkpoint.mode,
+        recovery=runs.faults.recovery,
         spares=runs.spares,
         num_gpus=runs.cluster.num_gpus,
         global_batch=runs.workload.batch.global_batch,

@@ -175,7 +175,7 @@ def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
     if len(spares) == 0:
         return []
     found = judge.outlook(
-        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), spares=spares,
+        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, spares=spares,
         num_gpus=judge.cluster.num_gpus - spares * node,
     )  # fmt: skip
     return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]

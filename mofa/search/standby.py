@@ -104,7 +104,7 @@ class Smaller:
         step_s = self.guessed_step_s(pp, vpp, dp)
         bytes_ = (plan.checkpoint_bytes or 0.0) * s.pp * s.dp / (pp * dp)
         spares = (machines.num_gpus - num_gpus) // machines.node.gpus_per_node
-        found = runs.outlook(step_s, bytes_, spares=spares, num_gpus=num_gpus)
+        found = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
         order = np.argsort(-found.ettr / step_s, kind="stable")[:TRIED]
         standing = (one for one in (self.standing(sizes[i]) for i in order) if one is not None)
         return _best(runs, list(itertools.islice(standing, COSTED)))

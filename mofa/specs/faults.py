@@ -23,6 +23,7 @@ RecoveryPath = Literal["process", "node", "network"]
 RECOVERY_PATHS: tuple[RecoveryPath, ...] = ("process", "node", "network")
 CheckpointMode = Literal["blocking", "async", "memory", "peer", "two-level", "three-level"]
 CHECKPOINT_MODES: tuple[CheckpointMode, ...] = ("blocking", "async", "memory", "peer", "two-level", "three-level")
+Recovery = Literal["checkpoint", "replica"]
 Place = Literal["host", "peers", "storage"]
 LEVELS: dict[CheckpointMode, tuple[Place, ...]] = {
     "blocking": ("storage",),
@@ -213,8 +214,20 @@ class FaultSpec(Spec):
     reliability: ReliabilitySpec | None = None
     restart: RestartSpec | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
+    recovery: Recovery = "checkpoint"
+    """``checkpoint``: after a failure all go back to one. ``replica``: the other data-parallel replicas go on, and the
+    one that failed comes back with their states; checkpoints are for when all fail."""
     storage: StorageSpec | None = None
     price: PriceSpec | None = None
     power: PowerSpec = PowerSpec()
     spares: Count | None = None
     """Nodes that stand by, out of the GPUs of the cluster; the search chooses where absent. [nodes]"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.recovery == "replica" and len(LEVELS[self.checkpoint.mode]) > 1:
+            raise ValueError(
+                f"recovery: replica reads the states of other replicas, so that checkpoint.mode {self.checkpoint.mode} "
+                "has nothing to add; use blocking or async"
+            )
+        return self

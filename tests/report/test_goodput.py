@@ -30,7 +30,8 @@ LEDGER = Ledger(productive=0.9, checkpoint=0.04, lost=0.03, restart=0.02, waitin
 def with_long_run(**changes: Any) -> Plan:
     plan = make_plan()
     detail = LongRunDetail(
-        faults="toy", mode="peer", mtbf_s=7200.0, spares=2, whole_checkpoint_bytes=1e12, block_s=2.0, persist_s=30.0,
+        faults="toy", mode="peer", recovery="checkpoint", num_replicas=1, mtbf_s=7200.0, spares=2,
+        whole_checkpoint_bytes=1e12, block_s=2.0, persist_s=30.0,
         safe_every=3, levels=LEVELS, restart_s=300.0, host_bytes_per_node=1e11, watts_per_gpu=1200.0, ledger=LEDGER,
     )  # fmt: skip
     fields = {name: getattr(plan, name) for name in Plan.model_fields}
@@ -46,7 +47,8 @@ def report(*, host_memory_fits: bool = True) -> GoodputReport:
     def variant(ettr: float) -> VariantPoint:
         ledger = Ledger(productive=ettr, checkpoint=1 - ettr, lost=0, restart=0, waiting=0)
         return VariantPoint(
-            mode="async", spares=3, num_gpus=40, global_batch=256, strategy=strategy, step_s=8.0, ettr=ettr,
+            mode="async", recovery="checkpoint", spares=3, num_gpus=40, global_batch=256, strategy=strategy,
+            step_s=8.0, ettr=ettr,
             checkpoint_interval_s=60.0, effective_tokens_per_s_per_gpu=1e3 * ettr,
             host_memory_fits=host_memory_fits, ledger=ledger,
         )  # fmt: skip

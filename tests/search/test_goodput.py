@@ -343,7 +343,7 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
     )  # fmt: skip
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2 pp=2", spec, framework=MEGATRON, replay=False)
     judge = LongRuns(JOB, NODES, MEGATRON, spec)
-    found = judge.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]))
+    found = judge.of(plan)
     work = float(judge.work_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = job_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
