@@ -337,8 +337,9 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: FloatK) ->
 
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
-    # experts are cast outright, not by autocast
-    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")]
+    # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
+    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")
+             and not op.compiled]  # fmt: skip
     read = {name for op in block.backward.ops for name in op.reads} if casts else set()
     copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
     return np.asarray(stacked(copies, num_k).sum(axis=0))

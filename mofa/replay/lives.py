@@ -127,7 +127,8 @@ def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = Fals
     read_later = {of(name) for op in block.backward.ops for name in op.reads}
     cached = frozenset(
         w for op in block.forward.ops for w in op.writes
-        if autocast and op.name.endswith(".weight_cast") and w not in read_later and not op.name.startswith("experts.")
+        if autocast and op.name.endswith(".weight_cast") and w not in read_later
+        and not (op.compiled or op.name.startswith("experts."))
     )  # fmt: skip
     deeds = [
         _deed(op, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)

@@ -16,8 +16,10 @@ from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     autocast,
+    cast_once,
     enter,
     in_compiled_block,
+    in_compiled_part,
     leave,
     linear,
     llama_style,
@@ -41,7 +43,8 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again.
     """
     count = rows * width
-    compiled = in_compiled_block(b, ctx)
+    whole = in_compiled_block(b, ctx)
+    compiled = whole or (in_compiled_part(b, ctx) and name not in ("attn_norm", "mlp_norm"))
     out_element = 2 if autocast(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
@@ -52,11 +55,11 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
                  (scale, wide, normed), scratch=4.0 * count, launches=8,
                  back=Back(92.0 * count, 14, 8.0 * count, like="mul")))  # fmt: skip
         return out
-    read = 0.0 if compiled and name == "mlp_norm" else element  # fused behind the residual's sum
+    read = 0.0 if whole and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
     like = ctx.model.norm
     # the measured kernels read and write 2 bytes an element; wider elements count as more of them
-    behind = compiled and not read
+    behind = whole and not read
     work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
     back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
@@ -65,12 +68,12 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
-    """Three linears on one gathered input; under autocast each keeps a copy of its own."""
+    """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
-    full = enter(b, ctx, h, "attn", hidden)
+    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
     widths = (("wq", ctx.heads), ("wk", ctx.kv_heads), ("wv", ctx.kv_heads))
     q, k, v = (
-        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=True) for name, heads in widths
+        linear(b, ctx, full, name, m=ctx.tokens, n=heads * a.d_qk, k=hidden, wide_input=wide) for name, heads in widths
     )
     return q, k, v
 
@@ -91,12 +94,12 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     if llama_style(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
-        if in_compiled_block(b, ctx):
+        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
             launches = 5
     else:
         table = _table(b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.element, whole=ctx.seq_len * 2.0 * a.d_qk)
         e = ctx.element
-        if in_compiled_block(b, ctx):  # inside the head norms' kernels
+        if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
         else:
             work, back, scratch, launches = (
@@ -146,12 +149,12 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     assert a.kind == "mla"
     heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
     d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
-    full = enter(b, ctx, h, "attn", hidden)
+    full, wide = cast_once(b, ctx, enter(b, ctx, h, "attn", hidden), "attn", t * hidden)
     if a.q_lora_rank is None:
-        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=True)
+        q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide)
     else:
         low = float(a.q_lora_rank)
-        down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=True)
+        down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
         down = row_norm(b, ctx, down, "q_norm", t, low, e)
         q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
     query = b.tensor("q", t * heads * d_qk * e)
@@ -160,7 +163,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query,), scratch=scratch,
              launches=launches // 2 + 1,
              back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex")))  # fmt: skip
-    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=True)
+    low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide)
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
              back=Back(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
@@ -240,8 +243,9 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     """An addition that keeps nothing; an fp32 stream takes a bf16 branch, whose gradient is cast back.
 
-    Compiled, the sum inside a block runs in the kernel of the norm behind it. The block's last sum ends its use of
-    the gathered weights.
+    Compiled, the sum inside a block runs in the kernel of the norm behind it and is not kept: the partitioner keeps
+    the branch that was added to the block's input, which is kept anyway, and adds again. The block's last sum ends its
+    use of the gathered weights.
     """
     count = ctx.shard * ctx.model.hidden
     wide, narrow = ctx.residual, ctx.element
@@ -259,8 +263,10 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
         y = promoted
     total = b.tensor(name, count * wide)
     weights = fsdp.release(b) if name == "out" else ()
-    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"), (x, y, *weights),
-             (total,), launches=0 if compiled and name == "mid" else 1, back=Back(0.0, 0)))  # fmt: skip
+    inside = compiled and name == "mid"
+    b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
+             (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
+             back=Back(0.0, 0)))  # fmt: skip
     return total
 
 

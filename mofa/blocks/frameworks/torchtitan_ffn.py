@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan_linear import linear
+from mofa.blocks.frameworks.torchtitan_linear import cast_once, linear
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 
 
@@ -13,9 +13,10 @@ def feed_forward(b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, 
     """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x))."""
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     count = t * f
+    x, wide = cast_once(b, ctx, x, name, t * hidden)
 
     def up(which: str) -> str:
-        return linear(b, ctx, x, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=True)
+        return linear(b, ctx, x, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)
     return linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)

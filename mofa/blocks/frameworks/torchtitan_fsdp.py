@@ -17,7 +17,6 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     all_reduce_norm_gradients,
     autocast,
-    in_compiled_block,
     is_product,
     marker,
 )
@@ -241,12 +240,11 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     ops = [_without_forward_weights(op, block) for op in tape.ops]
     p = _Pieces(tensors=dict(tape.tensors))
     mark = marker(ctx, block)
-    probe = TapeBuilder(block=block)
     if ctx.framework.compile and block.startswith("dense"):
         ops = [_fused_sum(op) for op in ops]
     ops = [mark(op) for op in ops]
     if autocast(ctx):
-        p.ops = _autocast_weights(p, ops, ctx, compiled=in_compiled_block(probe, ctx))
+        p.ops = _autocast_weights(p, ops, ctx)
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
@@ -281,8 +279,12 @@ def _after_experts(ops: list[Op]) -> int:
     return max((i for i, op in enumerate(ops) if op.name.startswith(names)), default=-1) + 1
 
 
-def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool) -> list[Op]:
-    """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32."""
+def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+    """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
+
+    Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
+    fused reads is not computed again (torch/_functorch/partitioners.py, ban_if_materialized_backward).
+    """
     out: list[Op] = []
     for op in ops:
         base = op.name.rsplit(".", 1)[0]
@@ -290,12 +292,6 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context, *, compiled: bool
         if op.name.endswith(".dgrad") and copy in p.tensors:
             if f"{copy}~" in p.tensors:
                 copy = f"{copy}~"
-            elif compiled:  # the partitioner casts again rather than keep a copy
-                again = p.tensors[copy]._replace(name=f"{copy}@")
-                p.tensors[again.name] = again
-                out.append(Op(f"{base}.weight_cast@", "memory_bound", Stream(3.0 * again.bytes), (),
-                              (again.name,), compiled=True))  # fmt: skip
-                copy = again.name
             op = op._replace(reads=(*op.reads, copy))
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):

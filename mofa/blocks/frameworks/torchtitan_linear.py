@@ -32,6 +32,14 @@ def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
     return ctx.framework.compile and b.block.startswith("dense")
 
 
+def in_compiled_part(b: TapeBuilder, ctx: Context) -> bool:
+    """Whether a module of the block is compiled by itself: attention, router and shared experts beside experts.
+
+    A block with experts is cut at the hooks around them (llama4/infra/parallelize.py, apply_compile).
+    """
+    return ctx.framework.compile and b.block.startswith("moe")
+
+
 def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a compiled dense block is cut between the products of its feed-forward layer.
 
@@ -122,6 +130,16 @@ def cast(b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2
     like, back_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
     return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
                         back_like=back_like)  # fmt: skip
+
+
+def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
+    """The input of several linears, and whether each casts it for itself under autocast.
+
+    A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
+    """
+    if not autocast(ctx) or not in_compiled_part(b, ctx):
+        return x, True
+    return cast(b, x, name, elements), False
 
 
 def linear(

@@ -143,7 +143,9 @@ def experts(
     b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int,
     weights: tuple[str, ...],
 ) -> str:  # fmt: skip
-    """Grouped products always in bf16: fp32 inputs are cast for each, fp32 weights too; the output is cast back.
+    """Grouped products always in bf16: fp32 inputs are cast, fp32 weights too; the output is cast back.
+
+    An input is cast for each product, once where they are compiled.
 
     ``rows`` are multiplied, ``moved`` pass through the activation with their padding, ``kept`` are allocated.
     """
@@ -154,6 +156,9 @@ def experts(
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
     casts = element == 4
+    fused = ctx.framework.compile
+    if casts and fused:
+        x = cast(b, x, "experts.in", kept * hidden)
     if sequential:
         b.add(Op("moe.sync.experts", "host", HostSync()))
 
@@ -161,7 +166,7 @@ def experts(
         name = f"experts.{which}"
         params = local * n * k
         if casts:
-            if which != "w2":
+            if which != "w2" and not fused:
                 source = cast(b, source, name, kept * k)
             reads = (*reads, weight_copy(b, name, params))
         out = b.tensor(f"{name}.out", kept * n * 2.0)
@@ -172,7 +177,6 @@ def experts(
                weight_params=params, weight_bytes=params * grad, num_weights=1)
         )  # fmt: skip
 
-    fused = ctx.framework.compile
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, moved * f, 2, fused=fused)
     y = product("w2", act, hidden, f, weights)
     return cast(b, y, "experts.out", kept * hidden, 4) if casts else y
