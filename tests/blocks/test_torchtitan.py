@@ -387,11 +387,15 @@ def test_compiled_loss_keeps_bf16_logits() -> None:
     assert memory.backward_peak[0] == pytest.approx(TOKENS * (4 * V + 4 * D), rel=1e-3)
 
 
-def test_compiled_loss_split_by_tp_puts_targets_into_fp32_zeros() -> None:
-    """bf16 logits, their gradient, and 4 bytes a logit of zeros that an index writes into (tensor/parallel/loss.py)."""
+def test_compiled_loss_split_by_tp_keeps_fp32() -> None:
+    """What inductor writes of it: forward bf16 logits, fp32 zeros with the targets and their sum with the
+    probabilities (10 V), which is kept (4 V); backward it and the logits' gradient (6 V)."""
     tapes = head(context(mode="bf16", tp=2, compile_=True), PRIMITIVES)
+    memory = block_memory(tapes, 1)
     ends = TOKENS * (2 * D / 2 + 2 * D)
-    assert block_memory(tapes, 1).backward_peak[0] == pytest.approx((2 + 2 + 4) * V * TOKENS / 2 + ends, rel=1e-2)
+    assert memory.forward_peak[0] == pytest.approx((2 + 4 + 4) * V * TOKENS / 2 + ends, rel=1e-2)
+    assert memory.saved[0] == pytest.approx(4 * V * TOKENS / 2 + ends, rel=1e-2)
+    assert memory.backward_peak[0] == pytest.approx((4 + 2) * V * TOKENS / 2 + ends, rel=1e-2)
 
 
 def test_compiled_blocks_with_an_eager_loss() -> None:

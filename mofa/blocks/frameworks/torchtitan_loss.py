@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, where
+from mofa.blocks.elementwise import anywhere, opposite, where
 from mofa.blocks.frameworks.torchtitan_linear import cast
 from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
 
@@ -18,14 +18,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     loss = b.tensor("loss", 4.0 * ctx.tokens)
     width = float(ctx.model.vocab)
     if ctx.framework.compile and ctx.framework.compile_loss:
-        total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
-        moved = 2.0 * elements * ctx.element
-        # split by tp its backward puts the targets' gradients into fp32 zeros, which no kernel fuses (loss.py)
-        zeros = where(ctx.has_tp & ctx.framework.loss_parallel, 4.0, 0.0) * elements
-        b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), (logits,),
-                 (loss, total), (logits, total), launches=2,
-                 back=Back(moved, 1, zeros, like="cross_entropy_bwd", elements=elements, width=width)))  # fmt: skip
-        return _reduced(b, ctx, loss)
+        return _compiled(b, ctx, logits, elements, loss)
     if ctx.framework.cross_entropy_fusion:
         return _fused(b, ctx, logits, elements, loss)
     split = ctx.has_tp & ctx.framework.loss_parallel
@@ -45,6 +38,33 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
            (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
            scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back)
     )  # fmt: skip
+    return _reduced(b, ctx, loss)
+
+
+def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss: str) -> str:
+    """Loss compiled by itself: logits and two numbers a row are kept, the gradient is written from them.
+
+    Split by tp, its backward puts -1 at each row's target into fp32 zeros (tensor/parallel/loss.py). Neither depends on
+    the gradient that comes in, and the partitioner makes the whole forward: zeros, which no kernel fuses, the sum of
+    them and the probabilities, in fp32, which alone is kept. The caller holds the logits until the loss is there.
+    """
+    width, e = float(ctx.model.vocab), float(ctx.element)
+    split = ctx.has_tp & ctx.framework.loss_parallel
+    kept, reads = logits, (logits,)
+    if anywhere(split):
+        held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
+        b.add(Op("loss.hold", "memory_bound", None, (logits,), (held,), view=True, launches=0))
+        kept = b.tensor("loss.difference", where(split, 4.0, e) * elements, grad_bytes=e * elements)
+        b.add(Op("loss.difference", "memory_bound", Stream(where(split, 12.0 + e, 0.0) * elements), (logits,), (kept,),
+                 scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 2.0, 0.0), view=opposite(split),
+                 back=Back(0.0, 0)))  # fmt: skip
+        reads = (kept, held)
+    total = b.tensor("loss.log_sum", 4.0 * ctx.tokens, grad=False)
+    moved, back_moved = 2.0 * e * elements, where(split, 4.0 + e, 2.0 * e) * elements
+    b.add(Op("loss.compiled", "memory_bound", Stream(moved, "cross_entropy_fwd", elements, width), reads,
+             (loss, total), (kept, total), launches=2,
+             back=Back(back_moved, 1, like="cross_entropy_bwd", elements=back_moved / (2.0 * e),
+                       width=width)))  # fmt: skip
     return _reduced(b, ctx, loss)
 
 
