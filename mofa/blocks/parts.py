@@ -88,12 +88,14 @@ BACKENDS: dict[str, Backend] = {"flash": "flash", "flash1": "flash1"}
 
 
 def fused_attention(
-    b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3
-) -> str:
+    b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3,
+    beside: tuple[str, ...] = (),
+) -> str:  # fmt: skip
     """Fused attention with the log-sum-exp kept; under cp one step runs beside the exchange of keys and values.
 
     A ring of cp steps: each step's exchange hides behind the step before, so that all but one step runs beside it.
-    All-gather: the keys and values are complete before the first product.
+    All-gather: the keys and values are complete before the first product. ``beside`` names what comes out of it
+    beside its result.
     """
     a = ctx.model.attention
     heads, e = ctx.heads, ctx.element
@@ -127,10 +129,22 @@ def fused_attention(
     last = Attention(
         ctx.micro_batch, heads, q_len, pairs * (1 - share), a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend
     )
-    b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse), (q, k, v, out, lse), back=back))
+    b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse, *beside), (q, k, v, out, lse),
+             back=back))  # fmt: skip
     return out
 
 
 def elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
     """Elements of an activation of this width."""
     return (ctx.shard if sharded else ctx.tokens) * width
+
+
+def embedding_backward_scratch(ctx: Context, rows: FloatK) -> FloatK:
+    """Partial sums of PyTorch's gradient of an embedding of ``rows`` rows. [B]
+
+    Above 3072 tokens it sorts them and adds up in fp32 in pieces of ten, for which it allocates the most there can be:
+    one for every ten tokens and one for every row that occurs (aten/src/ATen/native/cuda/Embedding.cu and
+    EmbeddingBackwardKernel.cu of PyTorch 2.11: NROWS_PER_THREAD, max_partial_segment). Columns in whole warps.
+    """
+    pieces = ctx.tokens // 10 + where(ctx.tokens < rows, ctx.tokens, rows)
+    return where(ctx.tokens > 3072, 4.0 * pieces * (-(-ctx.model.hidden // 32) * 32), 0.0)

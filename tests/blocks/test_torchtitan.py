@@ -14,11 +14,13 @@ import pytest
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
 from mofa.blocks.context import Context
+from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES, cached_casts, kept_outputs
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream
 from mofa.cost.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
+from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import EXPERTS, LATENT, framework, gpt, llama
 from tests.blocks.small import context as small_context
 
@@ -378,6 +380,49 @@ def test_ddp_cuts_a_compiled_block_where_a_weight_fills_a_bucket() -> None:
     narrow = context(mode="autocast", compile_=True)
     small = replace(narrow, framework=narrow.framework.model_copy(update={"data_parallel": "ddp"}))
     assert block_memory(layer(small), 1).saved[0] == block_memory(layer(narrow), 1).saved[0]
+
+
+def test_a_compiled_graph_holds_the_gradient_it_was_given() -> None:
+    """Autograd's call of a compiled graph has its arguments until it returns; eager ops let go of theirs."""
+
+    def last_reader(model: ModelSpec | None, given: str, compile_: bool) -> str:
+        ops = layer(context(model, compile_=compile_)).backward.ops
+        return [op.name for op in ops if given in op.reads][-1]
+
+    assert last_reader(None, "d:out", True) == "accumulate x at attn_norm"
+    assert last_reader(None, "d:out", False).startswith("out.add.backward")  # views of it
+    experts = llama(moe=EXPERTS)
+    assert last_reader(experts, "d:experts.w2.out", True) == "experts.w1.wgrad"
+    assert last_reader(experts, "d:experts.w2.out", False) == "experts.w2.wgrad"
+
+
+def test_checkpoint_around_experts_repeats_all_of_a_compiled_block() -> None:
+    """Its parts are compiled, the checkpoint is eager; of a dense block the compiler drops what nobody reads."""
+    spec, full = framework("torchtitan", compile=True), RecomputeSpec.parse("full")
+    for model, early in ((llama(), True), (llama(moe=EXPERTS), False)):
+        forward = layer(context(model, compile_=True)).forward
+        assert modes(spec, full, forward, model).early_stop is early
+
+
+def test_gradient_of_the_embedding_sums_in_pieces() -> None:
+    """Above 3072 tokens: fp32 rows for every ten tokens and for every token. 8192 tokens of a width of 4096 took
+    140.8 MiB on an H200."""
+    wide = llama(hidden=4096, vocab=128256)
+    (op,) = ops_named(embedding(context(wide, micro_batch=8192 // SEQ), PRIMITIVES).backward.ops, "embedding.backward")
+    assert number(op.scratch) / 2**20 == pytest.approx(140.8, abs=0.01)
+    (few,) = ops_named(embedding(context(wide, micro_batch=12), PRIMITIVES).backward.ops, "embedding.backward")
+    assert number(few.scratch) == 0
+
+
+def test_ring_attention_holds_sums_in_fp32() -> None:
+    """Merging: four fp32 tensors of the output's size; backward beside a kernel: its own fp32 sum, the queries'
+    gradient, three fp32 and one bf16 of keys and values, all ranks' keys and values, a step's gradients."""
+    tapes = layer(context(cp=np.array([2.0]), cp_ring=np.array([False])))
+    merging = [t for t in tapes.forward.tensors.values() if t.name.startswith("attn.merge.")]
+    assert sum(number(t.bytes) for t in merging) == 4 * 4 * TOKENS / 2 * Q
+    (core,) = ops_named(tapes.backward.ops, "attn.core.backward")
+    held = sum(size(tapes, name) for name in core.reads if name.startswith("d:attn.ring."))
+    assert held == TOKENS / 2 * ((4 + 2) * Q + (3 * 4 + 2 * 2 + 2 + 2) * 2 * KV)
 
 
 def test_compiled_loss_keeps_bf16_logits() -> None:

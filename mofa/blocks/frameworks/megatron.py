@@ -23,7 +23,7 @@ from mofa.blocks.frameworks.megatron_linear import (
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
-from mofa.blocks.parts import fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
+from mofa.blocks.parts import embedding_backward_scratch, fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
 from mofa.blocks.tp_overlap import buffer_bytes
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
@@ -335,7 +335,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
     b.add(
         Op("embedding", "memory_bound", Stream(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
-           back=Back(2 * params + 2 * ctx.tokens * h * e, 3), weight_params=params, weight_bytes=2.0 * params,
+           back=Back(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
+           weight_params=params, weight_bytes=2.0 * params,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
     )  # fmt: skip
     y = tp_reduce(b, ctx, looked, "embedding", h)

@@ -40,11 +40,14 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
         )
     if framework.name not in PYTORCH_MODULES:
         return Recompute(kind="full")  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
+    # non-reentrant, early_stop off by default (torchtitan/config/job_config.py:675). A compiler drops what is unused of
+    # a block that is one graph; around experts, where only parts of the block are compiled, the checkpoint is eager
+    parted = forward is not None and any(op.name.startswith("moe.") for op in forward.ops)
+    early_stop = framework.compile and not parted
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
-        return Recompute(kind="full", keep_outputs=kept_outputs(forward, model), early_stop=framework.compile)
-    # non-reentrant, early_stop off by default (torchtitan/config/job_config.py:675); a compiler drops what is unused
-    return Recompute(kind="full", early_stop=framework.compile)
+        return Recompute(kind="full", keep_outputs=kept_outputs(forward, model), early_stop=early_stop)
+    return Recompute(kind="full", early_stop=early_stop)
 
 
 def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import anywhere, maximum, where
+from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
 from mofa.blocks.frameworks.torchtitan_linear import (
@@ -28,6 +28,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 )
 from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan_moe import moe
+from mofa.blocks.frameworks.torchtitan_ring import ring_attention
 from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, Tape, TapeBuilder
 from mofa.specs.model import ModelSpec
 
@@ -183,29 +184,12 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
-    """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities.
-
-    Context parallelism gathers keys and values and merges each rank's partial results in fp32.
-    """
+    """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
-    out = parts.fused_attention(b, ctx, q, k, v, windowed)
     if anywhere(ctx.cp > 1):
-        steps = maximum(ctx.cp - 1.0, 0.0)
-        count = ctx.tokens * ctx.heads * ctx.model.attention.d_v
-        merged = b.tensor("attn.merged", 0.0 * count)
-        kv = ctx.tokens * ctx.kv_heads * ctx.model.attention.d_qk * 2.0
-        launches = 8.0 * maximum(ctx.cp - 1.0, 1.0)
-        # of the output and of keys and values, once and for every part that is merged: bytes at the general rate that
-        # take what the kernels of a profiled layer took (tt2-cp2-llama-6l-32k, fitting half; many are strided)
-        moved = (17.0 + 42.0 * steps) * count + 12.0 * kv
-        back = 27.0 * count + 60.0 * kv + steps * (13.5 * count + 37.5 * kv)
-        b.add(Op("attn.merge", "memory_bound", Stream(moved), (out,), (merged,), view=True,
-                 scratch=12.0 * count, launches=launches, present=ctx.cp > 1,
-                 back=Back(work=Stream(back), family="memory_bound", present=ctx.cp > 1, view=True,
-                           launches=launches, scratch=8.0 * kv + 4.0 * count)))  # fmt: skip
-        return merged
-    return out
+        return ring_attention(b, ctx, q, k, v, windowed)
+    return parts.fused_attention(b, ctx, q, k, v, windowed)
 
 
 def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
@@ -296,7 +280,8 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
     many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
-             back=Back(width * params + 2 * rows * r, 5), weight_params=params,
+             back=Back(width * params + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, params / hidden)),
+             weight_params=params,
              weight_bytes=grad * params))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)

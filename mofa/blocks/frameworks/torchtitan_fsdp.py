@@ -240,8 +240,8 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     ops = [_without_forward_weights(op, block) for op in tape.ops]
     p = _Pieces(tensors=dict(tape.tensors))
     mark = marker(ctx, block)
-    if ctx.framework.compile and block.startswith("dense"):
-        ops = [_fused_sum(op) for op in ops]
+    if ctx.framework.compile:
+        ops = _compiled_graphs(ops, tape, block)
     ops = [mark(op) for op in ops]
     if autocast(ctx):
         p.ops = _autocast_weights(p, ops, ctx)
@@ -259,6 +259,23 @@ def _without_forward_weights(op: Op, block: str) -> Op:
     if block == "head" or not any(r.startswith(("fsdp.", "efsdp.")) for r in op.reads):
         return op
     return op._replace(reads=tuple(r for r in op.reads if not r.startswith(("fsdp.", "efsdp."))))
+
+
+def _compiled_graphs(ops: list[Op], tape: Tape, block: str) -> list[Op]:
+    """What comes into a compiled graph's backward stays until its end: the call holds its arguments.
+
+    (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``CompiledFunction.backward``: ``*flat_args``.) A dense block
+    is one graph; of those in a block with experts only theirs is large.
+    """
+    if block.startswith("dense"):
+        ops = [_fused_sum(op) for op in ops]
+        return [*ops[:-1], ops[-1]._replace(reads=(*ops[-1].reads, *tape.inputs))]
+    given = tuple(n for n in ("d:experts.out.fp32", "d:experts.w2.out") if n in tape.tensors)[:1]
+    inside = [i for i, op in enumerate(ops) if op.name.startswith("experts.")]
+    if given and inside:
+        last = ops[inside[-1]]
+        ops[inside[-1]] = last._replace(reads=(*last.reads, *given))
+    return ops
 
 
 def _fused_sum(op: Op) -> Op:

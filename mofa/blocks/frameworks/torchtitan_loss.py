@@ -50,7 +50,8 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, loss:
     """
     width, e = float(ctx.model.vocab), float(ctx.element)
     split = ctx.has_tp & ctx.framework.loss_parallel
-    kept, reads = logits, (logits,)
+    kept = logits
+    reads: tuple[str, ...] = (logits,)
     if anywhere(split):
         held = b.tensor("logits.held", b.tensors[logits].bytes, grad=False)
         b.add(Op("loss.hold", "memory_bound", None, (logits,), (held,), view=True, launches=0))
