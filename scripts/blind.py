@@ -1,12 +1,13 @@
 """Runs and MoE layers predicted before anyone measured them, and how far off that was.
 
-python scripts/blind.py predict reference_runs/plans/eighth.yaml reference_runs/plans/ninth.yaml
+python scripts/blind.py predict reference_runs/blind.csv reference_runs/plans/{eighth,ninth}.yaml
+python scripts/blind.py predict reference_runs/blind_second.csv reference_runs/plans/tenth.yaml
 python scripts/blind.py score
 
-``predict`` writes reference_runs/blind.csv (step and memory of the plans' runs, as `mofa estimate` says them, on the
-profile's host and with the routing that was asked for) and reference_runs/blind_layers.csv (the second held-out set of
-the chunked MoE layer on one, two and four GPUs), unless they are there: what is committed stays as it was predicted.
-``score`` puts records and measurements beside them.
+``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
+routing that was asked for, and reference_runs/blind_layers.csv (the second held-out set of the chunked MoE layer on
+one, two and four GPUs), unless the files are there: what is committed stays as it was predicted. ``score`` puts records
+and measurements beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from mofa.validate.run import layer_folders
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCES = ROOT / "reference_runs"
-RUNS, LAYERS = REFERENCES / "blind.csv", REFERENCES / "blind_layers.csv"
+RUNS = (REFERENCES / "blind.csv", REFERENCES / "blind_second.csv")
+LAYERS = REFERENCES / "blind_layers.csv"
 RUN_COLUMNS = ("id", "step_s", "allocated_bytes", "reserved_bytes", "device_bytes", "fits")
 LAYER_COLUMNS = ("shape", *QUANTITIES)
 GPUS = (1, 2, 4)
@@ -58,9 +60,9 @@ def _layers() -> Iterator[dict[str, str]]:
                 yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
 
 
-def predict(plans: Sequence[Path]) -> None:
+def predict(out: Path, plans: Sequence[Path]) -> None:
     """Write what is predicted of runs and layers, each file once."""
-    for path, columns, rows in ((RUNS, RUN_COLUMNS, _runs(plans)), (LAYERS, LAYER_COLUMNS, _layers())):
+    for path, columns, rows in ((out, RUN_COLUMNS, _runs(plans)), (LAYERS, LAYER_COLUMNS, _layers())):
         if path.exists():
             print(f"{path} is there and stays")
             continue
@@ -84,9 +86,16 @@ def _summary(errors: dict[str, list[float]]) -> None:
 
 def score() -> None:
     """Print every run and layer that was measured beside what had been predicted, and the mean errors."""
+    for path in RUNS:
+        print(path.name)
+        _score_runs(path)
+    _score_layers()
+
+
+def _score_runs(path: Path) -> None:
     records = {record.run.id: record for record in read_records(REFERENCES / "measured")}
     errors: dict[str, list[float]] = {name: [] for name in ("step", "allocated", "reserved", "device")}
-    for row in _read(RUNS):
+    for row in _read(path):
         record = records.get(row["id"])
         if record is None:
             print(f"{row['id']}: not measured")
@@ -113,7 +122,6 @@ def score() -> None:
             if name != "step" or why is None:
                 errors[name].append(error)
     _summary(errors)
-    _score_layers()
 
 
 def _score_layers() -> None:
@@ -135,9 +143,9 @@ def _score_layers() -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["predict", *plans] if plans:
-            predict([Path(plan) for plan in plans])
+        case ["predict", out, *plans] if plans:
+            predict(Path(out), [Path(plan) for plan in plans])
         case ["score"]:
             score()
         case _:
-            sys.exit("python scripts/blind.py predict PLAN.yaml ... | score")
+            sys.exit("python scripts/blind.py predict OUT.csv PLAN.yaml ... | score")

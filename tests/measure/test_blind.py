@@ -14,7 +14,7 @@ from mofa.measure.runs import plan_task
 from mofa.specs.load import load_runs
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
-PLANS = [REFERENCES / "plans" / f"{name}.yaml" for name in ("eighth", "ninth")]
+PLANS = {"blind.csv": ("eighth", "ninth"), "blind_second.csv": ("tenth",)}
 
 
 def column(name: str, key: str) -> list[str]:
@@ -22,9 +22,11 @@ def column(name: str, key: str) -> list[str]:
         return [row[key] for row in csv.DictReader(file)]
 
 
-def test_every_planned_run_was_predicted_and_its_framework_can_run_it() -> None:
-    runs = [expand(run, path.parent) for path in PLANS for run in load_runs(path)]
-    assert column("blind.csv", "id") == [run.run.id for run in runs]
+@pytest.mark.parametrize("name", PLANS)
+def test_every_planned_run_was_predicted_and_its_framework_can_run_it(name: str) -> None:
+    plans = [REFERENCES / "plans" / f"{plan}.yaml" for plan in PLANS[name]]
+    runs = [expand(run, path.parent) for path in plans for run in load_runs(path)]
+    assert column(name, "id") == [run.run.id for run in runs]
     for run in runs:
         assert plan_task(run, timeout_s=1.0).num_gpus == run.run.gpus
 

@@ -18,7 +18,7 @@ MACHINES = read_hosts(ROOT / "reference_runs" / "measured")
 
 
 def off(reference: Reference, record: Record) -> float:
-    """Predicted over measured - 1, on its host: as measured beside it, or its machine's of reference_runs/hosts.yaml."""
+    """Predicted over measured - 1, on its host: measured beside it, or its machine of reference_runs/hosts.yaml."""
     found = host_op_s(record, MACHINES)
     assert found is not None
     workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolve()

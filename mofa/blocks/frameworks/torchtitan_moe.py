@@ -23,7 +23,6 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 )
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
 
-
 ASYNC_PYTHON = 8
 """Functions of Python between the host's wait for the counts and the rows in order, beside the launches: the exchange's
 own, PyTorch's wrapper of a tensor that is still on its way, which every op on it passes, a Triton kernel's launch. In
