@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 FloatK = NDArray[np.float64] | float
 BoolK = NDArray[np.bool_] | bool
 PLAIN = (float, int)  # bool is one of the latter
+FEW = 16
+"""Rows up to which NumPy's reductions are not slower than going column by column. [-]"""
 
 
 def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
@@ -80,6 +82,8 @@ def anywhere(x: BoolK | FloatK) -> bool:
     >>> anywhere(0.0), anywhere(np.array([False, True]))
     (False, True)
     """
+    if x is True or x is False:
+        return x
     return bool(x) if isinstance(x, PLAIN) else bool(x.any())
 
 
@@ -104,7 +108,10 @@ def stacked(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
            [2., 3.]])
     """
     if num_k == 1:
-        return np.array([v if isinstance(v, PLAIN) else v.item() for v in values], dtype=float)[:, None]
+        try:
+            return np.array(values, dtype=float).reshape(-1, 1)
+        except ValueError:  # an array of one entry among plain numbers
+            return np.array([v if isinstance(v, PLAIN) else v.item() for v in values], dtype=float)[:, None]
     out = np.empty((len(values), num_k))
     for row, value in zip(out, values, strict=True):
         row[:] = value
@@ -134,7 +141,7 @@ def first_largest(array: NDArray[np.float64], axis: int = 0) -> NDArray[np.intp]
     """
     largest = np.expand_dims(array.max(axis=axis) if axis == 0 else row_max(array), axis)
     enough = array >= largest - 1e-12 * np.abs(largest)
-    if array.ndim == 2 and axis == 1:  # one column after the other: rows are short
+    if array.ndim == 2 and axis == 1 and len(array) > FEW:  # one column after the other: rows are short
         first = np.zeros(len(array), dtype=np.intp)
         for column in reversed(range(array.shape[1])):
             first[enough[:, column]] = column
@@ -150,7 +157,7 @@ def row_max(array: NDArray[np.float64]) -> NDArray[np.float64]:
     >>> row_max(np.array([[1.0, 3.0], [2.0, 0.0]]))
     array([3., 2.])
     """
-    if array.shape[1] > 16:
+    if array.shape[1] > 16 or len(array) <= FEW:
         return np.asarray(array.max(axis=1))
     largest = array[:, 0].copy()
     for column in range(1, array.shape[1]):

@@ -8,6 +8,8 @@ ops counts once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +74,7 @@ class BlockMemory:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
+class _Interval(NamedTuple):
     tensor: str
     kind: int
     start: int
@@ -101,7 +102,7 @@ class _Lifetimes:
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares = self.shares()
+        shares = self.shares
         death = {**self.death, **end_of}
         extension: dict[str, list[_Extension]] = {}
         # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
@@ -136,6 +137,7 @@ class _Lifetimes:
                     end = later
         return result
 
+    @cached_property
     def shares(self) -> dict[str, tuple[str, BoolK]]:
         """Names whose memory is another's, whose, and for which candidates; True where for all."""
         shares: dict[str, tuple[str, BoolK]] = {}
@@ -166,7 +168,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     if not found:
         return _nothing(num_k)
     sizes = stacked([f.bytes for f in found], num_k)
-    start, end, kinds = (np.array([getattr(f, name) for f in found]) for name in ("start", "end", "kind"))
+    kinds, start, end = (np.array(column) for column in list(zip(*found, strict=True))[1:4])
     at = np.arange(len(ops))[:, None]
     there = ((start <= at) & (at <= end)).astype(float)
     is_kind = (np.arange(len(KINDS))[:, None] == kinds).astype(float)
@@ -231,7 +233,7 @@ def rounded_bytes(nbytes: ArrayK) -> ArrayK:
 
 def _held(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: int) -> ArrayK:
     """What the weights' gradients read that the backward by inputs made, or was given. (K,) [B]"""
-    sources = {name: source for name, (source, _) in lives.shares().items()}
+    sources = {name: source for name, (source, _) in lives.shares.items()}
     late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
     own = {name for op in late for name in op.writes}
     needed: set[str] = set()

@@ -157,7 +157,7 @@ def _neighbours(op: Op) -> bool:
 
 def _synchronises(tape: Tape) -> bool:
     """Whether the host waits for the device anywhere."""
-    return any(isinstance(op.work, HostSync) for op in tape.ops)
+    return any(type(op.work) is HostSync for op in tape.ops)
 
 
 def _carries(tape: Tape) -> bool:
@@ -168,7 +168,8 @@ def _carries(tape: Tape) -> bool:
     written: set[str] = set()
     before: set[str] = set()
     for op in tape.ops:
-        before.update(r for r in op.reads if r not in written)
+        if not written.issuperset(op.reads):
+            before.update(r for r in op.reads if r not in written)
         written.update(op.writes)
     return not before.isdisjoint(written)
 
@@ -292,12 +293,15 @@ def _send(step: _Step, op: Op, took: FloatK, state: _State, machine: Machine) ->
 
 def _communicator_free(state: _State, group: str, machine: Machine) -> FloatK:
     """When the communicator of a group has done what was issued to it: NCCL runs one operation after the other."""
-    own, world = (state.communicators.get(name, 0.0) for name in (group, "world"))
-    return where(machine.shares_world(group), world, own)
+    own, whole = state.communicators.get(group, 0.0), machine.shares_world(group)
+    return own if whole is False else where(whole, state.communicators.get("world", 0.0), own)
 
 
 def _occupy(state: _State, group: str, until: FloatK, machine: Machine) -> None:
     whole = machine.shares_world(group)
+    if whole is False:
+        state.communicators[group] = maximum(until, state.communicators.get(group, 0.0))
+        return
     for name, here in ((group, opposite(whole)), ("world", whole)):
         if anywhere(here):
             before = state.communicators.get(name, 0.0)

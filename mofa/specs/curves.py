@@ -183,7 +183,7 @@ def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -
     >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
     array([0.849])
     """
-    drawn = sum((np.asarray(share / clock**2) for share, clock in zip(shares, clocks, strict=True)), np.zeros(()))
+    drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
     return np.asarray(np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0))
 
 

@@ -140,7 +140,9 @@ def head_params(model: ModelSpec) -> int:
 
 def num_params(model: ModelSpec) -> int:
     """All parameters of the main model; multi-token-prediction layers are counted apart by :func:`num_mtp_params`."""
-    layers = sum(layer_params(model, model.is_moe_layer(i)).total for i in range(model.num_layers))
+    dense, moe = model.num_dense_layers, model.num_moe_layers
+    layers = dense * layer_params(model, moe=False).total if dense else 0
+    layers += moe * layer_params(model, moe=True).total if moe else 0
     return layers + embedding_params(model) + head_params(model) + _norm(model, model.hidden)
 
 
