@@ -74,7 +74,6 @@ class Allocator:
         self._next_address = ROUND_LARGE
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
-        self._spare: list[Block] = []  # what neighbours took in, to be used again
 
     def reset_peaks(self) -> None:
         """Peaks count from here."""
@@ -94,43 +93,50 @@ class Allocator:
 
     def take(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small."""
-        small = index & 1
-        pool = self._pools.get(index)
-        if pool is None:
-            pool = self._pools[index] = Pool(index >> 1, bool(small))
+        pool = self._pools.get(index) or self.pool(index)
+        self._searches += not pool.small
         keys = pool.keys
-        if not small:
-            self._searches += 1
         at = bisect_left(keys, size << SHIFT - 9)
-        if at < len(keys):
+        if at == len(keys):
+            block = self.grow(pool, size)
+        else:
             if self.expandable:
-                at = self._least_expandable(pool, at)
-            block = pool.blocks.pop(keys.pop(at))
-        else:
-            block = self._grow(pool, size)
-        rest = block.size - size
-        if rest > SMALL_SIZE or (rest and (small or self.expandable)):
-            address = block.address + size
-            if self._spare:
-                other = self._spare.pop()
-                other.pool, other.address, other.size, other.freed_at = pool, address, rest, 0
+                at = self.least_expandable(pool, at)
+            free = pool.blocks[at]
+            if free.size - size > pool.most_kept:  # the rest stays where it is, as the same free block
+                block = self._low_end(free, size)
+                pool.cut(at, free)
             else:
-                other = Block(pool, address, rest, FREE)
-            other.previous = block
-            after = other.following = block.following
-            if after is not None:
-                after.previous = other
-            block.following = other
-            block.size = size
-            key = other.key = rest << SHIFT - 9 | address >> 9
-            insort(keys, key)
-            pool.blocks[key] = other
-        else:
-            size += rest
-        block.state = ALLOCATED
-        allocated = self.allocated = self.allocated + size
+                block = free
+                block.state = ALLOCATED
+                del keys[at]
+                del pool.blocks[at]
+        allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
+        return block
+
+    def pool(self, index: int) -> Pool:
+        """The pool of an ``index``."""
+        if index not in self._pools:
+            self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
+        return self._pools[index]
+
+    @staticmethod
+    def _low_end(free: Block, size: int) -> Block:
+        """Cut the low end of a free block off, to be used."""
+        spare = free.pool.spare
+        block = spare.pop() if spare else Block(free.pool, 0, 0, FREE)
+        before = free.previous
+        block.address, block.size, block.state, block.previous, block.following = (
+            free.address, size, ALLOCATED, before, free,
+        )  # fmt: skip
+        if before is not None:
+            before.following = block
+        free.previous = block
+        free.address += size
+        free.size -= size
+        free.freed_at = 0
         return block
 
     def free(self, block: Block, streams: Sequence[int] = ()) -> None:
@@ -159,51 +165,66 @@ class Allocator:
         for stream in list(self._waiting):
             self.finish(stream)
         for pool in self._pools.values():
-            for block in pool.free():
+            for block in list(pool.blocks):
                 if self.expandable:
                     self._unmap(block)
                 elif block.previous is None and block.following is None:
                     self._return(block)
 
     # -- free blocks
-    def _join(self, block: Block) -> None:
+    def _join(self, block: Block) -> Block:
+        """Make a block free; its free neighbours and it become one, which is returned."""
         pool = block.pool
-        keys, blocks = pool.keys, pool.blocks
         before, after = block.previous, block.following
-        if before is not None and before.state == FREE:
-            key = before.key
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
-            self._spare.append(before)
-            block.address = before.address
-            block.size += before.size
-            first = block.previous = before.previous
-            if first is not None:
-                first.following = block
-        if after is not None and after.state == FREE:
-            key = after.key
-            del keys[bisect_left(keys, key)]
-            del blocks[key]
-            self._spare.append(after)
-            block.size += after.size
-            last = block.following = after.following
-            if last is not None:
-                last.previous = block
+        left, right = before is not None and before.state == FREE, after is not None and after.state == FREE
         block.state = FREE
-        block.freed_at = self._searches
-        key = block.key = block.size << SHIFT - 9 | block.address >> 9
-        insort(keys, key)
-        blocks[key] = block
+        free = block
+        if left:
+            assert before is not None
+            free = before
+            free.size += block.size
+            last = after
+            if right:
+                assert after is not None
+                pool.take(after)
+                pool.spare.append(after)
+                free.size += after.size
+                last = after.following
+            free.following = last
+            if last is not None:
+                last.previous = free
+        elif right:
+            assert after is not None
+            free = after
+            free.address = block.address
+            free.size += block.size
+            free.previous = before
+            if before is not None:
+                before.following = free
+        else:
+            pool.put(free)
+        if free is not block:
+            pool.spare.append(block)
+            pool.grown(bisect_left(pool.keys, free.key), free)
+        free.freed_at = self._searches
+        return free
 
-    def _least_expandable(self, pool: Pool, at: int) -> int:
+    def least_expandable(self, pool: Pool, at: int) -> int:
         """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
-        keys, blocks = pool.keys, pool.blocks
-        while at + 1 < len(keys) and reach(blocks[keys[at + 1]]) < reach(blocks[keys[at]]):
+        blocks = pool.blocks
+        while at + 1 < len(blocks) and reach(blocks[at + 1]) < reach(blocks[at]):
             at += 1
         return at
 
     # -- segments
-    def _grow(self, pool: Pool, size: int) -> Block:
+    def grow(self, pool: Pool, size: int) -> Block:
+        """A block of a rounded size out of fresh memory, where no free one fits; it is not counted yet as allocated.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            If the device has no room.
+        """
         if self.collect_above and self.capacity is not None:
             self._collect(self.collect_above * self.capacity)
         block = self._new(pool, size)
@@ -216,7 +237,12 @@ class Allocator:
             page = page_size(pool)
             wanted = -(-size // page) * page if self.expandable else segment_size(size)
             raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.capacity)
-        return block
+        if block.size - size <= pool.most_kept:
+            block.state = ALLOCATED
+            return block
+        low = self._low_end(block, size)
+        pool.put(block)
+        return low
 
     def _new(self, pool: Pool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""
@@ -257,7 +283,7 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        whole = [b for p in pools for b in p.free() if b.previous is None and b.following is None]
+        whole = [b for p in pools for b in p.blocks if b.previous is None and b.following is None]
         age = float(sum(self._searches - b.freed_at for b in whole))
         reclaimed = 0
         while whole and reclaimed < target:
@@ -274,16 +300,14 @@ class Allocator:
     # -- expandable segments
     def _extend(self, pool: Pool, size: int) -> Block | None:
         block = self._range(pool, size)
-        if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
-            return None
-        while block.size < size:
-            behind = block.following
+        free = self._map(block, min(block.size, size)) if block.state == UNMAPPED else block
+        while free is not None and free.size < size:
+            behind = free.following
             assert behind is not None and behind.state == UNMAPPED
-            if not self._map(behind, min(size - block.size, behind.size)):
-                return None
-            block = behind
-        pool.take(block)
-        return block
+            free = self._map(behind, min(size - free.size, behind.size))
+        if free is not None:
+            pool.take(free)
+        return free
 
     def _range(self, pool: Pool, size: int) -> Block:
         """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
@@ -305,13 +329,13 @@ class Allocator:
         insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
         return block
 
-    def _map(self, block: Block, size: int) -> bool:
+    def _map(self, block: Block, size: int) -> Block | None:
         """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
         pool = block.pool
         page = page_size(pool)
         mapped = min(-(-size // page) * page, block.size)
         if not self._reserve(mapped):
-            return False
+            return None
         del pool.unmapped[bisect_left(pool.unmapped, block.address, key=lambda item: item[0])]
         if mapped < block.size:
             rest = Block(pool, block.address + mapped, block.size - mapped, UNMAPPED)
@@ -321,8 +345,7 @@ class Allocator:
             block.following = rest
             block.size = mapped
             insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-        self._join(block)
-        return True
+        return self._join(block)
 
     def _unmap(self, block: Block) -> None:
         """Unmap the whole pages inside a free block."""
@@ -385,7 +408,7 @@ class Allocator:
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
         firsts: dict[int, Block] = {}
-        for block in (*live, *(b for p in self._pools.values() for b in p.free())):
+        for block in (*live, *(b for p in self._pools.values() for b in p.blocks)):
             while block.previous is not None:
                 block = block.previous
             firsts[block.address] = block

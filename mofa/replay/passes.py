@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.replay.journal import Act
 from mofa.replay.pools import Block
 from mofa.replay.rank import Rank
+from mofa.replay.routine import Held
 from mofa.replay.script import Script, script
 
 Slots = list[Block | None]
@@ -15,20 +16,32 @@ Kept = tuple[Block, Act]
 class Pass:
     """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
-    ``places`` numbers where they lie: two passes with the same number hold the same addresses.
+    Where it is played from notes, ``held`` has them instead (:mod:`mofa.replay.routine`). ``places`` numbers where they
+    lie: two passes with the same number hold the same addresses.
     """
 
-    __slots__ = ("out", "places", "slots")
+    __slots__ = ("held", "out", "places", "slots")
 
     def __init__(self) -> None:
         self.slots: list[Slots] = []
         self.out: Block | None = None
+        self.held: Held | None = None
         self.places = 0
 
     def settle(self, numbers: dict[object, int]) -> None:
         """Number where it lies, as ``numbers`` have it."""
-        where = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
-        self.places = numbers.setdefault((where, self.out.address if self.out is not None else -1), len(numbers))
+        if self.held is not None:
+            where: object = self.held.places
+        else:
+            blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
+            where = blocks, self.out.address if self.out is not None else -1
+        self.places = numbers.setdefault(where, len(numbers))
+
+    def unfold(self) -> None:
+        """Take the slots out of ``held``, to be played op by op."""
+        if self.held is not None:
+            *self.slots, (self.out,) = self.held.slots()
+            self.held = None
 
 
 def scripts_of(rank: Rank) -> list[list[Script]]:

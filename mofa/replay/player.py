@@ -18,12 +18,15 @@ from mofa.replay.journal import (
     Journal,
 )
 from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
-from mofa.replay.pools import Block, OutOfDeviceMemory
+from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.rounds import Rounds
+from mofa.replay.routine import Held, Notes, Routine, repeat
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
 
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
+TRIES = 3
+"""Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
 
 
 class Player:
@@ -31,7 +34,11 @@ class Player:
 
     def __init__(self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True) -> None:
         self.rank, self.a = rank, allocator
+        self.take, self.free = allocator.take, allocator.free
         self.journal = Journal()
+        self.notes: Notes | None = None
+        self.routines: dict[tuple[str, int], Routine] = {}
+        self.tries: dict[tuple[str, int], int] = {}
         self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []  # per step: peak, first event and its bytes, event after
@@ -50,36 +57,40 @@ class Player:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
+        self.repeats = skip_rounds
 
     # -- memory
     def new(self, nbytes: int, act: Act) -> Kept:
         """Allocate what belongs to no slot."""
         try:
-            block = self.a.malloc(nbytes, act.stream)
+            size = round_size(nbytes)
+            block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
-            block = self.overflow(full, act)
+            block = self.overflow(full, act, len(self.journal.sizes))
         self.journal.acts.append(act)
         self.journal.sizes.append(block.size)
         return block, act
 
-    def overflow(self, full: OutOfDeviceMemory, act: Act) -> Block:
+    def overflow(self, full: OutOfDeviceMemory, act: Act, event: int) -> Block:
         """The device is full: remember where that was first, and play on without end."""
         if self.failed is None:
-            self.failed = (len(self.journal.sizes), full, act)
+            self.failed = (event, full, act)
         self.a.capacity = None
-        return self.a.malloc(full.size, act.stream)
+        return self.take(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
 
     def drop(self, kept: Kept) -> None:
         block, act = kept
         self.journal.acts.append(act)
         self.journal.sizes.append(-block.size)
-        self.a.free(block)
+        self.free(block)
 
     def rename(self, kept: Kept, act: Act) -> Kept:
         """The same memory under another name."""
         block, old = kept
         self.journal.acts += (old, act)
         self.journal.sizes += (-block.size, block.size)
+        if self.notes is not None:
+            self.notes.renamed(block)
         return block, act
 
     def note(self) -> tuple[int, int]:
@@ -94,6 +105,8 @@ class Player:
         grown = self.journal.grown
         if not grown or grown[-1][1] != self.a.reserved:
             grown.append((start[0], self.a.reserved))
+        if self.notes is not None:
+            self.notes.looked(start[0])
 
     # -- a step
     def start(self) -> None:
@@ -191,6 +204,56 @@ class Player:
 
     def computation(self, kind: str, c: int, i: int) -> None:
         self.journal.computations.append((len(self.journal.sizes), kind, c, i))
+        if not self.repeats or (kind in "BW" and c not in self.begun):  # the first gradients stay
+            self.play(kind, c, i)
+        elif (kind, c) in self.routines:
+            self.repeat(kind, c, i)
+        elif self.tries.get((kind, c), 0) < TRIES:
+            self.note_down(kind, c, i)
+        else:
+            self.play(kind, c, i)
+
+    def repeat(self, kind: str, c: int, i: int) -> None:
+        """A computation from the notes of an earlier one."""
+        at = self.passes.get((c, i))
+        if at is None:
+            at = self.passes[c, i] = Pass()
+            at.held = Held()
+        if at.held is None:  # begun before there were notes
+            self.play(kind, c, i)
+            return
+        start, before, end = repeat(self.routines[kind, c], at.held, self.a, self.journal, self.overflow)
+        if self.a.peak_allocated > self.highest[-1][0]:
+            self.highest[-1] = (self.a.peak_allocated, start, before, end)
+        if kind in "BW":
+            del self.passes[c, i]
+        else:
+            at.settle(self.places)
+
+    def note_down(self, kind: str, c: int, i: int) -> None:
+        """A computation op by op, to be repeated later if nothing but its own pass is touched."""
+        at = self.passes.get((c, i))
+        if at is not None and at.held is None:
+            self.play(kind, c, i)
+            return
+        self.tries[kind, c] = self.tries.get((kind, c), 0) + 1
+        notes = Notes(self.a, self.journal, at.held if at is not None else None)
+        if at is not None:
+            at.unfold()
+        self.notes, self.take, self.free = notes, notes.take, notes.free
+        self.play(kind, c, i)
+        self.notes, self.take, self.free = None, self.a.take, self.a.free
+        at = self.passes.get((c, i))
+        routine = notes.routine([*at.slots, [at.out]] if at is not None else ())
+        if routine is not None:
+            self.routines[kind, c] = routine
+        if at is not None:
+            at.held = notes.held if routine is not None else None
+
+    def play(self, kind: str, c: int, i: int) -> None:
+        """A computation op by op."""
+        if (c, i) in self.passes:
+            self.passes[c, i].unfold()
         if kind == "F":
             self.forward(c, i)
         elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
@@ -383,7 +446,7 @@ class Player:
         innermost loop."""
         start = len(self.journal.sizes), self.a.allocated
         self.journal.passages.append((start[0], phase, piece.name))
-        take, free = self.a.take, self.a.free
+        take, free = self.take, self.free
         did, sizes = self.journal.acts.append, self.journal.sizes.append
         carried, self.held = self.held, {}
         for act, kind, slot, size, pool in acts:
@@ -391,7 +454,7 @@ class Player:
                 try:
                     block = take(size, pool)
                 except OutOfDeviceMemory as full:
-                    block = self.overflow(full, act)
+                    block = self.overflow(full, act, len(self.journal.sizes))
                 slots[slot] = block
                 did(act)
                 sizes(block.size)

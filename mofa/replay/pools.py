@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass
 
 MIN_BLOCK = 512
@@ -41,28 +41,59 @@ class Block:
 
 
 class Pool:
-    """Free blocks of one stream and size class by key, and their keys in order; unmapped ranges sorted by address."""
+    """Free blocks of one stream and size class, and their keys, in order; unmapped ranges sorted by address.
 
-    __slots__ = ("blocks", "keys", "small", "stream", "unmapped")
+    ``spare`` are blocks that neighbours took in, to be used again; a rest larger than ``most_kept`` is split off. [B]
+    """
 
-    def __init__(self, stream: int, small: bool) -> None:
+    __slots__ = ("blocks", "keys", "most_kept", "small", "spare", "stream", "unmapped")
+
+    def __init__(self, stream: int, small: bool, expandable: bool = False) -> None:
         self.stream, self.small = stream, small
+        self.most_kept = 0 if small or expandable else SMALL_SIZE
         self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
+        self.blocks: list[Block] = []
+        self.spare: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
     def put(self, block: Block) -> None:
-        block.key = block.size << SHIFT - 9 | block.address >> 9
-        insort(self.keys, block.key)
-        self.blocks[block.key] = block
+        """One more free block."""
+        key = block.key = block.size << SHIFT - 9 | block.address >> 9
+        at = bisect_left(self.keys, key)
+        self.keys.insert(at, key)
+        self.blocks.insert(at, block)
 
     def take(self, block: Block) -> None:
-        del self.keys[bisect_left(self.keys, block.key)]
-        del self.blocks[block.key]
+        """One that is free no more."""
+        at = bisect_left(self.keys, block.key)
+        del self.keys[at]
+        del self.blocks[at]
 
-    def free(self) -> list[Block]:
-        """The free blocks, in order."""
-        return [self.blocks[key] for key in self.keys]
+    def grown(self, at: int, block: Block) -> None:
+        """The free block at a position is larger than its key says."""
+        keys = self.keys
+        key = block.key = block.size << SHIFT - 9 | block.address >> 9
+        if at + 1 < len(keys) and keys[at + 1] < key:
+            del keys[at]
+            del self.blocks[at]
+            at = bisect_left(keys, key, at)
+            keys.insert(at, key)
+            self.blocks.insert(at, block)
+        else:
+            keys[at] = key
+
+    def cut(self, at: int, block: Block) -> None:
+        """The free block at a position is smaller than its key says."""
+        keys = self.keys
+        key = block.key = block.size << SHIFT - 9 | block.address >> 9
+        if at and keys[at - 1] > key:
+            del keys[at]
+            del self.blocks[at]
+            at = bisect_left(keys, key, 0, at)
+            keys.insert(at, key)
+            self.blocks.insert(at, block)
+        else:
+            keys[at] = key
 
 
 @dataclass(frozen=True)

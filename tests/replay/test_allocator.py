@@ -109,11 +109,12 @@ def test_splitting() -> None:
 def test_best_fit_takes_the_smallest_then_the_lowest() -> None:
     a = Allocator()
     blocks = [a.malloc(size * MIB) for size in (30, 14, 22, 14)]
+    places = [block.address for block in blocks]
     for block in blocks:
         a.free(block)
-    assert a.malloc(13 * MIB).address == blocks[1].address
-    assert a.malloc(13 * MIB).address == blocks[3].address
-    assert a.malloc(13 * MIB).address == blocks[2].address
+    assert a.malloc(13 * MIB).address == places[1]
+    assert a.malloc(13 * MIB).address == places[3]
+    assert a.malloc(13 * MIB).address == places[2]
     assert a.reserved == 80 * MIB
 
 
