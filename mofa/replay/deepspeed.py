@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.replay.journal import ACTIVATIONS, GRADIENTS, OUTSIDE, PARAMETERS, STATES, TEMPORARIES, Act
+from mofa.replay.journal import ACTIVATIONS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.script import INPUT
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
-
-
-def _act(group: int, name: str, where: str) -> Act:
-    return Act(OUTSIDE, 0, 0, 0, group, name, where)
 
 
 def partition_bytes(player: Player) -> int:
@@ -35,25 +31,25 @@ def start(player: Player) -> None:
     the cache only since DeepSpeed's pull request 2620 of December 2022.
     """
     r, where, begun = player.rank, "start", player.note()
-    params = [player.new(w.param, _act(PARAMETERS, "parameter", where)) for w in r.weights]
+    params = [player.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
     total, part = sum(w.param for w in r.weights), partition_bytes(player)
     if r.deepspeed == "zero1":
         for kept in params:
             player.drop(kept)
-    player.new(total, _act(PARAMETERS, "buffer of the parameters", where))
+    player.new(total, outside(PARAMETERS, "buffer of the parameters", where))
     if r.deepspeed != "zero1":
         for kept in params:
             player.drop(kept)
-    clone = player.new(part, _act(STATES, "16-bit copy of the partition", where))
-    player.new(2 * part, _act(STATES, "fp32 copy of the partition", where))
+    clone = player.new(part, outside(STATES, "16-bit copy of the partition", where))
+    player.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
     player.drop(clone)
     if r.deepspeed == "bf16":
-        player.new(2 * total, _act(GRADIENTS, "fp32 buffer of the gradients", where))
+        player.new(2 * total, outside(GRADIENTS, "fp32 buffer of the gradients", where))
         zeros = None
     else:
-        zeros = player.new(2 * part, _act(GRADIENTS, "fp32 zeros of the partition", where))
+        zeros = player.new(2 * part, outside(GRADIENTS, "fp32 zeros of the partition", where))
     for name in ("first", "second"):
-        player.new(2 * part, _act(STATES, f"Adam's {name} moments", where))
+        player.new(2 * part, outside(STATES, f"Adam's {name} moments", where))
     if zeros is not None:
         player.drop(zeros)
     player.look(begun)
@@ -69,7 +65,7 @@ def after_backward(player: Player) -> None:
     """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
     if player.rank.deepspeed == "bf16":
         begun = player.note()
-        act = _act(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
+        act = outside(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in player.rank.weights:
             player.drop(player.new(2 * w.param, act))
         player.look(begun)
@@ -77,7 +73,7 @@ def after_backward(player: Player) -> None:
 
 def sent(player: Player) -> Kept:
     """A rank's part of a stage's output, kept until its backward (``PartitionedTensor``)."""
-    return player.new(player.rank.sent_bytes, _act(ACTIVATIONS, INPUT, "send of an output"))
+    return player.new(player.rank.sent_bytes, outside(ACTIVATIONS, INPUT, "send of an output"))
 
 
 def optimize(player: Player) -> None:
@@ -85,7 +81,7 @@ def optimize(player: Player) -> None:
     r, where = player.rank, "optimizer step"
     if r.deepspeed == "bf16":
         return  # norm and update read the buffer in place; the gather's pieces are smaller than what is free by then
-    scratch = _act(TEMPORARIES, "temporaries of the optimizer", where)
+    scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     for bucket in buckets([w.param for w in r.weights]):
         player.drop(player.new(bucket, scratch))
     if r.deepspeed == "zero1":

@@ -37,6 +37,11 @@ OUTSIDE = -1
 """The code of an act that belongs to no tape: its ``op`` is the whole of where it happens."""
 
 
+def outside(group: int, name: str, where: str, stream: int = 0) -> Act:
+    """An act that belongs to no tape."""
+    return Act(OUTSIDE, 0, 0, stream, group, name, where)
+
+
 @dataclass(frozen=True)
 class Live:
     """Tensors of one name that are alive together: how many, and their bytes in all. [B]"""

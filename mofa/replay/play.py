@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from mofa.replay.allocator import Allocator
+from mofa.replay.collection import no_collection
 from mofa.replay.journal import Journal, Moment
 from mofa.replay.player import Player
 from mofa.replay.rank import Rank
@@ -64,15 +65,16 @@ def play(
     """
     allocator = Allocator(capacity, expandable=expandable)
     player = Player(rank, allocator, skip_rounds=skip_rounds)
-    player.start()
-    ready = allocator.allocated
-    before: object = None
-    for _ in range(num_steps):
-        state = player.between() if skip_rounds else None
-        if state is not None and state == before and player.step > 1:
-            break
-        before = state
-        player.run_step()
+    with no_collection():
+        player.start()
+        ready = allocator.allocated
+        before: object = None
+        for _ in range(num_steps):
+            state = player.between() if skip_rounds else None
+            if state is not None and state == before and player.step > 1:
+                break
+            before = state
+            player.run_step()
     peak, start, before, end = max(player.highest[2:], key=lambda item: item[0])
     journal = player.journal
     highest = start + next(i for i, x in enumerate(accumulate(journal.sizes[start:end], initial=before)) if x == peak)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mofa.cost.peak import WORKSPACE
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
+from mofa.replay.edges import gather, in_optimizer, optimize, reduce
 from mofa.replay.journal import (
     ACTIVATIONS,
     BUFFERS,
-    COPIES,
     GRADIENTS,
-    OUTSIDE,
     PARAMETERS,
     STATES,
-    TEMPORARIES,
     Act,
     Journal,
+    outside,
 )
 from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
-from mofa.replay.rank import Piece, Rank, Weight
-from mofa.replay.rounds import Rounds
+from mofa.replay.rank import Piece, Rank
+from mofa.replay.rounds import LONG, QUIET, Rounds
 from mofa.replay.routine import Held, Notes, Routine, repeat
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
 
-_COMPUTE, _GATHER, _REDUCE = 0, 1, 2
 TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
 
@@ -34,7 +34,8 @@ class Player:
 
     def __init__(self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True) -> None:
         self.rank, self.a = rank, allocator
-        self.take, self.free = allocator.take, allocator.free
+        self.take: Callable[[int, int], Block] = allocator.take
+        self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
         self.notes: Notes | None = None
         self.routines: dict[tuple[str, int], Routine] = {}
@@ -117,18 +118,18 @@ class Player:
         if r.deepspeed:
             deepspeed.start(self)
             return
-        params = [self.new(w.param, _outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
+        params = [self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
         if r.contiguous:  # copied into one buffer, the tensors are let go
             total = sum(w.param for w in r.weights)
-            self.new(total, _outside(PARAMETERS, "buffer of the parameters", where))
-            self.new(int(r.grad_bytes * total), _outside(GRADIENTS, "buffer of the gradients", where))
+            self.new(total, outside(PARAMETERS, "buffer of the parameters", where))
+            self.new(int(r.grad_bytes * total), outside(GRADIENTS, "buffer of the gradients", where))
             for kept in params:
                 self.drop(kept)
-        for w in self.in_optimizer():
+        for w in in_optimizer(r):
             if w.main:
-                self.new(w.main, _outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
+                self.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
         for nbytes in r.buffers:
-            self.new(nbytes, _outside(BUFFERS, "buffer", where))
+            self.new(nbytes, outside(BUFFERS, "buffer", where))
         self.look(start)
 
     def run_step(self) -> None:
@@ -146,22 +147,22 @@ class Player:
             self.grads = []
         self.begun = set()
         if r.preallocated and self.step == 1:
-            act = _outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+            act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
             for c in range(len(r.chunks)):
                 for ways in (r.receives[c], r.sends[c]):
                     for _ in range(r.num_micro_batches if ways else 0):
                         self.new(r.boundary_bytes, act)
-        gathered = self.gather()
+        gathered = gather(self)
         self.look(start)
         self.compute()
         start = self.note()
         if gathered:
             self.journal.computations.append((start[0], "reduce", 0, 0))
-            self.reduce(gathered)
+            reduce(self, gathered)
             self.look(start)
             start = self.note()
         self.journal.computations.append((start[0], "optimizer", 0, 0))
-        self.optimize()
+        optimize(self)
         self.look(start)
 
     def compute(self) -> None:
@@ -179,7 +180,10 @@ class Player:
             retries[n] = self.a.num_retries
             skipped, period = rounds.repeated(n, self.state(last))
             if not skipped:
-                skipped, period = rounds.settled(n, (self.highest[-1][0], self.a.peak_reserved))
+                if self.step == 1:
+                    skipped, period = rounds.settled(n, self.a.peak_reserved, QUIET)
+                else:
+                    skipped, period = rounds.settled(n, (self.highest[-1][0], self.a.peak_reserved), LONG)
             if skipped:
                 shift = acts[n + skipped - 1][2] - last
                 moved = {(k, j + shift): at for (k, j), at in passes.items()}
@@ -263,91 +267,13 @@ class Player:
         elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
             self.backward(c, i, hold=True)
 
-    def gather(self) -> list[list[list[Kept]]]:
-        """Under pipelines FSDP gathers each group once a step, and the weights stay."""
-        groups = self.rank.gathered_params
-        if groups is None:
-            return []
-        where = "gather of parameters"
-        shard = _outside(BUFFERS, "all-gather input", where, _GATHER)
-        gathered = _outside(BUFFERS, "all-gather output", where, _GATHER)
-        copy = _outside(COPIES, "gathered weights", where)
-        out: list[list[list[Kept]]] = []
-        before: Kept | None = None
-        for chunk in groups:
-            mine = []
-            for weights in chunk:
-                params = sum(weights)
-                source = self.new(int(2 * params / self.rank.shard_ranks), shard)
-                whole = self.new(int(2 * params), gathered)
-                self.drop(source)
-                mine.append([self.new(int(2 * n), copy) for n in weights])
-                if before is not None:
-                    self.drop(before)
-                before = whole
-            out.append(mine)
-        if before is not None:
-            self.drop(before)
-        return out
-
-    def reduce(self, gathered: list[list[list[Kept]]]) -> None:
-        """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
-        groups = self.rank.gathered_params
-        assert groups is not None
-        where = "reduction of gradients"
-        sent = _outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
-        sharded = _outside(GRADIENTS, "sharded gradients", where, _REDUCE)
-        previous: Kept | None = None
-        for c, chunk in enumerate(groups):
-            for g, weights in enumerate(chunk):
-                params = sum(weights)
-                for kept in gathered[c][g]:
-                    self.drop(kept)
-                buffer = self.new(int(4 * params), sent)
-                if previous is not None:
-                    self.drop(previous)
-                previous = buffer
-                self.grads.append(self.new(int(4 * params / self.rank.shard_ranks), sharded))
-                for kept in self.accumulators.pop(c * 10_000 + g, ()):
-                    self.drop(kept)
-        if previous is not None:
-            self.drop(previous)
-
-    def in_optimizers(self) -> tuple[tuple[Weight, ...], ...]:
-        """The weights of each optimizer, in its order: Megatron's buffers hold them from the last to the first."""
-        weights = self.rank.weights[::-1] if self.rank.contiguous else self.rank.weights
-        found = (tuple(w for w in weights if w.apart is apart) for apart in (False, True))
-        return tuple(of_one for of_one in found if of_one)
-
-    def in_optimizer(self) -> tuple[Weight, ...]:
-        """All weights in the order of the optimizers."""
-        return tuple(w for of_one in self.in_optimizers() for w in of_one)
-
-    def optimize(self) -> None:
-        where = "optimizer step"
-        if self.rank.deepspeed:
-            deepspeed.optimize(self)
-            return
-        scratch = _outside(TEMPORARIES, "temporaries of the optimizer", where)
-        if self.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
-            for w in self.in_optimizer():
-                self.drop(self.new(w.state, scratch))
-        for weights in self.in_optimizers():
-            if self.step == 1:
-                for w in weights:
-                    self.new(w.state, _outside(STATES, "Adam's first moments", where))
-                    self.new(w.state, _outside(STATES, "Adam's second moments", where))
-            temporaries = [self.new(w.temporary, scratch) for w in weights if w.temporary]
-            for kept in temporaries:
-                self.drop(kept)
-
     # -- computations
     def workspace(self, thread: str) -> None:
         """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's."""
         if thread not in self.threads:
             self.threads.add(thread)
             start = self.note()
-            self.new(WORKSPACE, _outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
+            self.new(WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
             self.look(start)
 
     def forward(self, c: int, i: int) -> None:
@@ -355,10 +281,10 @@ class Player:
         x: Block | None = None
         if self.step == 1 and "forward" not in self.threads:
             for nbytes in r.lazy_buffers:
-                self.new(nbytes, _outside(BUFFERS, "buffer kept for good", "first forward"))
+                self.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
         self.workspace("forward")
         if r.receives[c] and not r.preallocated:
-            x, _ = self.new(r.boundary_bytes, _outside(ACTIVATIONS, INPUT, "receive of an input"))
+            x, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, INPUT, "receive of an input"))
         at = Pass()
         for piece, code in zip(r.chunks[c], self.scripts[c], strict=True):
             slots: Slots = [None] * code.num_slots
@@ -376,9 +302,9 @@ class Player:
             self.drop(kept)
         self.cache = []
         if x is not None and r.turns[c]:  # the next stage is here: its input buffer becomes this tensor for good
-            self.replace(self.turned, c, i, x, _outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
+            self.replace(self.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
-            self.drop((x, _outside(ACTIVATIONS, INPUT, "send of an output")))
+            self.drop((x, outside(ACTIVATIONS, INPUT, "send of an output")))
             if r.sent_bytes:
                 at.out = deepspeed.sent(self)[0]
         else:
@@ -409,10 +335,10 @@ class Player:
         self.workspace("backward")
         dy: Block | None = None
         if at.out is not None:
-            self.drop((at.out, _outside(ACTIVATIONS, INPUT, "backward")))
+            self.drop((at.out, outside(ACTIVATIONS, INPUT, "backward")))
             at.out = None
         if r.sends[c] and not r.preallocated:
-            dy, _ = self.new(r.boundary_bytes, _outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+            dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
         if not hold:
             self.first = c not in self.begun or r.deepspeed == "bf16"
             self.begun.add(c)
@@ -427,7 +353,7 @@ class Player:
             if code.back >= 0:
                 dy, slots[code.back] = slots[code.back], None
             self.clear(code.loose if hold else code.rest, slots)
-        act = _outside(ACTIVATIONS, GRADIENT, "end of a backward")
+        act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.input_grads, c, i, dy, act)
         elif dy is not None:
@@ -504,7 +430,3 @@ class Player:
         elif not (self.rank.tied and piece.life.name == "embedding"):
             self.grads.append(self.rename((block, act), mine))
             slots[act.slot] = None
-
-
-def _outside(group: int, name: str, where: str, stream: int = _COMPUTE) -> Act:
-    return Act(OUTSIDE, 0, 0, stream, group, name, where)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 QUIET = 48
-"""Forwards without a new peak, at least, after which rounds count as steady although no state came back. [-]"""
+"""Forwards without more being asked of the device, at least, after which a first step counts as steady. [-]"""
+LONG = 1024
+"""The same of a later step, without a new peak either. [-]"""
 
 
 class Rounds:
@@ -12,15 +14,17 @@ class Rounds:
     A round is as many computations as are repeated a micro-batch (or some) later. Where the whole state after one
     comes back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
     micro-batches in flight and what is left of free blocks wanders with them, so that a state may come back late or
-    never. Then rounds are left out once no peak has changed while all that is in flight came and went, and for
-    :data:`QUIET` forwards at least.
+    never. Of a first step only what it asked of the device is left at its end, as all activations are gone by then:
+    its rounds are left out once nothing was asked for while all that is in flight came and went, and for
+    :data:`QUIET` forwards at least. Those of a later step are only where that and the peaks held for :data:`LONG`.
     """
 
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
         self.acts, self.sizes = acts, sizes
         self.size = self.start = 0
         self.states: dict[object, int] = {}
-        self.peaks: list[object] = []
+        self.peaks: object = None
+        self.changed = 0
         self.flying = 0
 
     def end(self, n: int) -> bool:
@@ -29,7 +33,7 @@ class Rounds:
             return False
         size = next((size for size in self.sizes if self._like(n, size)), 0)
         if size != self.size:
-            self.size, self.start, self.states, self.peaks = size, n, {}, []
+            self.size, self.start, self.states, self.peaks = size, n, {}, None
         return size > 0
 
     def same(self, flying: int) -> bool:
@@ -54,12 +58,13 @@ class Rounds:
         self.states[state] = n
         return (0, 0) if since is None else (self._following(n, n - since), n - since)
 
-    def settled(self, n: int, peaks: object) -> tuple[int, int]:
-        """The same where no peak has changed for long."""
-        self.peaks.append(peaks)
+    def settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
+        """The same where ``peaks`` have not changed for so many forwards."""
+        if peaks != self.peaks:
+            self.peaks, self.changed = peaks, n
         begun = max(sum(kind == "F" for kind, _, _ in self.acts[n : n + self.size]), 1)
-        rounds = -(-max(self.flying, QUIET) // begun)
-        if len(self.peaks) <= rounds or any(p != peaks for p in self.peaks[-1 - rounds :]):
+        rounds = -(-max(self.flying, quiet) // begun)
+        if n - self.changed < rounds * self.size:
             return 0, 0
         return self._following(n, self.size), self.size
 

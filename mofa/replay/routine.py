@@ -17,7 +17,8 @@ from mofa.replay.journal import Act, Journal
 from mofa.replay.pools import ALLOCATED, FREE, SHIFT, Block, OutOfDeviceMemory, Pool
 
 Request = tuple[int, int, int, int, list[int], list[Block], Pool]
-"""Bytes (0: a free), the least key that fits, a slot, and of the pool the largest rest that stays, keys and blocks."""
+"""Bytes (0: a free; negative: what is freed at once), the least key that fits, a slot, and of the pool the largest rest
+that stays, keys and blocks."""
 Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
 
@@ -146,7 +147,7 @@ class Notes:
                 freed.append(slot)
         self.held.rests = {slot: rest for slot, rest in self.held.rests.items() if rest and slot not in freed}
         self.held.last = Routine(
-            tuple(self.requests), tuple(self.journal.acts[start:]), tuple(sizes), tuple(self.asked), kept,
+            self._short(), tuple(self.journal.acts[start:]), tuple(sizes), tuple(self.asked), kept,
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             max(accumulate(sizes, initial=0)), sum(sizes),
@@ -154,6 +155,22 @@ class Notes:
             tuple(self.looks), places,
         )  # fmt: skip
         return self.held.last
+
+    def _short(self) -> tuple[Request, ...]:
+        """The requests, what is freed before its pool is asked for more having become a look for room.
+
+        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device.
+        """
+        out: list[Request | None] = list(self.requests)
+        before: dict[int, int] = {}
+        for i, (size, _, slot, most_kept, keys, frees, pool) in enumerate(self.requests):
+            last = before.get(id(pool), -1)
+            if not size and last >= 0 and self.requests[last][0] and self.requests[last][2] == slot:
+                asked, wanted = self.requests[last][:2]
+                if not self.requests[last][3] and not self.a.expandable:
+                    out[last], out[i] = (-asked, wanted, slot, most_kept, keys, frees, pool), None
+            before[id(pool)] = i
+        return tuple(request for request in out if request is not None)
 
 
 Overflow = Callable[[OutOfDeviceMemory, Act, int], Block]
@@ -213,6 +230,13 @@ def _requests(
     for size, least, slot, most_kept, keys, frees, pool in routine.requests:
         if size:
             at = bisect_left(keys, least)
+            if size < 0:
+                if at == len(keys):
+                    block = _grow(routine, held, a, start, overflow, slot, -size, pool, rests)
+                    grown.append((routine.taken[slot], a.reserved))
+                    a.free(block)
+                    a.allocated += block.size  # which had not been counted
+                continue
             if at == len(keys):
                 block = blocks[slot] = _grow(routine, held, a, start, overflow, slot, size, pool, rests)
                 grown.append((routine.taken[slot], a.reserved))
@@ -310,5 +334,8 @@ def _grow(
         event = routine.taken[slot]
         known = {**held.rests, **rests}
         full.allocated += sum(routine.sizes[:event])
-        full.allocated += sum(sign * known.get(s, 0) for s, e in routine.entries.items() for at, sign in e if at < event)
+        full.allocated += sum(
+            sign * known.get(s, 0) for s, e in routine.entries.items() for at, sign in e if at < event
+        )
+        a.allocated = full.allocated  # from which the overflow's request is counted
         return overflow(full, routine.acts[event], start + event)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,6 +19,7 @@ from mofa.orders import Action, Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock, Relative
+from mofa.replay.collection import no_collection
 from mofa.replay.computed import Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
 from mofa.replay.pipeline import CAUSES, Flights, run
@@ -324,18 +323,6 @@ def time_of(
     with no_collection():
         flights = run(wiring, players, plan.hop_s)
         return _finish(plan, players, optimizer, flights if detail else None)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Without Python's cycle collector, which looks through hundreds of thousands of objects that all stay."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @lru_cache(maxsize=8)

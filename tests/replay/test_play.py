@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -111,6 +112,46 @@ def test_skipped_rounds_change_nothing() -> None:
     assert num > 40
 
 
+def _is_what_was_played(short: MemoryPlayed, whole: MemoryPlayed, name: str) -> None:
+    assert _said(short) == _said(whole), name
+    for field in ("acts", "sizes", "passages", "computations", "grown", "steps"):
+        assert getattr(short.journal, field) == getattr(whole.journal, field), (name, field)
+
+
+def test_repeating_from_notes_is_playing() -> None:
+    """Every event, size, name and growth of every rank whose micro-batches are played from notes: none left out."""
+    num = 0
+    for name in fitting_runs():
+        run = load(name)
+        for rank in ranks_of(run.estimator):
+            if rank.num_micro_batches > 3:
+                with mock.patch.object(Rounds, "end", return_value=False):
+                    short = play(rank, expandable=run.expandable)
+                _is_what_was_played(short, play(rank, expandable=run.expandable, skip_rounds=False), name)
+                num += 1
+    assert num > 10
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("expandable", [False, True])
+def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, expandable: bool) -> None:
+    """With room for all, for less than all (the cache is given back) and for less than one needs (it says where)."""
+    name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
+    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 24).ranks[0])
+    rank = replace(ranks_of(load(name).estimator)[0], computations=acts, num_micro_batches=24)
+    full = play(rank, expandable=expandable, skip_rounds=False).peak_reserved
+    outcomes = set()
+    for capacity in (full, full - (300 << 20), full - (1 << 30), full // 2):
+        with mock.patch.object(Rounds, "end", return_value=False):
+            short = play(rank, capacity=capacity, expandable=expandable)
+        whole = play(rank, capacity=capacity, expandable=expandable, skip_rounds=False)
+        _is_what_was_played(short, whole, f"{capacity} B")
+        assert short.out_of_memory == whole.out_of_memory
+        assert short.missing_bytes == whole.missing_bytes
+        outcomes.add((whole.out_of_memory is None, whole.retries > 0))
+    assert len(outcomes) > 1
+
+
 def _longer(name: str, rank: int, m: int) -> Rank:
     """A rank of a run on two stages with more micro-batches."""
     acts = order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
@@ -143,7 +184,7 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
             assert rounds.end(n)
             if rounds.same(1):
                 assert rounds.repeated(n, n) == (0, 0)
-                skipped, period = rounds.settled(n, n // 2 >= new_peak_at)
+                skipped, period = rounds.settled(n, n // 2 >= new_peak_at, QUIET)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)
                     return n // 2
