@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 Quantity = Literal["ettr", "throughput"]
 STYLES = (("#636363", "-", "o", 4.5, 1.5), ("#3182bd", "-", "s", 9.0, 5.0), ("#9ecae1", "-", "^", 9.0, 5.0),
-          ("#e6550d", "--", "D", 4.5, 1.5), ("#7f2704", ":", "v", 4.5, 1.8))  # fmt: skip
-"""Colour, line, marker, its size and the line's width [pt]: lines are told apart in print too, and where two are one
-the wide solid one shows under the thin broken one."""
+          ("#e6550d", "--", "D", 4.5, 1.5), ("#7f2704", ":", "v", 4.5, 1.8), ("#31a354", "-", "P", 5.0, 1.5),
+          ("#74c476", "--", "X", 5.0, 1.5), ("#756bb1", "-.", "*", 6.0, 1.5))  # fmt: skip
+"""One for each variant that a report may have. Colour, line, marker, its size and the line's width [pt]: lines are told
+apart in print too, and where two are one the wide solid one shows under the thin broken one."""
 
 
 def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax: Axes | None = None) -> Axes:
@@ -38,7 +39,7 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     if quantity == "throughput":
         ax.plot(gpus, [p.tokens_per_s_per_gpu or 0.0 for p in points], color=INK, linewidth=1.0, linestyle=":",
                 label="without failures")  # fmt: skip
-    for name, (colour, line, marker, size, width) in zip(names, STYLES, strict=False):
+    for name, (colour, line, marker, size, width) in zip(names, STYLES[: len(names)], strict=True):
         found = [(point.num_gpus, point.variants[name]) for point in points if name in point.variants]
         values = [v.ettr if quantity == "ettr" else v.effective_tokens_per_s_per_gpu for _, v in found]
         at = [n for n, _ in found]

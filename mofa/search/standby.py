@@ -14,6 +14,7 @@ from mofa.search.goodput import LongRuns
 from mofa.search.result import Plan
 from mofa.search.space import MAX_PP, default_space, dividing, divisors
 from mofa.search.spares import SCOUTED, around, promising_spares, without_spares
+from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
@@ -127,11 +128,19 @@ class Smaller:
         smaller = machines.model_copy(update={"num_gpus": s.tp * s.cp * pp * dp})
         if size not in self.costed:
             schedule = s.schedule if vpp == s.vpp else "1f1b" if vpp == 1 else "interleaved"
-            wanted = s.model_copy(update={"pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule})
+            wanted = s.model_copy(
+                update={"pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule, "zero": self._zero(pp, dp)}
+            )
             self.costed[size] = self._plan(wanted, smaller)
         plan = self.costed[size]
         spares = (machines.num_gpus - smaller.num_gpus) // machines.node.gpus_per_node
         return None if plan is None else Standing(plan, smaller, spares)
+
+    def _zero(self, pp: int, dp: int) -> int:
+        """The framework's ZeRO stage at this size where the plan has the framework's; else the plan's."""
+        s = self.whole.plan.strategy
+        own, here = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
+        return here if s.zero == own else s.zero
 
     def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:
         try:

@@ -253,6 +253,18 @@ def test_levels_of_checkpoints_are_chosen_for_plans(cli: Cli) -> None:
     assert found["two-level"][0] < found["three-level"][0] < found["peer"][0]
 
 
+def test_replicas_go_on_where_they_can(cli: Cli) -> None:
+    scaled = (*SMALL, "--recovery", "replica", "--json")
+    assert "megatron restarts all replicas together" in one_line_of(cli(*scaled).stderr)
+    hsdp = ("--framework", "torchtitan", "--set", "framework.data_parallel=hsdp", "--set", "framework.dp_replicate=8")
+    report = GoodputReport.model_validate_json(cli(*scaled, *hsdp, "--strategy", "recompute=full").stdout)
+    for point in report.points:
+        found = point.variants["replicas go on"]
+        assert found.recovery == "replica" and found.ettr > point.variants["async"].ettr
+    said = one_line_of(cli(*SMALL, "--recovery", "replica", "--checkpoint-mode", "memory").stderr)
+    assert "use blocking or async" in said
+
+
 def test_spares_are_of_the_gpus(cli: Cli) -> None:
     options = ("--gpus", "72", "--strategy", "tp=2", "--tokens", "1T", "--faults", "rsc-1", "--storage", "100 GB/s",
                "--spares", "1", "--checkpoint-mode", "peer", "--json")  # fmt: skip
