@@ -18,7 +18,8 @@ PROVENANCES: tuple[Provenance, ...] = (
 class Spec(BaseModel):
     """A frozen record of facts; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # protected_namespaces: pydantic before 2.10 keeps all names that begin with model_ to itself
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class Fact(Spec):
