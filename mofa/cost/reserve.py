@@ -44,7 +44,9 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
     when the fp32 copies, the states and the activations come. Those go into these holes where they fit, a weight's own
     or a larger one's; what finds none takes segments besides. Blocks of states of up to 1 MiB are in a pool of their
-    own, for which the holes are nothing.
+    own, for which the holes are nothing. What is cut from a hole leaves a piece. Which pieces are of use depends on the
+    order of all requests; they are taken to be useless up to what a layer's forward holds, as with more of them some
+    would fit its tensors.
 
     Parameters
     ----------
@@ -65,7 +67,11 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     # the holes that are left do not take the moments, which come behind the first step: they go into the loss's blocks
     left = (start.fitting + start.large <= start.holes)[at]
     cut = np.where(left, 0.0, head.largest[rows.k][:, None] * rows.is_head)
-    return np.asarray(start.waste[at] + more + cut)
+    # pieces of holes that no tensor takes
+    plain, full = rows.gather(rows.layers.forward_peak)
+    pieces = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
+    pieces = np.maximum(pieces, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
+    return np.asarray(np.maximum(start.waste[at] + more + cut, np.minimum(pieces, start.holes[at])))
 
 
 @dataclass(frozen=True)
