@@ -109,7 +109,12 @@ def load_yaml(path: str | Path, where: str | None = None) -> dict[str, Any]:
         larger than it looks once its aliases are written out, or holds a key twice.
     """
     name = where or short(str(path), 200)
-    raw = parse_yaml(read_text(path, name), name)
+    return yaml_mapping(read_text(path, name), name)
+
+
+def yaml_mapping(text: str, name: str) -> dict[str, Any]:
+    """Mapping of a YAML text that messages call by a name, with the guards of :func:`load_yaml`."""
+    raw = parse_yaml(text, name)
     if not isinstance(raw, dict):
         what = "nothing but comments" if raw is None else f"a {_kind(raw)}"
         raise SpecError(f"{name}: holds {what}, not a mapping; write 'field: value' lines")

@@ -19,7 +19,9 @@ from mofa.specs.files import (
     did_you_mean,
     load_json,
     load_yaml,
+    read_text,
     short,
+    yaml_mapping,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -128,15 +130,17 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
-    node = load_yaml(path, where)
-    if not isinstance(node.get("gpu"), str):
-        raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
-    file = f"{node['gpu']}.yaml"
+    node_text = read_text(path, where)
+    name = _gpu_of(node_text, where)
+    file = f"{name}.yaml"
     candidates = [path.parent.parent / "gpus" / file, path.parent / file, bundled_dir("gpus") / file]
     gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if p.is_file()), None)
     if gpu_path is None:
-        raise SpecError(f"{where}: gpu ({short(node['gpu'])}) is unknown; {did_you_mean(node['gpu'], bundled('gpus'))}")
-    gpu = load_yaml(gpu_path, f"gpus/{file}")
+        raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {did_you_mean(name, bundled('gpus'))}")
+    texts = node_text, read_text(gpu_path, f"gpus/{file}")
+    if not overrides and type(num_gpus) is int:
+        return _as_written(where, f"gpus/{file}", *texts, num_gpus)
+    node, gpu = yaml_mapping(texts[0], where), yaml_mapping(texts[1], f"gpus/{file}")
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -146,6 +150,23 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     if "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given):
         cluster = _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where))
     return cluster
+
+
+@lru_cache(maxsize=32)
+def _gpu_of(text: str, where: str) -> str:
+    """The GPU that a node's file names."""
+    name = yaml_mapping(text, where).get("gpu")
+    if not isinstance(name, str):
+        raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
+    return name
+
+
+@lru_cache(maxsize=64)
+def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
+    """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
+    node, gpu = yaml_mapping(node_text, where), yaml_mapping(gpu_text, gpu_where)
+    raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
+    return build(ClusterSpec, override(raw, None, where), where)
 
 
 def _with_usable_memory_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:

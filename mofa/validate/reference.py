@@ -76,6 +76,14 @@ class Reference:
     repeats: tuple[Repeat, ...] = ()
     """Every measurement of the configuration, this one's own first; none where there is only one."""
 
+    @property
+    def configuration(self) -> str:
+        """Equal for runs that are predicted alike, whatever they and their models are called."""
+        run = self.run.model_dump(exclude={"id"})
+        if isinstance(run["model"], dict):
+            run["model"] = {key: value for key, value in run["model"].items() if key not in ("name", "source")}
+        return repr((run, self.base_dir, self.nvls, self.host_op_s))
+
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)

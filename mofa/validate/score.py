@@ -16,6 +16,9 @@ from mofa.calibrate.cases import Split
 from mofa.search.find import estimate
 from mofa.search.result import Plan
 from mofa.specs.base import PROVENANCES, Provenance, Spec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
@@ -29,7 +32,7 @@ beyond it a step takes some seconds to play, and closed forms say its time and m
 ALL_RANKS = 4
 """Pipeline ranks up to which all are played; of deeper pipelines the fullest, unless every rank was measured. [-]"""
 BATCH = 4
-"""Runs that a process takes at once. [-]"""
+"""Runs below which another process takes longer to start than it saves. [-]"""
 
 
 class Compared(Spec):
@@ -199,13 +202,25 @@ def score_run(reference: Reference) -> RunScore:
     SpecError
         If the run cannot be expressed.
     """
-    workload, cluster, framework, strategy = reference.resolve()
-    plan = estimate(workload, cluster, strategy, framework=framework, replay=False)
-    played_out = passes_of(plan, workload) <= MAX_PLAYED
+    return next(score_alike([reference]))
+
+
+def score_alike(references: Sequence[Reference]) -> Iterator[RunScore]:
+    """Predict one configuration once and compare it with every run of it."""
+    first = references[0]
+    workload, cluster, framework, strategy = first.resolve()
+    played_out = passes_of(strategy, workload) <= MAX_PLAYED
+    every = strategy.pp <= ALL_RANKS or any(r.outcome.ranks_allocated_bytes for r in references)
+    plan = estimate(workload, cluster, strategy, framework=framework, replay=played_out, explain=played_out and every)
+    for reference in references:
+        yield _scored(reference, plan, workload, cluster, framework, played_out)
+
+
+def _scored(
+    reference: Reference, plan: Plan, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec,
+    played_out: bool,
+) -> RunScore:  # fmt: skip
     outcome = reference.outcome
-    if played_out:
-        every = plan.strategy.pp <= ALL_RANKS or bool(outcome.ranks_allocated_bytes)
-        plan = estimate(workload, cluster, strategy, framework=framework, explain=every)
     stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
     step = middle([r.step_time for r in repeats if r.step_time is not None])
@@ -273,9 +288,8 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
     )
 
 
-def passes_of(plan: Plan, workload: WorkloadSpec) -> int:
+def passes_of(s: StrategySpec, workload: WorkloadSpec) -> int:
     """Forward and backward passes of all stages in one step. [-]"""
-    s = plan.strategy
     return 2 * s.pp * s.vpp * (workload.batch.global_batch // (s.dp * s.micro_batch) if s.pp > 1 else 1)
 
 
@@ -369,21 +383,41 @@ def score(
     processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[RunScore], list[NotScored]]:
-    """Predict every run in ``processes`` (by default one a core); ``progress`` is told how many are done and to do."""
-    runs = []
+    """Predict every run in ``processes`` (by default one a core); ``progress`` is told how many are done and to do.
+
+    Runs of one configuration are predicted once, the longest first, so that no process is left with one at the end.
+    """
+    alike: dict[str, list[int]] = {}
+    for i, reference in enumerate(references):
+        alike.setdefault(reference.configuration, []).append(i)
+    groups = sorted(alike.values(), key=lambda members: _expected(references[members[0]]), reverse=True)
+    runs: dict[int, RunScore] = {}
     with _mapped(min(processes or os.cpu_count() or 1, len(references) // BATCH)) as mapped:
-        for run in mapped(references):
-            runs.append(run)
+        for members, found in zip(groups, mapped([[references[i] for i in g] for g in groups]), strict=True):
+            runs |= dict(zip(members, found, strict=True))
             if progress is not None:
                 progress(len(runs), len(references))
-    return runs, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
+    ordered = [runs[i] for i in range(len(references))]
+    return ordered, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
+
+
+def _expected(reference: Reference) -> tuple[int, ...]:
+    """What a prediction's time grows with: passes of blocks, what alike pipelines share beside each other. [-]"""
+    workload, _, _, s = reference.resolve()
+    num_micro_batches = workload.batch.global_batch // (s.dp * s.micro_batch)
+    passes = num_micro_batches * (s.pp * s.vpp if s.pp > 1 else 1)
+    return passes * (1 + workload.model.num_layers // 16), s.pp, s.vpp, num_micro_batches
+
+
+def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
+    return list(score_alike(references))
 
 
 @contextmanager
-def _mapped(processes: int) -> Iterator[Callable[[Sequence[Reference]], Iterable[RunScore]]]:
-    """``score_run`` over references, in their order."""
+def _mapped(processes: int) -> Iterator[Callable[[Sequence[Sequence[Reference]]], Iterable[list[RunScore]]]]:
+    """``score_alike`` over groups of references, in their order."""
     if processes < 2:
-        yield lambda references: map(score_run, references)
+        yield lambda groups: map(_all_alike, groups)
         return
     with ProcessPoolExecutor(processes) as pool:
-        yield lambda references: pool.map(score_run, references, chunksize=BATCH)
+        yield lambda groups: pool.map(_all_alike, groups)
