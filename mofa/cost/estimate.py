@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
-from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full
+from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
 from mofa.cost.compose import step_time
@@ -191,11 +191,13 @@ def _groups(
     table: StrategyTable, which: NDArray[np.intp], layers: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.intp], str]]:
     """Positions of rows of one part, pp, vpp and schedule that recompute no layer whole, all, or some, in chunks."""
+    if len(which) == 0:
+        return
     pp, schedule = table.pp[which], table.schedule[which]
     whole = np.array([needs_full(mode) for mode in table.recompute_modes])[table.recompute[which]]
-    code = ((part * 1024 + pp) * 4096 + table.vpp[which]) * 16 + schedule
-    code = code * 3 + np.where(whole, np.where(layers < 0, 1, 2), 0)
-    order = np.argsort(code, kind="stable")
+    kind = np.where(whole, np.where(layers < 0, 1, 2), 0)
+    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind])
+    order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = np.flatnonzero(np.diff(code[order])) + 1
     for rows in np.split(order, bounds):
         if len(rows) == 0:

@@ -437,11 +437,9 @@ def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np
     """
     lay, c = rows.layout, rows.costs
     slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
-    pools, pools_full = rows.gather(rows.layers.pools)
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    for there, pool in ((lay.plain > 0, pools), (lay.full > 0, pools_full)):  # of the layers that a stage has
-        ends = np.maximum(ends, np.where(there, pool[:, :, None], 0.0).max(axis=1))
+    ends = np.maximum(ends, rows.most_of_layers(rows.layers.pools))
     slack = slack + ends
     native = rows.framework.allocator != "expandable"
     if rows.framework.shards_params and rows.mode.precision == "mixed":

@@ -56,9 +56,7 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
     start = _start(rows)
     large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
-    plain, full = rows.gather(rows.layers.large_peak)
-    peak = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
-    peak = np.maximum(peak, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
+    peak = rows.most_of_layers(rows.layers.large_peak)
     head = costs.head.memory
     peak = np.maximum(peak, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
     # what is neither a buffer nor a small state may lie in the holes

@@ -282,6 +282,16 @@ class Rows:
         """A per-layer quantity summed over the layers of each stage. (n, R)"""
         return self.over_layers(grid, self.layout.plain, self.layout.full, "nkr,nk->nr")
 
+    def most_of_layers(self, grid: ArrayN) -> ArrayN:
+        """The most of a per-layer quantity among the layers of each stage, 0 where it has none. (n, R)"""
+        lay = self.layout
+        most = np.zeros((len(self.k), len(lay.shown.stage)))
+        for there, some, mode in ((lay.any_plain, lay.plain, self.base), (lay.any_full, lay.full, self.full)):
+            values = grid[mode, self.k] if there else np.zeros((0, 0))
+            for kind in range(values.shape[1]):  # one after the other: NumPy is slow along a short axis in the middle
+                np.maximum(most, np.where(some[:, kind] > 0, values[:, kind, None], 0.0), out=most)
+        return most
+
     @cached_property
     def is_first(self) -> ArrayN:
         """1 on the stage with the embedding, 0 elsewhere. (R,)"""
