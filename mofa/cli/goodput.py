@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from mofa.specs.faults import FaultSpec
 
 MOST_GPUS = 1_048_576
-ARGUMENTS = {"interval_s": "--checkpoint-interval", "days": "--days", "shape": "--shape"}
+ARGUMENTS = {"interval_s": "--checkpoint-interval", "days": "--days", "shape": "--shape", "shares": "--shares",
+             "checkpoint_s": "--checkpoint"}  # fmt: skip
 """Options by the arguments of the calculator that they are."""
 
 
@@ -30,13 +33,19 @@ def goodput(
     ] = None,
     mtbf: Annotated[str | None, typer.Option("--mtbf", help="Mean time between failures of the job, as 6h.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="TIME", help="How long a checkpoint blocks, as 5min.")
+        str | None,
+        typer.Option("--checkpoint", metavar="TIME[,..]", help="How long a checkpoint blocks, as 5min; of each level."),
     ] = None,
     persist: Annotated[
         str | None, typer.Option("--persist", metavar="TIME", help="From then until it can be restored; 0s by default.")
     ] = None,
     restart: Annotated[
-        str | None, typer.Option("--restart", metavar="TIME", help="From a failure to computing again, as 10min.")
+        str | None,
+        typer.Option("--restart", metavar="TIME[,..]", help="From a failure to computing again, as 10min; of each."),
+    ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option("--shares", metavar="P,P[,..]", help="Of failures that each level is the lowest to survive."),
     ] = None,
     checkpoint_interval: long_run.CheckpointInterval = None,
     log: long_run.Log = None,
@@ -77,7 +86,7 @@ def goodput(
     show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     show.check()
     own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
-           "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
+           "--shares": shares, "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,
                "--recovery": recovery, "--weak": weak or None, "--replan": replan or None, "--seq-len": seq_len,
                "--framework": framework, "--global-batch": global_batch, "--set": set_ or None, "--csv": csv,
@@ -89,28 +98,36 @@ def goodput(
             option = "--log-nodes" if nodes is not None else "--log-days"
             raise SpecError(f"{option}: belongs to --log, which is missing")
         rate = None if log is None else _record(log, nodes, log_days)
-        others = (mtbf, checkpoint, restart, persist, gpus, faults, checkpoint_interval, days, runs, seed, shape)
+        others = (
+            mtbf,
+            checkpoint,
+            restart,
+            persist,
+            shares,
+            gpus,
+            faults,
+            checkpoint_interval,
+            days,
+            runs,
+            seed,
+            shape,
+        )
         if rate is not None and all(value is None for value in others):
             show.show_rate(rate)
             return
         profile = None if faults is None else long_run.LongRunOptions(faults).profile()
         runs, seed = 10_000 if runs is None else runs, seed or 0
         days = 54.0 if days is None else days
+        job_s = _job_mtbf_s(mtbf, rate, profile, gpus)
+        if shares is not None or "," in f"{checkpoint}{restart}":
+            if given := [name for name, value in (("--persist", persist), ("--shape", shape)) if value is not None]:
+                raise SpecError(f"{given[0]}: belongs to one level of checkpoints; leave it or the levels out")
+            _levels(show, job_s, checkpoint, restart, shares, checkpoint_interval, rate, days, runs, seed)
+            return
         _calculator(
-            show,
-            mtbf,
-            checkpoint,
-            persist or "0s",
-            restart,
-            checkpoint_interval,
-            rate,
-            profile,
-            gpus,
-            days,
-            runs,
-            seed,
+            show, job_s, checkpoint, persist or "0s", restart, checkpoint_interval, rate, days, runs, seed,
             1.0 if shape is None else shape,
-        )
+        )  # fmt: skip
         return
     if given := [name for name, value in own.items() if value is not None]:
         raise SpecError(f"{given[0]}: belongs to the calculator without a workload; leave one of the two out")
@@ -156,37 +173,81 @@ def _by_scale(
         )
 
 
-def _calculator(
-    show: GoodputOutput, mtbf: str | None, checkpoint: str | None, persist: str, restart: str | None,
-    interval: str | None, rate: LogReport | None, profile: FaultSpec | None, gpus: str | None, days: float,
-    runs: int, seed: int, shape: float,
-) -> None:  # fmt: skip
+def _job_mtbf_s(mtbf: str | None, rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:
+    """Mean time between failures of the job, from whichever of the three it was given by. [s]"""
     from mofa.errors import SpecError
-    from mofa.faults.calculator import calculate
 
     sources = [name for name, value in (("--mtbf", mtbf), ("--log", rate), ("--faults", profile)) if value is not None]
     if len(sources) != 1:
         got = f"{' and '.join(sources)} are given" if sources else "none is"
         raise SpecError(f"goodput: give one of --mtbf, --log and --faults for how often a job fails; {got}")
-    missing = [name for name, value in (("--checkpoint", checkpoint), ("--restart", restart)) if value is None]
-    if missing:
-        raise SpecError(f"{missing[0]}: is missing; give a time, such as {missing[0]} 5min")
-    assert checkpoint is not None and restart is not None
-    mtbf_s = long_run.duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
     if mtbf is not None and gpus is not None:
         raise SpecError("--gpus: --mtbf is the whole job's already; leave --gpus out")
+    return long_run.duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
+
+
+def _calculator(
+    show: GoodputOutput, mtbf_s: float, checkpoint: str | None, persist: str, restart: str | None,
+    interval: str | None, rate: LogReport | None, days: float, runs: int, seed: int, shape: float,
+) -> None:  # fmt: skip
+    from mofa.faults.calculator import calculate
+
     times = [long_run.duration_s(option, text, zero=True) for option, text in
-             (("--checkpoint", checkpoint), ("--restart", restart), ("--persist", persist))]  # fmt: skip
+             (*_both(checkpoint, restart), ("--persist", persist))]  # fmt: skip
     at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
-    try:
+    with _arguments():
         found = calculate(
             mtbf_s, times[0], times[1], persist_s=times[2], interval_s=at_s, days=days, num_runs=runs, seed=seed,
             shape=shape,
         )  # fmt: skip
+    show.show_calculation(found, rate)
+
+
+def _levels(
+    show: GoodputOutput, mtbf_s: float, checkpoint: str | None, restart: str | None, shares: str | None,
+    interval: str | None, rate: LogReport | None, days: float, runs: int, seed: int,
+) -> None:  # fmt: skip
+    from mofa.errors import SpecError
+    from mofa.faults.level_calculator import calculate_levels
+
+    times = [
+        [long_run.duration_s(option, part.strip(), zero=True) for part in text.split(",")]
+        for option, text in _both(checkpoint, restart)
+    ]
+    if shares is None:
+        raise SpecError("--shares: is missing; give each level's share of the failures, such as --shares 0.75,0.25")
+    try:
+        parts = [float(part) for part in shares.split(",")]
+    except ValueError:
+        raise SpecError(f"--shares: {shares[:40]!r} are no numbers; write them as 0.75,0.25") from None
+    at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
+    with _arguments():
+        found = calculate_levels(
+            mtbf_s, times[0], times[1], parts, interval_s=at_s, days=days, num_runs=runs, seed=seed
+        )
+    show.show_levels(found, rate)
+
+
+def _both(checkpoint: str | None, restart: str | None) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The two times that a calculation needs, by their options."""
+    from mofa.errors import SpecError
+
+    for name, value in (("--checkpoint", checkpoint), ("--restart", restart)):
+        if value is None:
+            raise SpecError(f"{name}: is missing; give a time, such as {name} 5min")
+    return ("--checkpoint", checkpoint or ""), ("--restart", restart or "")
+
+
+@contextmanager
+def _arguments() -> Iterator[None]:
+    """What is wrong with an argument, said of its option."""
+    from mofa.errors import SpecError
+
+    try:
+        yield
     except SpecError as error:
         where, colon, what = str(error).partition(":")
         raise SpecError(f"{ARGUMENTS.get(where, where)}{colon}{what}") from None
-    show.show_calculation(found, rate)
 
 
 def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:

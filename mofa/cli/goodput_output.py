@@ -13,6 +13,7 @@ from mofa.cli.output import Output
 if TYPE_CHECKING:
     from mofa.faults.calculator import Calculation
     from mofa.faults.events import LogReport
+    from mofa.faults.level_calculator import LevelCalculation
     from mofa.search.scale import GoodputReport
 
 
@@ -31,6 +32,18 @@ class GoodputOutput(Output):
         if rate is not None:
             print_rate(console, rate)
         print_calculation(console, found, quiet=self.quiet)
+
+    def show_levels(self, found: LevelCalculation, rate: LogReport | None) -> None:
+        """Write and print what the calculator found of several levels."""
+        from mofa.report.goodput import print_levels, print_rate
+        from mofa.report.tables import make_console
+
+        if self._json(found.model_dump_json(indent=2) + "\n"):
+            return
+        console = make_console()
+        if rate is not None:
+            print_rate(console, rate)
+        print_levels(console, found, quiet=self.quiet)
 
     def show_rate(self, rate: LogReport) -> None:
         """Write and print what a log says."""

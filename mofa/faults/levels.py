@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 from mofa.faults.intervals import exact_s, two_level_s
+from mofa.faults.ledger import expected_shares
+from mofa.faults.renewal import effective_restart_s
 
 MAX_PATTERN = 1024
 """Most segments from one checkpoint of the highest level to the next. [-]"""
@@ -149,6 +151,38 @@ def mean_block_s(ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike]) -> F
         # of the segments that end with this level or a higher one, all but one in ``ratio`` are of this one
         mean = np.asarray(block + (mean - block) / np.maximum(ratio, 1.0))
     return mean
+
+
+def level_shares(
+    interval_s: ArrayLike, ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike], mtbf_s: ArrayLike,
+    shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
+) -> dict[str, FloatN]:  # fmt: skip
+    """Expected shares of the wall clock per part of the ledger; parameters as in :func:`nested_ettr`. [-]
+
+    What is productive is exact, and so is restarting, which depends on no checkpoint; of the rest checkpoints take what
+    they would if each blocked for their mean, and what remains is lost.
+
+    Examples
+    --------
+    >>> parts = level_shares(172.0, (13,), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
+    >>> round(float(sum(parts.values())), 12)
+    1.0
+    """
+    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    columns = np.broadcast_arrays(mtbf, *shares, *restart_s)
+    number = len(shares)
+    weights, back = np.stack(columns[1 : number + 1], axis=-1), np.stack(columns[number + 1 :], axis=-1)
+    whole = weights.sum(axis=-1, keepdims=True)
+    restart = effective_restart_s(
+        back, np.where(whole > 0, weights / np.where(whole > 0, whole, 1.0), 1 / number), mtbf
+    )
+    parts = expected_shares(interval_s, mean_block_s(ratios, block_s), mtbf, restart)
+    ends = np.isinf(np.asarray(interval_s, dtype=np.float64))
+    known = nested_ettr(np.where(ends, 1.0, interval_s), ratios, block_s, mtbf, shares, restart_s)
+    up = parts["productive"] + parts["checkpoint"] + parts["lost"]
+    productive = np.minimum(np.where(ends, 1.0, known), up)
+    writing = np.minimum(parts["checkpoint"], up - productive)
+    return {**parts, "productive": productive, "checkpoint": writing, "lost": up - productive - writing}
 
 
 def best_pattern(

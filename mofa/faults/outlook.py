@@ -14,7 +14,7 @@ from mofa.errors import SpecError
 from mofa.faults.clocks import Clock
 from mofa.faults.intervals import exact_s, least_interval_s
 from mofa.faults.ledger import expected_shares
-from mofa.faults.levels import MAX_PATTERN, best_pattern, mean_block_s, nested_ettr
+from mofa.faults.levels import MAX_PATTERN, best_pattern, level_shares
 from mofa.faults.rates import job_mtbf_s, rate_from_components
 from mofa.faults.renewal import effective_restart_s, two_level_ettr
 from mofa.faults.replicas import Absence, nodes_short
@@ -273,19 +273,11 @@ def _waiting_for_levels(
     else:
         spans = [np.asarray(e, dtype=np.float64) for e in every]
         ratios = tuple(b / a for a, b in itertools.pairwise(spans))
-    ends = np.isinf(interval)
-    finite = np.where(ends, 1.0, interval)
-    productive = np.where(ends, 1.0, nested_ettr(finite, ratios, block, mtbf, parts, back)) * (1 - facts.waiting)
-    mean = mean_block_s(ratios, block)
-    shares = expected_shares(interval, mean, mtbf, facts.restart_s, 0.0, facts.waiting)
-    up = shares["productive"] + shares["checkpoint"] + shares["lost"]
-    productive = np.minimum(productive, up)
-    writing = np.minimum(shares["checkpoint"], up - productive)
+    shares = level_shares(interval, ratios, block, mtbf, parts, back)
+    shares = {name: value * (1 - facts.waiting) for name, value in shares.items()}
     spans = list(itertools.accumulate([zero + 1.0, *ratios], np.multiply))
     levels = tuple(Kept(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True))
-    return interval, levels, {
-        **shares, "productive": productive, "checkpoint": writing, "lost": up - productive - writing
-    }  # fmt: skip
+    return interval, levels, {**shares, "waiting": facts.waiting + zero}
 
 
 def _writing_behind(

@@ -13,8 +13,9 @@ from mofa.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mofa.faults.calculator import Calculation
+    from mofa.faults.calculator import Calculation, MonteCarlo
     from mofa.faults.events import LogReport
+    from mofa.faults.level_calculator import LevelCalculation
     from mofa.search.scale import GoodputReport
 
 LEAST_ETTR = 1e-3
@@ -34,14 +35,37 @@ def print_calculation(console: Console, found: Calculation, *, quiet: bool = Fal
         late = "so few intervals say nothing of checkpoints that are restorable so late"
         console.print(Text(f"Not simulated: {'the run all but stands still' if found.ettr < LEAST_ETTR else late}."))
     else:
-        mc = found.ettr_monte_carlo
-        what = f"{mc.runs:,} runs of {mc.productive_days:.3g} productive days"
-        # the rule of three: what was never seen in n runs has a rate below 3 / n
-        unseen = f"none failed, below {3 / mc.runs:.2g} failures a run with 95 % confidence"
-        sure = unseen if mc.standard_error is None else f"+- {mc.standard_error:.5f}"
-        console.print(Text(f"Simulated {mc.mean:.5f} {sure} ({what})"))
+        _print_simulated(console, found.ettr_monte_carlo)
     if found.meta_ettr is not None and not quiet:
         console.print(Text(f"Meta's approximation {found.meta_ettr:.4f}"))
+    console.print()
+    if not quiet:
+        print_ledger(console, found.ledger, "Where the wall clock goes")
+
+
+def _print_simulated(console: Console, mc: MonteCarlo) -> None:
+    what = f"{mc.runs:,} runs of {mc.productive_days:.3g} productive days"
+    # the rule of three: what was never seen in n runs has a rate below 3 / n
+    unseen = f"none failed, below {3 / mc.runs:.2g} failures a run with 95 % confidence"
+    sure = unseen if mc.standard_error is None else f"+- {mc.standard_error:.5f}"
+    console.print(Text(f"Simulated {mc.mean:.5f} {sure} ({what})"))
+
+
+def print_levels(console: Console, found: LevelCalculation, *, quiet: bool = False) -> None:
+    """Print how often each level is written, the ETTR, the simulation and where the time goes."""
+    rows = [
+        [f"{k + 1}", format_seconds(x.checkpoint_s), format_seconds(x.restart_s), f"{x.share:.1%}",
+         "never" if x.first_order_s is None else format_seconds(x.first_order_s),
+         format_seconds(x.every * found.at_interval_s), f"{x.every:,}"]
+        for k, x in enumerate(found.levels)
+    ]  # fmt: skip
+    heads = ("level", "blocks", "restart", "of failures", "first order", "best interval", "every")
+    print_table(console, "Levels of checkpoints", [(head, "right") for head in heads], rows)
+    console.print(Text(f"ETTR {found.ettr:.4f} at an interval of {format_seconds(found.at_interval_s)}"))
+    if found.ettr_monte_carlo is None:
+        console.print(Text("Not simulated: the run all but stands still."))
+    else:
+        _print_simulated(console, found.ettr_monte_carlo)
     console.print()
     if not quiet:
         print_ledger(console, found.ledger, "Where the wall clock goes")

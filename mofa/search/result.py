@@ -377,15 +377,17 @@ def json_schema() -> dict[str, Any]:
     """
     from mofa.faults.calculator import Calculation
     from mofa.faults.events import LogReport
+    from mofa.faults.level_calculator import LevelCalculation
     from mofa.search.scale import GoodputReport
 
-    printed = (PlanReport, Estimate, GoodputReport, Calculation, LogReport)
+    printed = (PlanReport, Estimate, GoodputReport, Calculation, LevelCalculation, LogReport)
     _, schema = models_json_schema([(model, "serialization") for model in printed])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "mofa",
         "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
-        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of a log alone a LogReport.",
+        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of levels of checkpoints a "
+        "LevelCalculation, of a log alone a LogReport.",
         "schema_version": SCHEMA_VERSION,
         "anyOf": [
             *({"$ref": f"#/$defs/{model.__name__}"} for model in printed),

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from mofa.faults.calculator import Calculation
+from mofa.faults.level_calculator import LevelCalculation
+from mofa.faults.renewal import two_level_ettr
 from mofa.search.result import Estimate, PlanReport
 from mofa.search.scale import GoodputReport
 from tests.cli.conftest import Cli, one_line_of
 
 CALCULATOR = ("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "10min")
+TWO = ("goodput", "--mtbf", "6h", "--checkpoint", "1s,60s", "--restart", "1min,10min")
 SMALL = ("goodput", "llama3-8b", "h100-hgx", "--gpus", "64..128", "--faults", "llama3")
 
 
@@ -40,6 +43,21 @@ def test_weibull_failures_in_the_calculator(cli: Cli) -> None:
         mc = found["ettr_monte_carlo"]
         assert abs(mc["mean"] - found["ettr"]) < 3.5 * mc["standard_error"]
         assert (found["ettr"] > 0.8194) == (shape == "0.6")
+
+
+def test_levels_in_the_calculator(cli: Cli) -> None:
+    """First order: 172 and 2312 s; the best pattern is no worse, and the simulation finds its ETTR."""
+    levels = ("goodput", "--mtbf", "3.093h", "--checkpoint", "1s,60s", "--restart", "1min,10min", "--runs", "1000")
+    found = LevelCalculation.model_validate_json(cli(*levels, "--shares", "0.75,0.25", "--json").stdout)
+    assert [round(level.first_order_s or 0) for level in found.levels] == [172, 2312]
+    assert found.levels[1].every * found.at_interval_s == pytest.approx(2312, rel=0.1)
+    mc = found.ettr_monte_carlo
+    assert mc is not None and mc.standard_error is not None
+    assert found.ettr == pytest.approx(mc.mean, abs=3.5 * mc.standard_error + 1e-4)
+    first = two_level_ettr(172.3, 13, (1.0, 60.0), found.mtbf_s, (60.0, 600.0), 0.75)
+    assert found.ettr >= float(first) - 1e-9
+    text = cli(*levels, "--shares", "0.75,0.25").stdout
+    assert "Levels of checkpoints" in text and "every" in text
 
 
 def test_limits_of_the_calculator(cli: Cli) -> None:
@@ -100,6 +118,17 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         ((*SMALL, "--runs", "10"), "--runs"),
         ((*CALCULATOR, "--nodes", "4"), "--log-nodes"),
         ((*SMALL, "--storage", "0 B/s"), "above 0 B/s"),
+        ((*TWO, "--shares", "0.5,0.4"), "--shares: sum to 0.9"),
+        ((*TWO, "--shares", "0.5"), "--shares: 2 checkpoints, 2 restarts and 1 shares"),
+        ((*TWO, "--shares", "half,half"), "are no numbers"),
+        ((*TWO, "--shares", "1.5,-0.5"), "--shares: is 1.5"),
+        (TWO, "--shares: is missing"),
+        ((*TWO, "--shares", "0.5,0.5", "--persist", "1s"), "--persist: belongs to one level"),
+        ((*TWO, "--shares", "0.5,0.5", "--checkpoint-interval", "90d"), "--checkpoint-interval: is 7.776e+06 s"),
+        (("goodput", "--mtbf", "6h", "--checkpoint", "9s,2s", "--restart", "1s,1s", "--shares", "0.5,0.5"),
+         "--checkpoint: a level takes longer"),
+        (("goodput", "--mtbf", "6h", "--checkpoint", "0s,2s", "--restart", "1s,1s", "--shares", "0.5,0.5"),
+         "--checkpoint: the first level takes 0 s"),
         ((*SMALL, "--storage", "fast"), "--storage"),
         ((*SMALL, "--spares", "8"), "leave nothing"),
         (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--objective", "days"), "--objective days"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.faults.clocks import Clock
-from mofa.faults.levels import best_pattern, mean_block_s, nested_ettr
+from mofa.faults.level_calculator import calculate_levels
+from mofa.faults.levels import best_pattern, level_shares, mean_block_s, nested_ettr
 from mofa.faults.renewal import ettr, levels_ettr, two_level_ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
 
@@ -71,6 +72,24 @@ def test_three_levels_are_what_the_simulation_finds() -> None:
     played = simulate(LongRun(20 * 86400.0, 240.0, levels, kinds, Clock(11135.0)), 2000, seed=3)
     expected = float(nested_ettr(240.0, (5, 4), blocks, 11135.0, shares, restarts))
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
+
+
+@pytest.mark.parametrize("interval", [None, 100.0])
+def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
+    blocks, shares, restarts = (2.0, 45.0), (0.6, 0.4), (60.0, 300.0)
+    found = calculate_levels(9000.0, blocks, restarts, shares, interval_s=interval, days=1, num_runs=10)
+    tried = np.geomspace(20.0, 2e3, 1500)[:, None] if interval is None else np.array([[interval]])
+    best = float(nested_ettr(tried, (np.arange(1.0, 120.0),), blocks, 9000.0, shares, restarts).max())
+    assert found.ettr == pytest.approx(best, abs=2e-6)
+    assert interval is None or found.at_interval_s == interval
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(200.0, 1e6), st.floats(1.0, 5000.0), st.integers(1, 40), st.floats(0.0, 1.0))
+def test_shares_of_levels_close(mtbf: float, interval: float, ratio: int, quick: float) -> None:
+    parts = level_shares(interval, (ratio,), (1.0, 60.0), mtbf, (quick, 1 - quick), (60.0, 600.0))
+    assert float(sum(parts.values())) == pytest.approx(1.0, abs=1e-9)
+    assert min(float(part) for part in parts.values()) >= 0
 
 
 def test_mean_blocking_is_that_of_the_pattern() -> None:
