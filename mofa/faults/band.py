@@ -37,7 +37,7 @@ def rate_factors(clock: Clock, num_runs: int, seed: int = 0) -> FloatN:
     if clock.counted_failures is not None:
         factors = factors * rate_given_count(clock.counted_failures, rng.permutation(even))
     if clock.lemon_fraction and clock.num_nodes is not None:
-        from scipy import stats  # a second to load
+        from scipy import stats  # half a second to load
 
         nodes, more = clock.num_nodes, clock.lemon_multiple - 1
         lemons = stats.binom.ppf(rng.permutation(even), nodes, clock.lemon_fraction)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from mofa.faults.checks import FloatN, at_least_zero
 from mofa.faults.renewal import ettr
@@ -81,5 +80,7 @@ def nodes_short(in_repair: ArrayLike, num_spares: ArrayLike) -> NDArray[np.float
     >>> float(nodes_short(2.0, 0)), round(float(nodes_short(2.0, 4)), 4)
     (2.0, 0.0751)
     """
+    from scipy import stats  # half a second to load
+
     mean, spares = at_least_zero("in_repair", in_repair, "nodes"), at_least_zero("num_spares", num_spares, "nodes")
     return np.asarray(mean * stats.poisson.sf(spares - 1, mean) - spares * stats.poisson.sf(spares, mean))

@@ -32,7 +32,7 @@ def binomial_spares(num_nodes: ArrayLike, faulty: ArrayLike, quantile: float = 0
     >>> binomial_spares(np.array([128, 256, 512, 1024]), 0.0012).tolist()
     [2, 2, 3, 4]
     """
-    from scipy import stats  # a second to load
+    from scipy import stats  # half a second to load
 
     p = share("faulty", faulty)
     return np.asarray(stats.binom.ppf(_quantile(quantile), np.asarray(num_nodes), p)).astype(np.int64)

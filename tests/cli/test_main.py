@@ -247,3 +247,14 @@ def test_errors_of_specs_are_status_2(fake: FakeApi, capsys: Captured, monkeypat
     monkeypatch.setattr(mofa, "load_workload", refuse, raising=False)
     assert main(PLAN) == 2
     assert "did you mean hidden?" in one_line_of(capsys.readouterr().err)
+
+
+def test_a_plan_without_failures_does_not_load_scipys_statistics() -> None:
+    """Half a second of every command, which faults and fits alone need."""
+    code = (
+        "import sys, mofa; from mofa.cli.main import main; "
+        "main(['estimate', 'llama3-8b', 'h100-hgx', '--gpus', '8', '--strategy', 'tp=2', '--quiet']); "
+        "print(sorted({'scipy.stats', 'scipy.optimize', 'ortools', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
