@@ -34,13 +34,17 @@ def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) ->
 
 
 def tp_copy(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
-    """The identity in front of a column-parallel linear without sequence parallelism; backward all-reduces."""
+    """The identity in front of a column-parallel linear without sequence parallelism; backward all-reduces.
+
+    Where the framework launches that ahead of the weight gradient it runs on a stream of its own; else computing waits
+    for it behind both products (``copy_to_tensor_model_parallel_region`` in front of ``F.linear``).
+    """
     if not anywhere(ctx.reduces):
         return x
     out = b.tensor(f"{name}.copied", ctx.shard * width * ctx.element)
     back = Back(
         work=Collective("all_reduce", "tp", ctx.tokens * width * ctx.element), family="tp", present=ctx.reduces,
-        view=True, stream="tp",
+        view=True, stream="tp" if ctx.framework.overlap_input_grads else "compute",
     )  # fmt: skip
     return b.add(Op(f"{name}.copy", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
 

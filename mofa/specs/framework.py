@@ -60,6 +60,8 @@ class FrameworkSpec(Spec):
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
     their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
+    overlap_input_grads: bool = True
+    """Megatron: without sequence parallelism a linear's input gradient is reduced beside its weight gradient."""
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
@@ -118,6 +120,8 @@ class FrameworkSpec(Spec):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
+        if not self.overlap_input_grads and self.name in PYTORCH_MODULES:
+            raise ValueError(f"overlap_input_grads is an option of Megatron's linears, not of {self.name}")
         if self.fp8_params and self.name != "megatron":
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:

@@ -112,14 +112,14 @@ UNMODELLED_OVERLAPS = (
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
 )
 DEEPSPEED_BF16 = {
-    "deepspeed": "bf16", "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 6,
+    "deepspeed": "bf16", "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 6,
     "accumulation_bytes_per_param": 18,
 }  # fmt: skip
 """DeepSpeed's BF16_Optimizer keeps fp32 gradients of all parameters beside the bf16 ones, which it clears at the next
 backward pass: 6 bytes a parameter. After each micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read,
 4 written): deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
 DEEPSPEED_ZERO1 = {
-    "deepspeed": "zero1", "fuses_wgrad_accumulation": False, "grads_bytes_per_param": 2,
+    "deepspeed": "zero1", "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 2,
     "accumulation_bytes_per_param": 6, "states_bytes_per_param": 16, "reduced_bytes_per_param": 2,
 }  # fmt: skip
 """DeepSpeed's ZeRO stage 1 lets autograd add 16-bit gradients (4 read, 2 written) and turns its partition of them into

@@ -12,6 +12,8 @@ from mofa.blocks.build import BlockKind, BlockTapes, block, head
 from mofa.blocks.frameworks import megatron
 from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.errors import SpecError
+from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import EXPERTS, LATENT, build, context, framework, kept, llama, primitives, size
@@ -304,6 +306,18 @@ def test_the_reduction_of_an_input_gradient_is_launched_before_the_weight_gradie
     reduced = next(op for op in ops if op.name.startswith("mlp.fc1.") and op.stream == "tp" and "again" not in op.name)
     assert names.index("mlp.fc1.dgrad") < names.index(reduced.name) < names.index("mlp.fc1.wgrad")
     assert reduced.reads[0] in ops[names.index("mlp.fc1.wgrad")].reads
+
+
+def test_without_overlap_the_reduction_waits_for_both_products() -> None:
+    """Before LinearWithGradAccumulationAndAsyncCommunication: the copy's backward, behind the linear's whole one."""
+    ctx = context(llama(), framework("megatron-local", overlap_input_grads=False), tp=4, sp=False)
+    ops = build(ctx).backward.ops
+    names = [op.name for op in ops]
+    (reduced,) = (op for op in ops if op.name.startswith("mlp.fc1.") and isinstance(op.work, Collective))
+    assert reduced.stream == "compute" and reduced.family == "tp"
+    assert names.index("mlp.fc1.dgrad") < names.index("mlp.fc1.wgrad") < names.index(reduced.name)
+    with pytest.raises(SpecError, match="overlap_input_grads"):
+        load_framework("torchtitan", overrides={"overlap_input_grads": False})
 
 
 @pytest.mark.parametrize(("tp", "sp", "row", "column"), [(1, False, 1, 1), (2, True, 2, 1), (2, False, 2, 2)])
