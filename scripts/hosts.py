@@ -2,12 +2,13 @@
 
 python scripts/hosts.py
 
-For records that do not say how fast their host was. Machines are told apart by the mark that records have of late, by
-the processor's name and its cores. A calibration on the same machine says how fast it is. Else a run of the fitting
-half counts that would take a tenth longer on a host half as fast as the profile's, also one whose steps vary too much
-to be scored: the issue of an op at which its prediction is what was measured is its own; repeats of a configuration
-count as one, by their median, and a machine's is the median over configurations, where there are three. The judging
-half is not predicted.
+Where runs measured it after their steps, their machine's is the median, of both halves: it is no error of a prediction.
+The rest is for records that do not say how fast their host was. Machines are told apart by the mark that records have
+of late, by the processor's name and its cores. A calibration on the same machine says how fast it is. Else a run of the
+fitting half counts that would take a tenth longer on a host half as fast as the profile's, also one whose steps vary
+too much to be scored: the issue of an op at which its prediction is what was measured is its own; repeats of a
+configuration count as one, by their median, and a machine's is the median over configurations, where there are three.
+The judging half is not predicted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
 SAME_CALL = {("", "Intel(R) Xeon(R) Processor", 16): "h200-1gpu-third"}
 """Machines without a mark whose runs were measured in one call with a calibration, which has one."""
 FEWEST = 3
-"""Configurations that a machine's speed rests on."""
+"""Configurations, or runs that measured it, that a machine's speed rests on."""
 
 
 def _step_s(reference: Reference, factor: float) -> float:
@@ -89,6 +90,15 @@ def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
     return found
 
 
+def by_runs(records: list[Record]) -> dict[Machine, list[float]]:
+    """Issue of an op as the runs of each machine measured it. [s]"""
+    found: dict[Machine, list[float]] = defaultdict(list)
+    for record in records:
+        if record.environment.host and record.environment.host_issue_s is not None:
+            found[machine_of(record)].append(record.environment.host_issue_s)
+    return {machine: values for machine, values in found.items() if len(values) >= FEWEST}
+
+
 def facts() -> dict[str, object]:
     """The file's content."""
     machines: list[dict[str, object]] = []
@@ -99,6 +109,10 @@ def facts() -> dict[str, object]:
         fact = {"value": f"{op_s * 1e6:.3g} us", "provenance": "measured", "source": source}
         mark = {"host": machine[0]} if machine[0] else {}
         machines.append({**mark, "cpu": machine[1], "cpu_cores": machine[2], "host_op_s": fact})
+    for (host, cpu, cores), values in sorted(by_runs(records).items()):
+        source = f"median of what {len(values)} runs there measured after their steps"
+        fact = {"value": f"{statistics.median(values) * 1e6:.3g} us", "provenance": "measured", "source": source}
+        machines.append({"host": host, "cpu": cpu, "cpu_cores": cores, "host_op_s": fact, "runs": len(values)})
     for (host, cpu, cores), runs in sorted(by_machine(records).items()):
         if len(runs) < FEWEST or (host, cpu, cores) in timed:
             continue

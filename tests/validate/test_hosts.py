@@ -41,6 +41,17 @@ def test_a_record_s_own_speed_goes_before_its_machine_s(records: dict[str, Recor
     assert host_op_s(on_host(old, None, cpu="another"), MACHINES) is None
 
 
+def test_a_machine_s_median_over_runs_goes_before_one_run_s_own(records: dict[str, Record]) -> None:
+    one = records["mc1-phimoe-2l-full-skewed"]
+    (machine,) = [m for m in MACHINES if m.host == one.environment.host]
+    there = [r.environment.host_issue_s for r in records.values() if r.environment.host == machine.host]
+    measured = [value for value in there if value is not None]
+    assert machine.runs == len(measured) >= 3
+    assert machine.host_op_s.value == pytest.approx(statistics.median(measured), rel=5e-3)
+    found = host_op_s(one, MACHINES)
+    assert found is not None and found[0] == machine.host_op_s.value != one.environment.host_issue_s
+
+
 def test_a_slower_host_takes_longer_for_all_it_does() -> None:
     cluster = load_cluster("h200-hgx", 1)
     profile = cluster.gpu.curves.host
