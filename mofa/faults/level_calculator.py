@@ -83,7 +83,7 @@ def calculate_levels(
     --------
     >>> found = calculate_levels(11135.0, (1.0, 60.0), (60.0, 600.0), (0.75, 0.25), days=5, num_runs=100)
     >>> [round(level.first_order_s) for level in found.levels], found.levels[1].every
-    ([172, 2311], 13)
+    ([172, 2312], 13)
     """
     count = len(checkpoint_s)
     if not 2 <= count <= MOST_LEVELS or len(restart_s) != count or len(shares) != count:
