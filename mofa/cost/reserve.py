@@ -126,7 +126,7 @@ def unsharded_bytes(rows: Rows, allocated: ArrayN, without_grads: ArrayN, grads:
       stage with the embedding takes the embedding's, one with the head has the loss's blocks for it where they are as
       large, any other takes two layers', of which one is reduced while the last is let go. In the second step these lie
       under what the optimizer's states have displaced, and the same is taken once more.
-    - Unsharded gradients that are larger than any activation of a layer do not fit where activations were.
+    - Unsharded gradients that are larger than any activation of a layer do not fit where activations were; others do.
 
     Parameters
     ----------
@@ -148,7 +148,17 @@ def unsharded_bytes(rows: Rows, allocated: ArrayN, without_grads: ArrayN, grads:
     loss = costs.head.memory.largest[rows.k][:, None]
     buffer = np.where(rows.is_first > 0, 4.0 * end, 8.0 * layer)
     buffer = np.where(rows.is_head > 0, np.where(loss >= 4.0 * end, 0.0, 4.0 * end), buffer)
-    largest = np.max([cost.memory.largest for blocks in costs.blocks.values() for cost in blocks], axis=0)
-    apart = (4.0 * costs.weights.largest() > largest)[rows.k][:, None]
-    late = np.where(apart, np.maximum(without_grads + grads - allocated, 0.0), 0.0)
+    late = np.maximum(without_grads + _apart(rows)[rows.k] * grads - allocated, 0.0)
     return np.asarray(gathers + sharded + 2.0 * buffer + late)
+
+
+def _apart(rows: Rows) -> ArrayN:
+    """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
+    weights, shown = rows.costs.weights, rows.layout.shown.stage
+    largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
+    counts = np.concatenate([rows.layout.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]])[
+        weights.kind
+    ]  # (weights, R)
+    params = weights.params * weights.numbers
+    larger = np.where(4.0 * weights.params > largest, params, 0.0)
+    return np.asarray((larger.T @ counts) / (params.T @ counts))
