@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, needs_full, unique_rows
-from mofa.cost.optimizer import Shards, StaticBytes, static_bytes
+from mofa.cost.optimizer import Shards, StaticBytes, static_bytes, whole_embedding_gradient
 from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.stages import Stages, enough_for_flight, in_flight
 from mofa.cost.topology import Group
@@ -341,6 +341,9 @@ def make_rows(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None],
     )  # fmt: skip
+    is_first = np.asarray(lay.shown.stage == 0, dtype=float)
+    more = whole_embedding_gradient(workload, framework, mode.precision, grids.tp, is_first)
+    static = replace(static, grads=static.grads + more)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
         whole[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, shards, static,

@@ -15,7 +15,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.stages import split_layers
 from mofa.orders import Order, order_of
-from mofa.replay.lives import Life, life, value
+from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.specs.strategy import SCHEDULES
 
@@ -91,7 +91,9 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
             full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
             full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
             label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
-            pieces.append(Piece(f"block {starts[stage] + j}", lives[label]))
+            first = starts[stage] + j == 0
+            mine = _gathers_embedding(lives[label], lives["embedding"]) if first else lives[label]
+            pieces.append(Piece(f"block {starts[stage] + j}", mine))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
@@ -135,6 +137,23 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
         optimizer_ranks=float(rows.shards.dense_ranks[0, 0]) if int(table.zero[0]) >= 1 else 1.0,
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
+
+
+def _gathers_embedding(life: Life, embedding: Life) -> Life:
+    """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
+    gathered = {
+        item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
+        for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
+    }  # fmt: skip
+    if not gathered:
+        return life
+
+    def with_its_bytes(deed: Deed) -> Deed:
+        if not any(item.name in gathered for item in deed.new):
+            return deed
+        return replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+
+    return replace(life, backward=tuple(with_its_bytes(deed) for deed in life.backward))
 
 
 def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:

@@ -464,3 +464,10 @@ def test_padded_rows_are_added_one_after_the_other() -> None:
     assert isinstance(op.work, Stream)
     padding = ctx.framework.grouped_alignment * number(ctx.local_experts)
     assert number(op.work.elements) / op.work.width == padding
+
+
+def test_gradient_of_the_embedding_is_whole_under_tensor_parallelism() -> None:
+    """Rows of the table are split, its gradient has all of them on every rank."""
+    for tp in (1, 2, 4):
+        tapes = embedding(context(mode="bf16", tp=tp, accumulating=True), PRIMITIVES)
+        assert size(tapes, "dW:embedding") == 2 * V * D

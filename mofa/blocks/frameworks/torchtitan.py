@@ -265,7 +265,8 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
 
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
-    """Lookup; under tp of masked rows, reduce-scattered along the sequence. Its gradient is as large as the table."""
+    """Lookup; under tp of masked rows, reduce-scattered along the sequence. Its gradient is as large as the table, of
+    which distributed tensors make all rows on every rank (tensor/_ops/_embedding_ops.py splits none of them)."""
     hidden, r = float(ctx.model.hidden), ctx.residual
     params = ctx.model.vocab * hidden / ctx.tp
     positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
@@ -275,14 +276,14 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
     grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
     rows = ctx.tokens * hidden
+    made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
     looked = b.tensor("embedding.rows", rows * r)
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
     width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.element)}[ctx.precision_mode]
     many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", Stream(2 * rows * r, "embedding"), weights, (looked,), launches=many,
-             back=Back(width * params + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, params / hidden)),
-             weight_params=params,
-             weight_bytes=grad * params))  # fmt: skip
+             back=Back(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
+             weight_params=params, weight_bytes=grad * made))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
         looked = parts.stream(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
