@@ -342,7 +342,7 @@ def make_rows(
         grids.ep[:, None],
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
-    more = whole_embedding_gradient(workload, framework, mode.precision, grids.tp, is_first)
+    more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
     static = replace(static, grads=static.grads + more)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
