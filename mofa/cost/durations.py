@@ -180,8 +180,9 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
         kept = curve.kept(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
-        factor = np.asarray(curve.sustained / kept * machine.slowest)
-        slower = factor.item() if factor.ndim == 0 else factor
+        slower: FloatK = curve.sustained / kept * machine.slowest
+        if isinstance(slower, np.generic):
+            slower = float(slower)
         for i in rows:
             seconds[i] = seconds[i] * slower
     return seconds

@@ -6,6 +6,7 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, cached_property
 from statistics import NormalDist
@@ -142,8 +143,9 @@ class PoweredCurve(Curve):
         >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
         array([0.85 , 0.942, 1.   ])
         """
-        power = np.log(self.alone) / np.log(self.clock) if self.clock < 1.0 else 0.0
-        return np.asarray(clock, dtype=float) ** power
+        power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
+        rate: FloatArray = clock**power
+        return rate
 
     def kept(self, share: FloatArray) -> FloatArray:
         """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
@@ -184,7 +186,8 @@ def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -
     array([0.849])
     """
     drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
-    return np.asarray(np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0))
+    clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)
+    return clock
 
 
 @cache
