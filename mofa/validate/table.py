@@ -57,6 +57,9 @@ FP8_PARAMS = ("bridge", "mlmllama", "nemodoc")
 """Sources whose fp8 runs hold their parameters in fp8: ``fp8_param_gather`` of bf16_with_fp8_current_scaling_mixed and
 bf16_with_fp8_delayed_scaling_mixed (Megatron-Bridge, training/mixed_precision.py), ``fp8_params`` of NeMo 2's
 bf16_with_fp8_mixed (llm/recipes/precision/mixed_precision.py), --fp8-param-gather (Megatron-LM, examples/llama)."""
+BF16_GRADS = dict.fromkeys(("nemo", "nemolauncher"), r"GPT3-(5|20|175)B|LLAMA3-(8|70)B")
+"""Models whose fp8 script sets ``grad_sync_dtype=bf16``: NeMo-Framework-Launcher, examples/training/gpt/h100 and
+llama/h100 (llama2_7b_fp8.sh does not); gradients are accumulated in that buffer (``contiguous_grad_buffer``)."""
 BF16_MOMENTS = {"bridge": r"DeepSeek|Kimi"}
 """Models whose recipe holds Adam's moments in bf16 (``use_precision_aware_optimizer`` with ``exp_avg_dtype`` and
 ``exp_avg_sq_dtype``): Megatron-Bridge, recipes/deepseek and recipes/kimi."""
@@ -282,6 +285,8 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
+    if gemm_format(row) == "fp8" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
+        framework |= {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}
     card = CARDS.get((row["model"], gpu), {})
     strategy |= card.get("strategy", {})
     framework |= card.get("framework", {})
