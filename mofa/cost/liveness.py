@@ -42,6 +42,8 @@ class BlockMemory:
     """Of tensors larger than given: what is kept, and the most alive beyond what is kept. [B]"""
     held: ArrayK
     """What a backward by inputs alone leaves for the weights' gradients beside what was kept. [B]"""
+    above: ArrayK
+    """Of what was kept, what the backward reads only before it comes to the last weight. [B]"""
     pool_slack: ArrayK
     """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
     forward_peak: ArrayK
@@ -64,6 +66,7 @@ class BlockMemory:
             large_saved=self.large_saved + block.large_saved,
             large_peak=np.maximum(self.large_peak, block.large_peak),
             held=self.held + block.held,
+            above=block.above,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             forward_peak=np.maximum(forward, self.forward_peak),
             forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
@@ -205,6 +208,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
         large_saved=big_saved,
         large_peak=np.maximum(big_peak, 0.0),
         held=_held(lives, found, sizes, boundary),
+        above=_above(lives, found, sizes, boundary),
         pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
         forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
         backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
@@ -214,7 +218,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
 def _nothing(num_k: int) -> BlockMemory:
     """Of a block that allocates nothing."""
     zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
-    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
+    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:
@@ -244,6 +248,14 @@ def _held(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: in
             seen = sources.get(seen)
     born = [i for i, f in enumerate(found) if f.start >= boundary and f.tensor in needed and f.tensor not in own]
     return np.asarray(sizes[born].sum(axis=0))
+
+
+def _above(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: int) -> ArrayK:
+    """What was kept for ops behind the last weight, the loss most of all. (K,) [B]"""
+    products = (i for i, op in enumerate(lives.ops) if i >= boundary and op.name.endswith((".dgrad", *WEIGHT_ENDS)))
+    first = next(products, boundary)
+    gone = [i for i, f in enumerate(found) if f.start < boundary <= f.end < first]
+    return np.asarray(sizes[gone].sum(axis=0))
 
 
 def _pool_slack(

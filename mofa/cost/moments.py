@@ -154,7 +154,8 @@ class Moments:
         for kind in range(len(stages.kinds) if lay.any_full else 0):
             held = held + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
         last = lay.shown.of[stages.head_stage]
-        held[:, last, -1] += (rows.costs.head.memory.held + rows.costs.head.memory.saved)[rows.k]
+        head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
+        held[:, last, -1] += (head.held + head.saved - head.above)[rows.k]
         # the output goes with the backward by inputs, as the head has none
         held -= rows.costs.boundary[rows.k, None, None]
         held[:, last, -1] += rows.costs.boundary[rows.k]

@@ -19,6 +19,8 @@ CLAIMS = {
 
 
 _WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
+_PRODUCTS = (".dgrad", *_WEIGHT)
+"""Ops of a backward that belong to a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,21 @@ class Life:
         weights = [deed for deed in self.backward if deed.weight]
         needed = frozenset(name for deed in weights for name in deed.reads)
         return tuple(deed for deed in self.backward if not deed.weight), needed
+
+    def above_weights(self) -> frozenset[str]:
+        """What the forward kept and the backward reads only before it comes to the block's last weight.
+
+        Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
+        down to the last weight goes, and what it had saved with it (torch.distributed.pipelining,
+        ``stage_backward_input``).
+        """
+        made = {item.name for deed in self.forward for item in deed.new}
+        out: set[str] = set()
+        for deed in self.backward:
+            if deed.op.endswith(_PRODUCTS):
+                return frozenset(out - self.of_inputs()[1])
+            out.update(name for name in deed.free if name in made)
+        return frozenset()
 
     def of_weights(self) -> tuple[Deed, ...]:
         """The weights' gradients alone."""

@@ -362,6 +362,8 @@ class Player:
             self.drop(kept)
         self.held = {}
         if hold:
+            if at.slots:
+                self.clear(self.scripts[c][-1].above, at.slots[-1])
             at.settle(self.places)
         else:
             del self.passes[c, i]

@@ -31,7 +31,7 @@ class Script:
     """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
 
     ``claims`` and ``holds`` name what is taken over and handed on, by slot. ``loose`` frees what a backward by
-    inputs alone leaves at its end, ``rest`` whatever is left.
+    inputs alone leaves at its end, ``above`` what it lets go where it began with this block, ``rest`` whatever is left.
     """
 
     num_slots: int
@@ -46,6 +46,7 @@ class Script:
     claims: dict[int, str]
     holds: dict[int, str]
     loose: tuple[Act, ...]
+    above: tuple[Act, ...]
     rest: tuple[Act, ...]
 
 
@@ -122,6 +123,7 @@ def script(life: Life) -> Script:
 
     x, out, given, back = slots.of("x"), place(life.out), place(life.given), place(life.back)
     loose = tuple(slots.act(FREE, name, "end") for name in sorted(born - needed) if name)
+    above = tuple(slots.act(FREE, name, "end") for name in sorted(life.above_weights()))
     rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
     return Script(
         len(slots.index),
@@ -136,5 +138,6 @@ def script(life: Life) -> Script:
         slots.claims,
         slots.holds,
         loose,
+        above,
         rest,
     )

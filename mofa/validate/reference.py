@@ -163,7 +163,7 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
                 group=group,
                 model=_model_name(first.run),
                 source=first.source,
-                run=_with_counts(first, scratch),
+                run=with_counts(first, scratch),
                 base_dir=folder,
                 outcome=_outcome(first, median(times) if times else None),
                 notes=notes,
@@ -221,7 +221,7 @@ def _outcome(record: Record, step_s: float | None) -> Outcome:
     )
 
 
-def _with_counts(record: Record, scratch: Path) -> RunSpec:
+def with_counts(record: Record, scratch: Path) -> RunSpec:
     """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
     if record.measured.tokens_per_expert is None:
         return record.run

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
 from mofa.cost.estimate import Estimator
+from mofa.measure.records import read_record
 from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.single import one_row
-from mofa.specs.load import _run, resolve_run
+from mofa.specs.load import resolve_run
+from mofa.validate.reference import with_counts
 
 MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -37,13 +41,22 @@ class Run:
     expandable: bool
 
 
+@cache
+def _scratch() -> Path:
+    """Where the counts of routed tokens are written for as long as the tests run."""
+    folder = TemporaryDirectory(prefix="mofa-tests-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
 @lru_cache
 def load(name: str) -> Run:
     """A run's estimator and the largest of its ranks' memory. [B]"""
     path = MEASURED / f"{name}.yaml"
     raw = yaml.load(path.read_text(), LOADER)  # noqa: S506
     assert raw["split"] == "fitting"
-    run, measured = _run(raw["run"], str(path), ""), raw["measured"]
+    measured = raw["measured"]
+    run = with_counts(read_record(path), _scratch())
     narrow = "torch.bfloat16" in measured.get("facts", {}).get("param_dtypes", [])
     if narrow and run.framework["name"] == "torchtitan":
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})

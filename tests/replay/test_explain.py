@@ -46,6 +46,17 @@ def test_peaks_are_named() -> None:
     assert moments["Adam's first moments"] == moments["Adam's second moments"]
 
 
+def test_weights_gradients_put_off_do_not_hold_the_loss() -> None:
+    """PyTorch detaches the loss at the end of a backward by inputs: one micro-batch's logits are alive at the peak."""
+    job = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=16, overrides={"model.num_layers": 8})
+    plan = mofa.estimate(job, mofa.load_cluster("h200-hgx", 2), "pp=2 vpp=2 schedule=interleaved-zb micro_batch=1",
+                         framework=mofa.load_framework("torchtitan"))  # fmt: skip
+    last = plan.memory.by_stage[1]
+    held = {t.name: t.bytes for t in last.tensors}
+    assert "head" in (last.instant or "")
+    assert held["loss.log_softmax"] == 4096 * 128_256 * 4
+
+
 def test_curves_have_the_peak_and_the_whole_step() -> None:
     plan = _plan()
     for stage in plan.memory.by_stage:

@@ -62,6 +62,17 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         assert saved == pytest.approx(float(memory.saved[0]), rel=1e-6, abs=4096), block.name
         assert forward == pytest.approx(float(memory.forward_peak[0]), rel=0.01, abs=4096), block.name
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
+        lived = life(block, weight_first=True)
+        sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
+        assert sum(sizes[name] for name in lived.above_weights()) == pytest.approx(float(memory.above[0])), block.name
+
+
+def test_a_detached_loss_lets_its_logits_go() -> None:
+    """4096 tokens of a vocabulary of 128,256: bf16 logits and their fp32 logarithms, not the head's own input."""
+    head = load("tt2-pp2-zbv-llama-10l").estimator.parts[0].costs.tapes["head"]
+    memory = block_memory(head, 1)
+    assert float(memory.above[0]) == 4096 * 128_256 * (2 + 4)
+    assert float(memory.saved[0] - memory.above[0]) >= 4096 * 4096 * 2
 
 
 def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
