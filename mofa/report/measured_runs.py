@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,18 +53,38 @@ def runs_table(records: Iterable[Record]) -> str:
     return _HEAD + "".join(_line(record) for record in records)
 
 
-def host_bound_table(records: Iterable[Record]) -> str:
-    """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured."""
+def runs_summary(records: Sequence[Record]) -> str:
+    """How many records there are, of how many configurations, by framework, GPUs and split."""
+    one_of_each = [of_it[0] for of_it in _repeats(records)]
+
+    def counts(values: Iterable[object]) -> str:
+        return ", ".join(f"{n} {value}" for value, n in sorted(Counter(map(str, values)).items()))
+
+    return (
+        f"{len(records)} records of {len(one_of_each)} configurations: "
+        f"{counts(r.run.framework['name'] for r in one_of_each)}; "
+        f"{counts(f'on {r.run.gpus} GPU' + 's' * (r.run.gpus > 1) for r in one_of_each)}; "
+        f"{counts(r.split for r in one_of_each)}.\n\n"
+    )
+
+
+def _repeats(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each configuration."""
     from mofa.measure.expand import configuration_of
 
     same: dict[str, list[Record]] = {}
     for record in records:
         same.setdefault(configuration_of(record.run), []).append(record)
+    return list(same.values())
+
+
+def host_bound_table(records: Iterable[Record]) -> str:
+    """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured."""
     lines = []
-    for of_it in same.values():
-        idle = [record.measured.idle_share for record in of_it if record.measured.host_bound]
-        if not idle:
+    for of_it in _repeats(records):
+        if not any(record.measured.host_bound for record in of_it):
             continue
+        idle = [record.measured.idle_share for record in of_it]
         name = min((record.run.id for record in of_it), key=lambda id: (len(id), id))
         steps = sorted(r.measured.step_time_s for r in of_it if r.measured.step_time_s is not None)
         shares = sorted(share for share in idle if share is not None)
@@ -82,7 +103,7 @@ def with_table(text: str, records: Sequence[Record]) -> str:
     >>> with_table("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", []).splitlines()[::4]
     ['a', '<!-- /runs -->']
     """
-    text = _between(text, BEGIN, END, runs_table(records))
+    text = _between(text, BEGIN, END, runs_summary(records) + runs_table(records))
     return _between(text, HOST_BEGIN, HOST_END, host_bound_table(records)) if HOST_BEGIN in text else text
 
 
