@@ -383,8 +383,8 @@ class Verdict:
     short: FloatN
 
 
-def check(job: Job, table: StrategyTable | Combinations) -> Verdict:
-    """Apply all checks; of combinations most look at the degrees alone."""
+def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
+    """Apply all checks ``but`` some, by reason; of combinations most look at the degrees alone."""
     if isinstance(table, StrategyTable):
         degrees, in_modes = table, [table]
     else:
@@ -392,6 +392,8 @@ def check(job: Job, table: StrategyTable | Combinations) -> Verdict:
     reason = np.full((len(degrees), len(in_modes)), -1, dtype=np.int64)
     short = np.zeros(reason.shape)
     for i, rule in enumerate(CHECKS):
+        if rule.reason in but:
+            continue
         if rule.of_mode:
             miss = np.stack([rule.short(job, mode) for mode in in_modes], axis=1)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,7 +132,8 @@ def find_plans(
     judge
         Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
     space
-        What is searched under the constraints, in place of everything that the framework offers.
+        What is searched under the constraints, in place of everything that the framework offers; where nothing of it
+        fits, how many GPUs would do is not looked for.
     searched
         A search of the same job under the same constraints, not played out, whose costs are taken over.
     jobs
@@ -152,8 +154,9 @@ def find_plans(
     check_asked(fix, maximum, top, flops_convention)
     workload, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
-    whole = default_space(workload, cluster, framework) if space is None else space
-    space = constrain(whole, fix=fix, maximum=maximum, with_=with_, without=without)
+    constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
+    default = space is None
+    space = constrained(default_space(workload, cluster, framework) if space is None else space)
     if "dp" in fix:
         space = _with_dp(space, cluster, fix["dp"])
     with Workers(jobs) as workers:
@@ -185,8 +188,8 @@ def find_plans(
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
-    if not plans:
-        min_gpus, note = smallest_number_of_gpus(job, space, replay=replay)
+    if not plans and default:
+        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay)
         if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
             says = CHECKS[why].message(job, found.space.take(np.flatnonzero(reason == why)[:1]))

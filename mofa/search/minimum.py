@@ -2,89 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mofa.cost.estimate import estimate_table
-from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.routing.load import routing_loads
+from mofa.cost.estimate import Estimator
 from mofa.search.feasible import Job, check
 from mofa.search.plan import Candidate, margin_bytes
-from mofa.search.space import Space, default_space, product
+from mofa.search.prepare import loads_of
+from mofa.search.space import MAX_PP, Space, default_space, divisors, product
+from mofa.specs.complete import default_zero
+from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
+from mofa.specs.strategy import StrategyTable
 
 MOST_GPUS = 131_072
 PLAYED = 8
 """Strategies of a number of GPUs that are played out to see whether one fits, those of the least memory. [-]"""
+FIRST_ROWS, MOST_ROWS = 512, 32_768
+"""Rows weighed at first, four times as many each time that nothing fits, and at most. [-]"""
 
 
-def smallest_number_of_gpus(job: Job, space: Space, *, replay: bool = False) -> tuple[int | None, str]:
-    """The fewest GPUs, in whole nodes, on which a strategy of this space fits, and what that means.
+def smallest_number_of_gpus(
+    job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False
+) -> tuple[int | None, str]:
+    """The fewest GPUs, in whole nodes, on which a strategy of the constrained space fits, and what that means.
 
-    The search space is narrowed to what needs the least memory: micro_batch 1 and full recomputation where the space
-    has them, without interleaving. Numbers are tried from the bound that parameters alone set: first doubling, then
-    every whole number of nodes up to the first that fits. With ``replay`` a strategy fits only where its memory, played
-    out, does.
+    Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make whole
+    nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1 and full
+    recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out, does.
+
+    Parameters
+    ----------
+    constrained
+        What the user's constraints make of a space.
+    dp
+        The one that the user wants; any where absent.
     """
-    node = job.cluster.node.gpus_per_node
     limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
-    params = num_params(job.workload.model) + num_mtp_params(job.workload.model)
-    least = max(int(params * 2.0 / max(limit, 1.0) / node), 0) + 1
-    nodes = least
-    while nodes * node <= MOST_GPUS and not fits_on(job, space, nodes * node, replay=replay):
-        nodes *= 2
-    if nodes * node > MOST_GPUS:
-        most = MOST_GPUS // node
-        if most < least or not fits_on(job, space, most * node, replay=replay):
-            return None, f"no number of GPUs up to {MOST_GPUS:,} would do"
-        nodes = most
-    for fewer in range(max(nodes // 2 + 1, least), nodes):
-        if fits_on(job, space, fewer * node, replay=replay):
-            nodes = fewer
-            break
-    return nodes * node, f"the fewest whole nodes of {node} GPUs on which a strategy fits"
+    table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
+    for rows in _growing(_num_gpus(table)):
+        some = table.take(rows)
+        estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
+        device = estimator.device_bytes(np.arange(len(some)), some.recompute_layers)
+        fits, num_gpus = device <= limit, _num_gpus(some)
+        for number in np.unique(num_gpus[fits]).tolist():
+            here = np.flatnonzero(fits & (num_gpus == number))
+            lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
+            if not replay or _plays(job, some.take(lean), number):
+                return (
+                    number,
+                    f"the fewest whole nodes of {job.cluster.node.gpus_per_node} GPUs on which a strategy fits",
+                )
+    return None, f"no number of GPUs up to {MOST_GPUS:,} would do"
 
 
-def fits_on(job: Job, space: Space, num_gpus: int, *, replay: bool = False) -> bool:
-    """Whether some strategy of the narrowed space fits on this number of GPUs."""
-    if num_gpus > job.cluster.node.gpus_per_node and num_gpus % job.cluster.node.gpus_per_node:
-        return False
-    cluster = job.cluster.model_copy(update={"num_gpus": num_gpus})
-    here = replace(job, cluster=cluster)
-    wide = default_space(job.workload, cluster, job.framework)
+def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
+    """Legal strategies of a space on whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
+    node, usable = job.cluster.node.gpus_per_node, job.cluster.gpu.usable_memory_bytes.value
+    least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(usable, 1.0)
+    degrees = product(replace(space, dp=None), job.workload, _most(job), job.framework)
+    ranks = degrees.tp * degrees.cp * degrees.pp
+    tables = []
+    for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):
+        number = ranks * dp
+        rows = np.flatnonzero((number % node == 0) & (number <= MOST_GPUS) & (number >= least))
+        table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
+        if space.zero is None:
+            table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))
+        tables.append(table.take(check(job, table, but=("gpus",)).reason < 0))
+    table = StrategyTable.concatenated(tables)
+    return table.take(np.argsort(_num_gpus(table), kind="stable"))
 
-    def narrowed(asked: tuple[int, ...], default: tuple[int, ...], offered: tuple[int, ...]) -> tuple[int, ...]:
-        """What the user fixed stays; what was the default of that number of GPUs is that of this one."""
-        return offered if asked == default else asked
 
-    before = default_space(job.workload, job.cluster, job.framework)
+def _any_number(job: Job) -> Space:
+    """The default space without what belongs to one number of GPUs."""
+    space = default_space(job.workload, _most(job), job.framework)
+    return replace(space, pp=tuple(range(1, min(MAX_PP, job.workload.model.num_layers) + 1)))
+
+
+def _leanest(space: Space) -> Space:
+    """The part of a space that needs the least memory."""
     # of full recomputation the one in the most token chunks, which comes last
     modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
-    small = replace(
-        space,
-        tp=narrowed(space.tp, before.tp, wide.tp), cp=narrowed(space.cp, before.cp, wide.cp),
-        pp=narrowed(space.pp, before.pp, wide.pp), ep=narrowed(space.ep, before.ep, wide.ep),
-        vpp=space.vpp[:1], micro_batch=space.micro_batch[:1], recompute=modes, schedule=space.schedule[:1],
-    )  # fmt: skip
-    table = product(small, job.workload, cluster, job.framework)
-    if len(table) == 0:
-        return False
-    legal = np.flatnonzero(check(here, table).reason < 0)
-    if len(legal) == 0:
-        return False
-    table = table.take(legal)
-    loads: RoutingLoads = BALANCED
-    if job.workload.model.moe is not None:
-        degrees = sorted({int(e) for e in np.unique(table.ep)})
-        loads = routing_loads(job.workload.routing, job.workload.model, degrees)
-    costed = estimate_table(job.workload, cluster, job.framework, table, loads)
-    limit = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
-    lean = np.argsort(costed.device_bytes, kind="stable")
-    fitting = lean[costed.device_bytes[lean] <= limit]
-    if not replay or len(fitting) == 0:
-        return len(fitting) > 0
-    return any(
-        Candidate(job.workload, cluster, job.framework, table.take(fitting[i : i + 1]), loads, "causal").lacks() <= 0
-        for i in range(min(PLAYED, len(fitting)))
-    )
+    if "1f1b" in space.schedule:
+        space = replace(space, vpp=space.vpp[:1])
+    return replace(space, micro_batch=space.micro_batch[:1], recompute=modes)
+
+
+def _most(job: Job) -> ClusterSpec:
+    return job.cluster.model_copy(update={"num_gpus": MOST_GPUS})
+
+
+def _num_gpus(table: StrategyTable) -> NDArray[np.int64]:
+    return table.tp * table.cp * table.pp * table.dp
+
+
+def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
+    """Rows in parts that grow, each number of GPUs in one of them. ``num_gpus`` rises. (n,)"""
+    start, size = 0, FIRST_ROWS
+    while start < len(num_gpus):
+        end = int(np.searchsorted(num_gpus, num_gpus[min(start + size, len(num_gpus)) - 1], side="right"))
+        yield slice(start, end)
+        start, size = end, min(4 * size, MOST_ROWS)
+
+
+def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
+    """Whether one of these strategies fits when its memory is played out."""
+    cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
+    rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
+    return any(Candidate(job.workload, cluster, job.framework, row, loads, "causal").lacks() <= 0 for row in rows)

@@ -7,6 +7,7 @@ included. The attention grid is tp-cp-dp-pp, the expert grid etp-ep-edp-pp; they
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -144,6 +145,12 @@ class StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
         return StrategyTable(**columns, recompute_modes=self.recompute_modes)
+
+    @classmethod
+    def concatenated(cls, tables: Sequence[StrategyTable]) -> StrategyTable:
+        """Tables of the same modes of recomputation, at least one, as one."""
+        columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in COLUMNS}
+        return cls(**columns, recompute_modes=tables[0].recompute_modes)
 
     def row(self, i: int, framework: str) -> StrategySpec:
         """One row as a strategy."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 
+import numpy as np
 import pytest
 
 import mofa
-from mofa.search.feasible import Job
+from mofa.cost.estimate import Estimator
+from mofa.search.feasible import Job, check
 from mofa.search.find import find_plans
-from mofa.search.minimum import MOST_GPUS, fits_on, smallest_number_of_gpus
-from mofa.search.plan import Candidate
-from mofa.search.space import default_space
+from mofa.search.minimum import MOST_GPUS, smallest_number_of_gpus
+from mofa.search.plan import Candidate, margin_bytes
+from mofa.search.prepare import loads_of
+from mofa.search.space import SOLVED, Space, constrain, default_space, product
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, workload
 
@@ -26,23 +30,43 @@ def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int
     return Job(workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name))
 
 
+def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
+    """Whether any strategy of the whole space of this number of GPUs fits."""
+    here = Job(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
+    space = default_space(here.workload, here.cluster, here.framework)
+    space = constrain(space, fix={}, maximum=maximum, with_=(), without=())
+    table = product(space, here.workload, here.cluster, here.framework)
+    table = table.take((check(here, table).reason < 0) & (table.recompute_layers != SOLVED))
+    if len(table) == 0:
+        return False
+    estimator = Estimator(here.workload, here.cluster, here.framework, table, loads_of(here.workload, table))
+    device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
+    return bool(np.any(device <= here.cluster.gpu.usable_memory_bytes.value - margin_bytes(here.cluster)))
+
+
+def unconstrained(maximum: dict[str, int] | None = None) -> partial[Space]:
+    return partial(constrain, fix={}, maximum=maximum or {}, with_=(), without=())
+
+
 @pytest.mark.parametrize(
-    ("model", "name", "memory_gib", "batch"),
+    ("model", "name", "memory_gib", "batch", "maximum"),
     [
-        (DENSE, "megatron", 5.0, 96),
-        (DENSE, "megatron", 6.0, 96),
-        (DENSE, "megatron", 7.0, 48),
-        (DENSE, "torchtitan", 3.0, 96),
-        (MOE, "megatron", 7.0, 96),
-        (DENSE, "megatron-local", 6.0, 96),
+        (DENSE, "megatron", 5.0, 96, {}),
+        (DENSE, "megatron", 6.0, 96, {}),
+        (DENSE, "megatron", 7.0, 48, {}),
+        (DENSE, "torchtitan", 3.0, 96, {}),
+        (MOE, "megatron", 7.0, 96, {}),
+        (DENSE, "megatron-local", 6.0, 96, {}),
+        # dp 1, tp up to 8: of all numbers of nodes 5 and 6 alone fit, which no doubling meets
+        (DENSE, "megatron", 4.0, 1, {"pp": 6, "cp": 1}),
+        (DENSE, "megatron", 6.0, 96, {"pp": 3}),
     ],
 )
-def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int) -> None:
-    """Every number of nodes below it is tried: none fits, and it does."""
+def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int, maximum: dict[str, int]) -> None:
+    """Every number of nodes below it is tried in the whole space: none fits, and it does."""
     job = job_of(model, name, memory_gib, batch)
-    space = default_space(job.workload, job.cluster, job.framework)
-    found, note = smallest_number_of_gpus(job, space)
-    first = next(8 * n for n in count(1) if n > 24 or fits_on(job, space, 8 * n))
+    found, note = smallest_number_of_gpus(job, unconstrained(maximum))
+    first = next(8 * n for n in count(1) if n > 24 or fits_on(job, 8 * n, maximum))
     assert found == first if first <= 8 * 24 else found is None or found > 8 * 24
     assert note
 
@@ -71,11 +95,10 @@ def test_none_would_do() -> None:
 def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played out, nothing fits on fewer than 16 GPUs."""
     job = Job(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
-    space = default_space(job.workload, job.cluster, job.framework)
-    assert fits_on(job, space, 8) and fits_on(job, space, 8, replay=True)
+    assert smallest_number_of_gpus(job, unconstrained())[0] == 8
+    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 8
     monkeypatch.setattr(Candidate, "lacks", lambda self: 1.0 if self.job[1].num_gpus < 16 else -1.0)
-    assert not fits_on(job, space, 8, replay=True)
-    assert smallest_number_of_gpus(job, space, replay=True)[0] == 16
+    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 16
 
 
 def test_what_no_number_of_gpus_cures_is_said() -> None:
