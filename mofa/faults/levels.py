@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 from mofa.faults.intervals import exact_s, two_level_s
-from mofa.faults.ledger import expected_shares
 from mofa.faults.renewal import effective_restart_s
 
 MAX_PATTERN = 1024
@@ -30,23 +29,25 @@ NEAR = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
 @dataclass(frozen=True)
 class _Stretch:
     """Time from a segment's begin, ``fixed + onward * (time from its end) + back * (time from a failure that no level
-    inside survives)``, arrays of one shape. [s], [-], [-]"""
+    inside survives)``, and how much of it checkpoints take; arrays of one shape. [s], [s], [-], [-]"""
 
     fixed: FloatN
+    writing: FloatN
     onward: FloatN
     back: FloatN
 
     def then(self, other: _Stretch) -> _Stretch:
         return _Stretch(
-            self.fixed + self.onward * other.fixed, self.onward * other.onward, self.back + self.onward * other.back
-        )
+            self.fixed + self.onward * other.fixed, self.writing + self.onward * other.writing,
+            self.onward * other.onward, self.back + self.onward * other.back,
+        )  # fmt: skip
 
     def repeated(self, times: FloatN) -> _Stretch:
         """So many of them one after the other, 0 of them included."""
         falls = 1 - self.onward
         with np.errstate(all="ignore"):
             number = np.where(falls > 1e-12, -np.expm1(times * np.log1p(-falls)) / falls, times)
-        return _Stretch(self.fixed * number, (1 - falls) ** times, self.back * number)
+        return _Stretch(self.fixed * number, self.writing * number, (1 - falls) ** times, self.back * number)
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,9 @@ class _Levels:
     def stretch(self, level: int, last: int) -> _Stretch:
         """From one checkpoint of at least this level to the next one of it, the last of which is of level ``last``."""
         if level < 0:
+            computes = np.exp(-self.interval_s / self.mtbf_s)
             survives = np.exp(-(self.interval_s + self.block_s[last]) / self.mtbf_s)
-            return _Stretch(self.mtbf_s * (1 - survives), survives, 1 - survives)
+            return _Stretch(self.mtbf_s * (1 - survives), self.mtbf_s * (computes - survives), survives, 1 - survives)
         inner = self.stretch(level - 1, last)
         if level > 0:
             inner = self.stretch(level - 1, level - 1).repeated(self.ratios[level - 1] - 1).then(inner)
@@ -80,8 +82,9 @@ class _Levels:
         begin = mine * a + again * comes
         keeps = 1 - inner.back * begin
         return _Stretch(
-            (inner.fixed + inner.back * fixed) / keeps, inner.onward / keeps, inner.back * (1 + again) / keeps
-        )
+            (inner.fixed + inner.back * fixed) / keeps, inner.writing / keeps, inner.onward / keeps,
+            inner.back * (1 + again) / keeps,
+        )  # fmt: skip
 
 
 def nested_ettr(
@@ -117,6 +120,14 @@ def nested_ettr(
     >>> abs(float(nested_ettr(300.0, (4, 3), *facts)) - slow) < 1e-12
     True
     """
+    return _up(interval_s, ratios, block_s, mtbf_s, shares, restart_s)[0]
+
+
+def _up(
+    interval_s: ArrayLike, ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike], mtbf_s: ArrayLike,
+    shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
+) -> tuple[FloatN, FloatN]:  # fmt: skip
+    """Shares of the wall clock that are productive and that checkpoints take. [-]"""
     if not len(ratios) + 1 == len(block_s) == len(shares) == len(restart_s):
         got = f"{len(block_s)}, {len(shares)} and {len(restart_s)} entries beside {len(ratios)} ratios"
         raise SpecError(f"levels: block_s, shares and restart_s have {got}; give one of each per level")
@@ -131,10 +142,14 @@ def nested_ettr(
     facts = _Levels(interval + np.zeros(shape), blocks, finite, parts, restarts, steps)
     top = len(blocks) - 1
     number = np.prod(np.broadcast_arrays(np.ones(shape), *steps), axis=0)
+    mean = mean_block_s(ratios, block_s)
     with np.errstate(all="ignore"):
-        found = number * interval / facts.stretch(top, top).fixed
-    plain = interval / (interval + mean_block_s(ratios, block_s))
-    return np.where(np.isinf(mtbf), plain, np.where(np.isfinite(found), found, 0.0))
+        pattern = facts.stretch(top, top)
+        found = (number * interval / pattern.fixed, pattern.writing / pattern.fixed)
+    plain = (interval / (interval + mean), mean / (interval + mean))
+    # where all but no segment survives, what is left of 1 is rounding
+    productive, writing = (np.clip(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0) for x in found)
+    return np.where(np.isinf(mtbf), plain[0], productive), np.where(np.isinf(mtbf), plain[1], writing)
 
 
 def mean_block_s(ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike]) -> FloatN:
@@ -159,8 +174,8 @@ def level_shares(
 ) -> dict[str, FloatN]:  # fmt: skip
     """Expected shares of the wall clock per part of the ledger; parameters as in :func:`nested_ettr`. [-]
 
-    What is productive is exact, and so is restarting, which depends on no checkpoint; of the rest checkpoints take what
-    they would if each blocked for their mean, and what remains is lost.
+    All are exact: :func:`nested_ettr`'s stretches count the time in checkpoints beside their own, restarting depends on
+    no checkpoint, and what remains is lost.
 
     Examples
     --------
@@ -176,13 +191,16 @@ def level_shares(
     restart = effective_restart_s(
         back, np.where(whole > 0, weights / np.where(whole > 0, whole, 1.0), 1 / number), mtbf
     )
-    parts = expected_shares(interval_s, mean_block_s(ratios, block_s), mtbf, restart)
     ends = np.isinf(np.asarray(interval_s, dtype=np.float64))
-    known = nested_ettr(np.where(ends, 1.0, interval_s), ratios, block_s, mtbf, shares, restart_s)
-    up = parts["productive"] + parts["checkpoint"] + parts["lost"]
+    known, writes = _up(np.where(ends, 1.0, interval_s), ratios, block_s, mtbf, shares, restart_s)
+    up = np.exp(-restart / mtbf)
     productive = np.minimum(np.where(ends, 1.0, known), up)
-    writing = np.minimum(parts["checkpoint"], up - productive)
-    return {**parts, "productive": productive, "checkpoint": writing, "lost": up - productive - writing}
+    checkpoint = np.minimum(np.where(ends, 0.0, writes), up - productive)
+    lost = np.maximum(up - productive - checkpoint, 0.0)
+    return {
+        "productive": productive, "checkpoint": checkpoint, "lost": lost, "restart": 1 - up,
+        "waiting": np.zeros_like(lost),
+    }  # fmt: skip
 
 
 def best_pattern(

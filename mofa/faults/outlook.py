@@ -16,10 +16,11 @@ from mofa.faults.intervals import exact_s, least_interval_s
 from mofa.faults.ledger import expected_shares
 from mofa.faults.levels import MAX_PATTERN, best_pattern, level_shares
 from mofa.faults.rates import job_mtbf_s, rate_from_components
-from mofa.faults.renewal import effective_restart_s, two_level_ettr
+from mofa.faults.renewal import effective_restart_s
 from mofa.faults.replicas import Absence, nodes_short
 from mofa.faults.simulate import Kind, Level, LongRun
 from mofa.faults.spares import waiting_share
+from mofa.faults.two_levels import two_level_ettr
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
 FloatN = NDArray[np.float64]
@@ -153,9 +154,9 @@ def outlook(
     Notes
     -----
     A host copy is handed to storage as often as storage can follow, which blocks nobody: the safe level costs nothing
-    beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of six: as if
+    beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of nine: as if
     all failures read it, as if only its share p did (:func:`mofa.faults.intervals.two_level_s`: M / p), and between,
-    or of the next longer ones of which a whole number fills the time that storage takes. Where computing waits for
+    or of the ones next to these of which a whole number fills the time that storage takes. Where computing waits for
     every copy, the pattern of levels is that of :func:`mofa.faults.levels.best_pattern`.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
@@ -313,11 +314,13 @@ def _writing_behind(
     else:
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
+        if fast is not None:  # storage follows every so manieth at most
+            bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_PATTERN))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
         wanted = [exact_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]
         if fast is not None:
-            wanted += [_filling(w, block, persist / spec.in_flight, step) for w in wanted]
+            wanted += [_filling(w, block, persist / spec.in_flight, step, more) for w in wanted for more in (0.0, 1.0)]
         courses = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
         interval, segments, parts = _best(courses)
     *quicker, safe = LEVELS[spec.mode]
@@ -353,10 +356,11 @@ def _ways_back(
     return tuple(ways)
 
 
-def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN) -> FloatN:
-    """The next longer interval of which a whole number, with their checkpoints, takes what storage does. [s]"""
+def _filling(interval: FloatN, block: FloatN, persist: FloatN, step: FloatN, more: float) -> FloatN:
+    """The next longer interval of which a whole number, with their checkpoints, takes what storage does, or of ``more``
+    than that number. [s]"""
     with np.errstate(invalid="ignore"):
-        number = np.maximum(np.floor(persist / (interval + block)), 1.0)
+        number = np.maximum(np.floor(persist / (interval + block)), 1.0) + more
     return np.where(np.isinf(interval), interval, np.ceil((persist / number - block) / step - 1e-9) * step)
 
 

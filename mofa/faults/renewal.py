@@ -257,61 +257,6 @@ def two_level_waste(
     return at_least_zero("block_s", d1) / fast + at_least_zero("block_s", d2) / safe + lost / mtbf
 
 
-def two_level_ettr(
-    interval_s: ArrayLike, segments: ArrayLike, block_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike,
-    restart_s: tuple[ArrayLike, ArrayLike], recoverable: ArrayLike, persist_s: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
-) -> FloatN:  # fmt: skip
-    """ETTR of a fast level behind every segment, and a safe one behind every ``segments``-th in its place. [-]
-
-    Parameters
-    ----------
-    interval_s
-        Compute time between two checkpoints of any level. Any shapes that broadcast. [s]
-    segments
-        Segments from one safe checkpoint to the next; at least 1. [-]
-    block_s, restart_s, persist_s
-        Of the fast and of the safe level: blocking, restart, and time until it can be restored. [s]
-    mtbf_s
-        Mean time between failures. [s]
-    recoverable
-        Share p of failures that the fast level survives. [-]
-
-    Notes
-    -----
-    :func:`levels_ettr` for two levels, solved: with ``a_k = exp(-R_k / M)``, ``A = p a_1 + q a_2``, ``D = q + p a_1``,
-    ``u = p a_1 / D``, ``c = M (p (1 - a_1) + q (1 - a_2) / A) / D`` and for a segment that survives with b:
-    ``g = 1 - (1 - b) u``, ``beta = b / g``, ``kappa = (1 - b) (M + c) / g``, the pattern takes
-    ``kappa_1 / beta_2 (beta_1^-(n-1) - 1) / (1 - beta_1) + kappa_2 / beta_2``. Times until a checkpoint can be restored
-    enter as ``exp(-(p P_1 + q P_2) / M)``, which is exact for one level and of first order for two.
-
-    Examples
-    --------
-    >>> args = (600.0, 4, (1.0, 60.0), 11135.0, (60.0, 600.0), 0.75)
-    >>> exact = levels_ettr(600.0, (1, 4), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
-    >>> round(float(two_level_ettr(*args)) - exact, 12)
-    0.0
-    """
-    interval, n = above_zero("interval_s", interval_s), np.maximum(above_zero("segments", segments, ""), 1.0)
-    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
-    p = share("recoverable", recoverable)
-    blocks = [at_least_zero("block_s", b) for b in block_s]
-    r1, r2 = (at_least_zero("restart_s", r) for r in restart_s)
-    delay = p * at_least_zero("persist_s", persist_s[0]) + (1 - p) * at_least_zero("persist_s", persist_s[1])
-    with np.errstate(all="ignore"):
-        a1, a2 = np.exp(-r1 / mtbf), np.exp(-r2 / mtbf)
-        both, some = p * a1 + (1 - p) * a2, (1 - p) + p * a1
-        u, v = p * a1 / some, (1 - p) / some
-        c = mtbf * (p * -np.expm1(-r1 / mtbf) + (1 - p) * -np.expm1(-r2 / mtbf) / both) / some
-        fails = [-np.expm1(-(interval + b) / mtbf) for b in blocks]
-        kappa = [f * (mtbf + c) / (1 - f * u) for f in fails]
-        falls = fails[0] * v / (1 - fails[0] * u)  # 1 - beta of the fast level
-        again = np.where(falls > 1e-12, np.expm1(-(n - 1) * np.log1p(-falls)) / falls, n - 1)
-        pattern = (kappa[0] * again + kappa[1]) * (1 - fails[1] * u) / (1 - fails[1])
-        found = n * interval / pattern * np.exp(-delay / mtbf)
-    plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
-    return np.where(np.isinf(mtbf), plain, found)
-
-
 def levels_ettr(
     interval_s: float, every: Sequence[int], block_s: Sequence[float], mtbf_s: float,
     shares: Sequence[float], restart_s: Sequence[float],

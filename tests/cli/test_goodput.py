@@ -10,7 +10,7 @@ import pytest
 
 from mofa.faults.calculator import Calculation
 from mofa.faults.level_calculator import LevelCalculation
-from mofa.faults.renewal import two_level_ettr
+from mofa.faults.two_levels import two_level_ettr
 from mofa.search.result import Estimate, PlanReport
 from mofa.search.scale import GoodputReport
 from tests.cli.conftest import Cli, one_line_of

@@ -10,6 +10,7 @@ from scipy import optimize
 
 from mofa.errors import SpecError
 from mofa.faults import intervals, renewal
+from mofa.faults.two_levels import two_level_ettr
 
 MIN, HOUR = 60.0, 3600.0
 seconds = st.floats(1e-2, 1e7)
@@ -123,7 +124,7 @@ def test_two_levels_are_near_the_best(p: float, fast: float, safe: float) -> Non
     by = np.array([0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0])
     taus, numbers = np.meshgrid(tau * by, np.maximum(np.round(between / tau * by), 1.0))
     # a safe checkpoint takes the place of a fast one, so that it costs what both would apart
-    found = renewal.two_level_ettr(taus, numbers, (fast, safe + fast), mtbf, restart, p)
+    found = two_level_ettr(taus, numbers, (fast, safe + fast), mtbf, restart, p)
     assert float(found[3, 3]) >= float(found.max()) - 5e-4
 
 

@@ -6,15 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.faults.clocks import Clock
+from mofa.faults.ledger import expected_shares
 from mofa.faults.level_calculator import calculate_levels
 from mofa.faults.levels import best_pattern, level_shares, mean_block_s, nested_ettr
-from mofa.faults.renewal import ettr, levels_ettr, two_level_ettr
+from mofa.faults.renewal import effective_restart_s, ettr, levels_ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate
+from mofa.faults.two_levels import two_level_ettr
 
 TIMES = st.floats(0.0, 2000.0)
 
@@ -74,6 +76,21 @@ def test_three_levels_are_what_the_simulation_finds() -> None:
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
 
 
+def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
+    """Checkpoints that differ much and failures that are frequent: those who write seldom lose much of it."""
+    blocks, shares, restarts, mtbf = (1.0, 600.0), (0.5, 0.5), (60.0, 300.0), 3000.0
+    levels, kinds = (Level(1.0), Level(600.0, every=12)), (Kind(0.5, 60.0, 0), Kind(0.5, 300.0, 1))
+    parts = level_shares(120.0, (12,), blocks, mtbf, shares, restarts)
+    assert float(parts["productive"]) == float(nested_ettr(120.0, (12,), blocks, mtbf, shares, restarts))
+    played = simulate(LongRun(1440.0 * 2000, 120.0, levels, kinds, Clock(mtbf)), 200, seed=1).ledger()
+    for part, found in played.model_dump().items():
+        assert found == pytest.approx(float(parts[part]), abs=1e-3), part
+    by_mean = expected_shares(
+        120.0, mean_block_s((12,), blocks), mtbf, float(effective_restart_s(restarts, shares, mtbf))
+    )
+    assert abs(float(by_mean["checkpoint"]) - played.checkpoint) > 0.02  # what a mean would say of them
+
+
 @pytest.mark.parametrize("interval", [None, 100.0])
 def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
     blocks, shares, restarts = (2.0, 45.0), (0.6, 0.4), (60.0, 300.0)
@@ -86,6 +103,7 @@ def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(200.0, 1e6), st.floats(1.0, 5000.0), st.integers(1, 40), st.floats(0.0, 1.0))
+@example(mtbf=200.0, interval=4535.0, ratio=2, quick=0.5)  # a segment in 10 ** 10 survives
 def test_shares_of_levels_close(mtbf: float, interval: float, ratio: int, quick: float) -> None:
     parts = level_shares(interval, (ratio,), (1.0, 60.0), mtbf, (quick, 1 - quick), (60.0, 600.0))
     assert float(sum(parts.values())) == pytest.approx(1.0, abs=1e-9)

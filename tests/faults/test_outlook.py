@@ -44,9 +44,8 @@ def test_expectations_are_what_the_simulation_finds(mode: str, spares: int | Non
     found = outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, spares=spares)
     run = found.long_run(0, 120 * 86400.0)
     played = simulate(run, 300, seed=1)
-    exact = spec.checkpoint.waits or mode == "async"
-    slack = 4 * played.standard_error + (2e-4 if exact else 2e-3)
-    assert played.ettr == pytest.approx(float(found.ettr[0]), abs=slack)
+    # a run begins and ends, which an endless one does not
+    assert played.ettr == pytest.approx(float(found.ettr[0]), abs=4 * played.standard_error + 2e-4)
     ledger = played.ledger()
     for part in PARTS:
         assert getattr(ledger, part) == pytest.approx(float(found.parts[part][0]), abs=4e-3)
@@ -153,5 +152,15 @@ def test_no_whole_number_of_steps_is_better(mode: str, write: str, nodes: int, p
     every = outlook(spec, times, np.ones_like(tried), 8 * nodes, nodes, 8, work_s=1e8, interval_s=tried)
     must = {"async": times.write_s[0], "peer": times.peer_s[0]}.get(mode, 0.0)
     best = float(every.ettr[tried + float(found.levels[0].block_s[0]) * (not spec.checkpoint.waits) >= must].max())
-    assert float(found.ettr[0]) == pytest.approx(best, abs=1e-3 if "level" in mode else 2e-4)
+    assert float(found.ettr[0]) == pytest.approx(best, abs=1e-3 if "level" in mode else 3e-4)
     assert float(found.ettr[0]) <= best + 1e-12
+
+
+def test_storage_follows_what_hosts_hold() -> None:
+    """Checkpoints in storage lie as far apart as one takes to write, and at most so many of the host's apart."""
+    spec = facts("memory", **{"storage.write_bytes_per_s": "3 GB/s"})
+    times = times_of(spec, 0.1e9)
+    found = outlook(spec, times, 0.1, 131072, 16384, 8)
+    fast, safe = found.levels
+    apart = float(safe.every[0]) * (float(found.interval_s[0]) + float(fast.block_s[0]))
+    assert apart >= float(times.write_s[0]) - 1e-6  # 1900 s, of which no 1024 intervals of one step would make up

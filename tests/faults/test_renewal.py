@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mofa.errors import SpecError
 from mofa.faults import intervals, rates, renewal, spares
 from mofa.faults.ledger import PARTS, Ledger, expected_shares
+from mofa.faults.two_levels import two_level_ettr
 from mofa.specs.load import load_faults
 
 MIN, HOUR = 60.0, 3600.0
@@ -216,7 +217,7 @@ def test_several_kinds_of_restart_as_one(restart: list[float], mtbf: float) -> N
 def test_two_levels_in_closed_form_are_the_linear_system(
     tau: float, n: int, fast: float, safe: float, mtbf: float, r1: float, r2: float, p: float
 ) -> None:
-    closed = float(renewal.two_level_ettr(tau, n, (fast, safe), mtbf, (r1, r2), p))
+    closed = float(two_level_ettr(tau, n, (fast, safe), mtbf, (r1, r2), p))
     if n == 1:
         once = renewal.effective_restart_s([r1, r2], [p, 1 - p], mtbf)
         assert closed == pytest.approx(float(renewal.ettr(tau, safe, mtbf, once)), rel=1e-9)
@@ -227,9 +228,9 @@ def test_two_levels_in_closed_form_are_the_linear_system(
 
 def test_two_levels_collapse_to_one() -> None:
     one = renewal.ettr(600.0, 5.0, 1e4, 120.0)
-    all_fast = renewal.two_level_ettr(600.0, 50, (5.0, 5.0), 1e4, (120.0, 999.0), 1.0)
+    all_fast = two_level_ettr(600.0, 50, (5.0, 5.0), 1e4, (120.0, 999.0), 1.0)
     assert float(all_fast) == pytest.approx(float(one), rel=1e-12)
-    all_safe = renewal.two_level_ettr(300.0, 2, (0.0, 5.0), 1e4, (999.0, 120.0), 0.0)
+    all_safe = two_level_ettr(300.0, 2, (0.0, 5.0), 1e4, (999.0, 120.0), 0.0)
     assert float(all_safe) == pytest.approx(float(one), rel=1e-12)
 
 

@@ -1,0 +1,130 @@
+"""A fast level of checkpoints and a safe one, each restorable some time after it was written: the exact ETTR."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
+
+
+def two_level_ettr(
+    interval_s: ArrayLike, segments: ArrayLike, block_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike,
+    restart_s: tuple[ArrayLike, ArrayLike], recoverable: ArrayLike, persist_s: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+) -> FloatN:  # fmt: skip
+    """ETTR of a fast level behind every segment, and a safe one behind every ``segments``-th in its place. [-]
+
+    Parameters
+    ----------
+    interval_s
+        Compute time between two checkpoints of any level. Any shapes that broadcast. [s]
+    segments
+        Segments from one safe checkpoint to the next; at least 1. [-]
+    block_s, restart_s, persist_s
+        Of the fast and of the safe level: blocking, restart, and time until it can be restored; the fast one no later
+        than the safe one. [s]
+    mtbf_s
+        Mean time between failures. [s]
+    recoverable
+        Share p of failures that the fast level survives. [-]
+
+    Notes
+    -----
+    :func:`mofa.faults.renewal.levels_ettr` for two levels, solved: with ``a_k = exp(-R_k / M)``,
+    ``A = p a_1 + q a_2``, ``D = q + p a_1``, ``u = p a_1 / D``, ``c = M (p (1 - a_1) + q (1 - a_2) / A) / D`` and for a
+    segment that survives with b: ``g = 1 - (1 - b) u``, ``beta = b / g``, ``kappa = (1 - b) (M + c) / g``, the pattern
+    takes ``kappa_1 / beta_2 (beta_1^-(n-1) - 1) / (1 - beta_1) + kappa_2 / beta_2``.
+
+    A fast checkpoint that can be restored P_1 later shifts the ends of all segments behind a restart by P_1, as if the
+    restart took that much longer. Of the safe one :func:`kept_patterns` are left.
+
+    Examples
+    --------
+    >>> from mofa.faults.renewal import levels_ettr
+    >>> args = (600.0, 4, (1.0, 60.0), 11135.0, (60.0, 600.0), 0.75)
+    >>> exact = levels_ettr(600.0, (1, 4), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
+    >>> round(float(two_level_ettr(*args)) - exact, 12)
+    0.0
+    """
+    interval, n = above_zero("interval_s", interval_s), np.maximum(above_zero("segments", segments, ""), 1.0)
+    mtbf = above_zero("mtbf_s", mtbf_s, finite=False)
+    p = share("recoverable", recoverable)
+    blocks = [at_least_zero("block_s", b) for b in block_s]
+    persist = at_least_zero("persist_s", persist_s[1])
+    shift = np.minimum(at_least_zero("persist_s", persist_s[0]), persist)
+    r1, r2 = (at_least_zero("restart_s", r) + shift for r in restart_s)
+    lengths = (interval + blocks[0], interval + blocks[1])
+    with np.errstate(all="ignore"):
+        a1, a2 = np.exp(-r1 / mtbf), np.exp(-r2 / mtbf)
+        both, some = p * a1 + (1 - p) * a2, (1 - p) + p * a1
+        u, v = p * a1 / some, (1 - p) / some
+        c = mtbf * (p * -np.expm1(-r1 / mtbf) + (1 - p) * -np.expm1(-r2 / mtbf) / both) / some
+        fails = [-np.expm1(-length / mtbf) for length in lengths]
+        kappa = [f * (mtbf + c) / (1 - f * u) for f in fails]
+        falls = fails[0] * v / (1 - fails[0] * u)  # 1 - beta of the fast level
+        again = np.where(falls > 1e-12, np.expm1(-(n - 1) * np.log1p(-falls)) / falls, n - 1)
+        pattern = (kappa[0] * again + kappa[1]) * (1 - fails[1] * u) / (1 - fails[1])
+        found = n * interval / pattern
+    kept = kept_patterns(n, lengths, mtbf, u, persist - shift)
+    plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
+    return np.where(np.isinf(mtbf), plain, found * np.where(p == 1, 1.0, kept))
+
+
+def kept_patterns(
+    segments: ArrayLike, length_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike, resumes: ArrayLike,
+    persist_s: ArrayLike,
+) -> FloatN:  # fmt: skip
+    """Share of the patterns completed that a failure which only the safe level survives finds kept. [-]
+
+    Parameters
+    ----------
+    segments
+        Segments n of a pattern, behind the last of which a safe checkpoint is written. [-]
+    length_s
+        Of a segment that ends with a fast checkpoint, and of the last one. [s]
+    mtbf_s
+        Mean time between failures of any kind. [s]
+    resumes
+        Chance u that computing goes on after a failure before one comes that only the safe level survives. [-]
+    persist_s
+        P, until a safe checkpoint can be restored; any failure before undoes it. [s]
+
+    Notes
+    -----
+    From the moment a safe checkpoint was written, it or a later one is kept with ``s + w x`` of that same chance x:
+    ``s = exp(-P / M)`` that nothing fails until then, w that something does and the run still gets to the end of the
+    pattern in which it resumes. So ``x = s / (1 - w)``. With ``beta = b / (1 - (1 - b) u)`` for a segment which
+    survives with b, v the product over a pattern and T its length, ``w = v - s reach`` where P lies within a pattern,
+    reach the chance from P on; of each whole pattern that P takes, ``v - exp(-T / M)``.
+
+    Examples
+    --------
+    >>> from math import exp
+    >>> float(kept_patterns(1, (600.0, 600.0), 6000.0, 0.0, 600.0)) == exp(-0.1)  # nothing but the safe level is read
+    True
+    """
+    n, mtbf = np.asarray(segments, dtype=np.float64), np.asarray(mtbf_s, dtype=np.float64)
+    persist, u = np.asarray(persist_s, dtype=np.float64), np.asarray(resumes, dtype=np.float64)
+    fast, last = (np.asarray(x, dtype=np.float64) for x in length_s)
+
+    def survives(seconds: FloatN) -> FloatN:
+        return np.asarray(np.exp(-seconds / mtbf))
+
+    def ends(seconds: FloatN) -> FloatN:
+        """That a segment ends, begun anew as often as it takes."""
+        return np.asarray(survives(seconds) / (1 + np.expm1(-seconds / mtbf) * u))
+
+    with np.errstate(all="ignore"):
+        whole = (n - 1) * fast + last
+        patterns = np.floor(persist / whole)
+        rest = persist - patterns * whole
+        number = np.minimum(np.floor(rest / fast), n - 1)
+        is_last = number == n - 1
+        left = np.where(is_last, last, fast) - (rest - number * fast)
+        begun = survives(left) - np.expm1(-left / mtbf) * u * np.where(is_last, ends(last), ends(fast))
+        reach = begun * np.where(is_last, 1.0, ends(fast) ** (n - 2 - number) * ends(last))
+        through = ends(fast) ** (n - 1) * ends(last)
+        before = np.expm1(-patterns * whole / mtbf) / np.expm1(-whole / mtbf)
+        fails = (through - survives(whole)) * before
+        fails = fails + survives(patterns * whole) * (through - survives(rest) * reach)
+        return np.asarray(survives(persist) / (1 - fails))
