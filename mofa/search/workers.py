@@ -25,12 +25,13 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ MOST = 4
 """Processes that are used where nothing else is asked for: each takes some 150 MiB. [-]"""
 
 AHEAD = 2
-"""Tasks that another process is given at once: one that it does and one that waits. [-]"""
+"""Tasks that another process has: one that it does and one that waits, as long as many are open. [-]"""
 
 
 def cores(most: int = MOST) -> int:
@@ -114,27 +115,63 @@ class Workers:
             yield from map(mine, tasks)
             return
         self.start()
-        given: dict[int, Future[Result]] = {}  # from the first on
-        done: dict[int, Future[Result]] = {}  # from the last on
+        shared = _Shared(self.submit, function, tasks, self.jobs - 1)
         for i in range(len(tasks)):
-            while not (i in done or (i in given and given[i].done())) and len(given) + len(done) < len(tasks):
-                waiting = sum(not future.done() for future in given.values())
-                open_ = len(tasks) - len(done)
-                for n in range(len(given), min(len(given) + AHEAD * (self.jobs - 1) - waiting, open_)):
-                    given[n] = self._submit(function, tasks[n])
-                if len(given) < open_:
-                    done[open_ - 1] = _done(mine, tasks[open_ - 1])
-            yield done[i].result() if i in done else _result(given[i], mine, tasks[i])
+            while not shared.known(i) and (n := shared.taken()) >= 0:
+                shared.futures[n] = _done(mine, tasks[n])
+            yield _result(shared.futures[i], mine, tasks[i])
 
-    def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """Have a task done elsewhere."""
         assert self._pool is not None
         self._asked = True
-        try:
-            return self._pool.submit(function, task)
-        except BrokenProcessPool as broken:
-            future: Future[Result] = Future()
-            future.set_exception(broken)
-            return future
+        return self._pool.submit(function, task)
+
+
+class _Shared(Generic[Task, Result]):
+    """Tasks of which this process takes the last open one, and others are given the first whenever one is done.
+
+    While many are open, others have one that waits as well; the last ones are given to who can begin.
+    """
+
+    def __init__(
+        self, submit: Callable[[Callable[[Task], Result], Task], Future[Result]], function: Callable[[Task], Result],
+        tasks: Sequence[Task], others: int,
+    ) -> None:  # fmt: skip
+        self.submit, self.function, self.tasks, self.others = submit, function, tasks, others
+        self.futures: dict[int, Future[Result]] = {}
+        self.open = deque(range(len(tasks)))
+        self.away = 0
+        self.lock = threading.RLock()  # what is done at once calls back at once
+        self.feed()
+
+    def known(self, i: int) -> bool:
+        """Whether a task is done."""
+        return i in self.futures and self.futures[i].done()
+
+    def taken(self) -> int:
+        """The task that this process does next; -1 for none."""
+        with self.lock:
+            return self.open.pop() if self.open else -1
+
+    def feed(self) -> None:
+        """Give others what they can do."""
+        with self.lock:
+            while self.open and self.away < self.others * (AHEAD if len(self.open) > AHEAD * self.others else 1):
+                try:
+                    future = self.submit(self.function, self.tasks[self.open[0]])
+                except (BrokenProcessPool, RuntimeError):  # dead, or ended with this process
+                    return
+                self.away += 1
+                self.futures[self.open.popleft()] = future
+                future.add_done_callback(self.back)
+
+    def back(self, future: Future[Result]) -> None:
+        """One that was given away is done, or its process dead."""
+        with self.lock:
+            self.away -= 1
+        if not future.cancelled() and not isinstance(future.exception(), BrokenProcessPool):
+            self.feed()
 
 
 def _done(function: Callable[[Task], Result], task: Task) -> Future[Result]:
