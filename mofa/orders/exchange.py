@@ -9,30 +9,24 @@ from mofa.orders.order import Action, Exchange, Item, Order, Program
 
 def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
     """The send and the receive that a computation's result needs; None where its reader is on the same rank."""
-    if action.kind == "F":
-        to = action.stage + 1
-    elif action.kind in ("B", "I"):
-        to = action.stage - 1
-    else:
-        return None
-    if not 0 <= to < order.num_stages or order.rank_of(to) == order.rank_of(action.stage):
-        return None
-    way = "F" if action.kind == "F" else "B"
-    return (
-        Action(f"SEND_{way}", action.stage, action.micro_batch),  # type: ignore[arg-type]
-        Action(f"RECV_{way}", to, action.micro_batch),  # type: ignore[arg-type]
-    )
+    kind, stage, micro_batch = action
+    if kind == "F":
+        if order.hands_over[stage]:
+            return Action("SEND_F", stage, micro_batch), Action("RECV_F", stage + 1, micro_batch)
+    elif kind != "W" and stage and order.hands_over[stage - 1]:
+        return Action("SEND_B", stage, micro_batch), Action("RECV_B", stage - 1, micro_batch)
+    return None
 
 
 def received(order: Order, action: Action) -> Action | None:
     """The receive that a computation needs; None where its input is made on the same rank or there is none."""
-    back = {"F": -1, "B": 1, "I": 1}.get(action.kind)
-    if back is None:
-        return None
-    source = action.stage + back
-    if not 0 <= source < order.num_stages or order.rank_of(source) == order.rank_of(action.stage):
-        return None
-    return Action("RECV_F" if action.kind == "F" else "RECV_B", action.stage, action.micro_batch)
+    kind, stage, micro_batch = action
+    if kind == "F":
+        if stage and order.hands_over[stage - 1]:
+            return Action("RECV_F", stage, micro_batch)
+    elif kind != "W" and order.hands_over[stage]:
+        return Action("RECV_B", stage, micro_batch)
+    return None
 
 
 def _sends(order: Order, action: Action) -> tuple[Action, ...]:
@@ -115,32 +109,44 @@ def overlapped(order: Order) -> Program:
     stream here; Megatron orders them by even and odd ranks on communicators of each pair.
     """
     ranks: list[tuple[Item, ...]] = []
+    streams = _Streams(order)
     for acts in order.ranks:
         out: list[Item] = []
-        coming = deque(op for act in acts for op in _receives(order, act))
-        ahead: set[Action] = set()
-        for act in acts:
-            for op in _receives(order, act):
-                if op not in ahead:
-                    ahead.add(coming.popleft())
-                    out.append(Exchange((op,), _pair(order, op), blocking=False))
+        needs = [received(order, act) for act in acts]
+        coming = [Exchange((op,), streams.of(op), blocking=False) for op in needs if op is not None]
+        launched = needed = 0
+        for act, need in zip(acts, needs, strict=True):
+            if need is not None:
+                needed += 1
+                if launched < needed:
+                    out.append(coming[launched])
+                    launched += 1
             out.append(act)
-            for op in _sends(order, act):
-                out.append(Exchange((op,), _pair(order, op), blocking=False))
-            if coming:
-                op = coming.popleft()
-                ahead.add(op)
-                out.append(Exchange((op,), _pair(order, op), blocking=False))
+            out += [Exchange((op,), streams.of(op), blocking=False) for op in _sends(order, act)]
+            if launched < len(coming):
+                out.append(coming[launched])
+                launched += 1
         ranks.append(tuple(out))
     return Program(order, tuple(ranks))
 
 
-def _pair(order: Order, op: Action) -> str:
+class _Streams:
     """The stream of one direction between two ranks, for forwards or backwards."""
-    step = 1 if op.kind in ("SEND_F", "RECV_B") else -1
-    here, there = order.rank_of(op.stage), order.rank_of(op.stage + step)
-    a, b = (here, there) if op.kind.startswith("SEND") else (there, here)
-    return f"{a}>{b} {op.kind[-1]}"
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.named: dict[tuple[str, int], str] = {}
+
+    def of(self, op: Action) -> str:
+        """That of a send or a receive."""
+        kind, stage, _ = op
+        name = self.named.get((kind, stage))
+        if name is None:
+            there = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
+            ends = [self.order.rank_of(stage), self.order.rank_of(there)]
+            a, b = ends if kind.startswith("SEND") else reversed(ends)
+            name = self.named[kind, stage] = f"{a}>{b} {kind[-1]}"
+        return name
 
 
 def torch_runtime(order: Order) -> Program:

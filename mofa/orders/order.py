@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Compute = Literal["F", "B", "I", "W"]
@@ -50,13 +51,18 @@ class Order:
         turns = (divmod(stage, self.pp) for stage in range(self.num_stages))
         return tuple(self.pp - 1 - at if self.placement == "v" and turn % 2 else at for turn, at in turns)
 
+    @cached_property
+    def hands_over(self) -> tuple[bool, ...]:
+        """Of every stage, whether the next one of the model is on another rank."""
+        ranks = self._ranks_of_stages
+        return (*(here != there for here, there in pairwise(ranks)), False)
+
     def chunk_of(self, stage: int) -> int:
         """Which of its rank's chunks a stage is."""
         return stage // self.pp
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """Sends and receives launched together on a stream; the next computation waits for them where ``blocking``."""
 
     ops: tuple[Action, ...]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.orders.exchange import received
-from mofa.orders.order import Action, Exchange, Program
+from mofa.orders.order import Action, Exchange, Kind, Program
 from mofa.replay.check import OrderError, check
 
 INPUTS = ("forward input", "backward input")
@@ -46,50 +45,57 @@ def wire(program: Program) -> Wiring:
     """
     exchanges: list[Exchange] = []
     rank_of: list[int] = []
-    of: dict[Action, int] = {}
+    of: dict[tuple[str, int, int], int] = {}
     for r, items in enumerate(program.ranks):
         for item in items:
-            if isinstance(item, Exchange):
-                of.update(dict.fromkeys(item.ops, len(exchanges)))
+            if type(item) is Exchange:
+                for op in item.ops:
+                    of[op] = len(exchanges)
                 exchanges.append(item)
                 rank_of.append(r)
     streams: dict[tuple[int, str], int] = {}
     stream_of = tuple(
         streams.setdefault((r, item.stream), len(streams)) for r, item in zip(rank_of, exchanges, strict=True)
     )
-    peers = tuple(_peers(program, item, of) for item in exchanges)
+    peers = tuple([_peers(program, item, of) for item in exchanges])
+    hands_over = program.order.hands_over
     number = 0
     ranks: list[tuple[Wire, ...]] = []
     for items in program.ranks:
         mine: list[Wire] = []
         for item in items:
-            if isinstance(item, Exchange):
+            if type(item) is Exchange:
                 mine.append(Wire(None, number, item.blocking, _cause(item)))
                 number += 1
-            else:
-                need = received(program.order, item)
-                mine.append(Wire(item, -1 if need is None else of[need], True, INPUTS[item.kind != "F"]))
+            elif type(item) is Action:
+                kind, stage, micro_batch = item
+                if kind == "F":
+                    need = of["RECV_F", stage, micro_batch] if stage and hands_over[stage - 1] else -1
+                else:
+                    need = of["RECV_B", stage, micro_batch] if kind != "W" and hands_over[stage] else -1
+                mine.append(Wire(item, need, True, INPUTS[kind != "F"]))
         ranks.append(tuple(mine))
     return Wiring(program, tuple(ranks), tuple(exchanges), tuple(rank_of), stream_of, peers, len(streams))
 
 
-def _peers(program: Program, item: Exchange, of: dict[Action, int]) -> tuple[int, ...]:
-    out: dict[int, None] = {}
+def _peers(program: Program, item: Exchange, of: dict[tuple[str, int, int], int]) -> tuple[int, ...]:
+    out: list[int] = []
     for op in item.ops:
-        other = _other_side(op)
-        if other not in of:
+        kind, stage, micro_batch = op
+        other, step = _OTHER[kind]
+        n = of.get((other, stage + step, micro_batch))
+        if n is None:
             check(program)
-            raise OrderError(f"{op} has no {other}")
-        out[of[other]] = None
+            raise OrderError(f"{op} has no {Action(other, stage + step, micro_batch)}")
+        if n not in out:
+            out.append(n)
     return tuple(out)
 
 
-_OTHER = {"SEND_F": "RECV_F", "RECV_F": "SEND_F", "SEND_B": "RECV_B", "RECV_B": "SEND_B"}
-
-
-def _other_side(op: Action) -> Action:
-    step = 1 if op.kind in ("SEND_F", "RECV_B") else -1
-    return Action(_OTHER[op.kind], op.stage + step, op.micro_batch)  # type: ignore[arg-type]
+_OTHER: dict[str, tuple[Kind, int]] = {
+    "SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1),
+}  # fmt: skip
+"""The other side of an op, and by how many stages it is further on."""
 
 
 def _cause(item: Exchange) -> str:
