@@ -192,7 +192,8 @@ class Clock:
         A host further ahead than ``longest`` is as good as one that far ahead.
         """
         now = self.compute
-        self.host = max(self.host, now - longest)
+        if self.host < now - longest:
+            self.host = now - longest
         if not (self.streams or self.ready or self.flying or self.gaps):
             return (round(self.host - now, 10),)
         # nothing begins before now but what is launched once or on streams of their own order

@@ -46,12 +46,11 @@ class Played:
 
 
 class Player(Protocol):
-    """What computes on a rank: ``now`` is when its device is free, ``issued`` when its host has issued all. [s]"""
+    """What computes on a rank."""
 
-    @property
-    def now(self) -> float: ...
-    @property
-    def issued(self) -> float: ...
+    def ready(self) -> float:
+        """When its device is free and its host has issued all. [s]"""
+
     def compute(self, action: Action, beside: int) -> None:
         """Compute, with so many exchanges launched beside it since the last computation."""
 
@@ -90,21 +89,17 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
     queues: list[deque[int]] = [deque() for _ in range(wiring.num_streams)]
     free = [0.0] * wiring.num_streams
     ranks = range(len(wiring.ranks))
-    at, beside = [0 for _ in ranks], [0 for _ in ranks]
+    at, launched_beside = [0 for _ in ranks], [0 for _ in ranks]
     launched = [False for _ in ranks]
     waiting = deque(ranks)
     queued = [True for _ in ranks]
 
-    def start_head(stream: int) -> None:
-        """Start what is first on a stream, and end what that was the last thing missing for."""
-        streams = [stream]
-        while streams:
-            stream = streams.pop()
-            queue = queues[stream]
-            if not queue or starts[queue[0]] != _NEVER:
-                continue
-            head = queue[0]
-            starts[head] = max(ready[head], free[stream])
+    def start(head: int) -> None:
+        """Start what is first on its stream, end what that was the last thing missing for, start what comes next."""
+        heads = [head]
+        while heads:
+            head = heads.pop()
+            starts[head] = max(ready[head], free[stream_of[head]])
             mine = peers[head]
             for n in mine:
                 missing[n] -= 1
@@ -114,45 +109,52 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
                     for peer in peers[n]:
                         if starts[peer] > begun:
                             begun = starts[peer]
-                    ends[n] = free[stream_of[n]] = hop_s + begun
-                    queues[stream_of[n]].popleft()
-                    streams.append(stream_of[n])
-                    r = rank_of[n]
-                    if waited[n] and not queued[r]:
-                        queued[r] = True
-                        waiting.append(r)
+                    stream = stream_of[n]
+                    ends[n] = free[stream] = hop_s + begun
+                    queue = queues[stream]
+                    queue.popleft()
+                    if queue:
+                        heads.append(queue[0])
+                    if waited[n] and not queued[rank_of[n]]:
+                        queued[rank_of[n]] = True
+                        waiting.append(rank_of[n])
 
     def advance(r: int) -> None:
         player, items = players[r], wiring.ranks[r]
-        last = len(items)
-        i = at[r]
-        while i < last:
+        compute, wait_until = player.compute, player.wait_until
+        i, beside = at[r], launched_beside[r]
+        for i in range(i, len(items)):  # noqa: B020
             action, n, blocking, cause = items[i]
             if action is not None:
                 if n >= 0:
-                    if ends[n] == _NEVER:
+                    end = ends[n]
+                    if end == _NEVER:
                         waited[n] = True
                         break
-                    player.wait_until(ends[n], cause)
-                player.compute(action, beside[r])
-                beside[r] = 0
+                    wait_until(end, cause)
+                compute(action, beside)
+                beside = 0
+                continue
+            if not launched[r]:
+                launched[r] = True
+                ready[n] = player.ready()
+                queue = queues[stream_of[n]]
+                queue.append(n)
+                if queue[0] == n:
+                    start(n)
+            if blocking:
+                end = ends[n]
+                if end == _NEVER:
+                    waited[n] = True
+                    break
+                wait_until(end, cause)
+                player.exchanged()
             else:
-                if not launched[r]:
-                    launched[r] = True
-                    ready[n] = max(player.now, player.issued)
-                    queues[stream_of[n]].append(n)
-                    start_head(stream_of[n])
-                if blocking:
-                    if ends[n] == _NEVER:
-                        waited[n] = True
-                        break
-                    player.wait_until(ends[n], cause)
-                    player.exchanged()
-                else:
-                    beside[r] += 1
-                launched[r] = False
-            i += 1
-        at[r] = i
+                beside += 1
+            launched[r] = False
+        else:
+            i = len(items)
+        at[r], launched_beside[r] = i, beside
 
     while waiting:
         r = waiting.popleft()
@@ -171,9 +173,11 @@ class _Clock:
     rank: int
     seconds: Callable[[Action], float]
     now: float = 0.0
-    issued: float = 0.0
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+
+    def ready(self) -> float:
+        return self.now
 
     def compute(self, action: Action, beside: int) -> None:
         start = self.now

@@ -129,12 +129,17 @@ class _Rank:
 
     def last(self, chunk: int) -> Action:
         """The last computation of a chunk that makes gradients."""
-        mine = (a for a in self.order.ranks[self.rank] if self.order.chunk_of(a.stage) == chunk)
-        return [a for a in mine if a.kind in ("B", "W")][-1]
+        acts, stages = reversed(self.order.ranks[self.rank]), self._stages(chunk)
+        return next(a for a in acts if a.kind in ("B", "W") and a.stage in stages)
 
     def first(self, chunk: int) -> Action:
         """The first forward of a chunk."""
-        return next(a for a in self.order.ranks[self.rank] if a.kind == "F" and self.order.chunk_of(a.stage) == chunk)
+        stages = self._stages(chunk)
+        return next(a for a in self.order.ranks[self.rank] if a.kind == "F" and a.stage in stages)
+
+    def _stages(self, chunk: int) -> range:
+        """The stages that are this chunk of their rank."""
+        return range(chunk * self.order.pp, (chunk + 1) * self.order.pp)
 
 
 def added(rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int) -> Added:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, play
+from mofa.replay.rank import Rank
 from mofa.replay.ranks import outside_of, rank_maker
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed, again
@@ -28,8 +29,11 @@ class Replayer:
         self.estimator = estimator
         self.context_bytes, self.communicator_bytes = outside_of(estimator)
         self.num_ranks = int(estimator.table.pp[0])
-        self._rank = rank_maker(estimator)
         self._played: dict[int, MemoryPlayed] = {}
+
+    @cached_property
+    def _rank(self) -> Callable[[int], Rank]:
+        return rank_maker(self.estimator)
 
     def rank(self, r: int) -> MemoryPlayed:
         """The memory of a pipeline rank."""

@@ -60,6 +60,7 @@ class _Way:
     """How a rank's chunk computes one kind of action: what it plays (None: nothing), and results by what precedes."""
 
     phase: Phase | None
+    chunk: int
     variant: int
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
@@ -80,7 +81,7 @@ class _Player:
     """Of each result how often it was used, stretched by jitter; and the result."""
     results: dict[int, Result] = field(default_factory=dict)
     ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
-    """By kind of action, chunk and variant."""
+    """By kind of action, stage and variant."""
     last: tuple[Left, float] = Left((), (), (), ()), 0.0
     """What the last computation left, and when it ended."""
     spans: list[Computation] = field(default_factory=list)
@@ -92,37 +93,41 @@ class _Player:
     factors: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
+        self.num_variants = len(self.plan.books)
+        self.plain = not self.plan.jitter and not self.plan.watched
         self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.plan.order.num_micro_batches)
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
             self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
 
-    @property
-    def now(self) -> float:
-        return self.clock.compute
-
-    @property
-    def issued(self) -> float:
-        return self.clock.host
+    def ready(self) -> float:
+        clock = self.clock
+        return clock.compute if clock.compute >= clock.host else clock.host
 
     def compute(self, action: Action, beside: int) -> None:
         clock = self.clock
         start = clock.compute
-        c = action.stage // self.plan.order.pp
-        variant = action.micro_batch % len(self.plan.books)
-        way = self.ways.get((action.kind, c, variant)) or self._way(action, c, variant)
+        kind, stage, micro_batch = action
+        way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
         if way.phase is not None:
-            first, factor = len(self.ops), self._factor(action, c)
-            self._apply(self._result(action, c, way), start, factor)
-            if factor != 1.0:
-                self._stretch(first, start, factor)
+            if self.plain and way.known is not None and action not in self.added.once:
+                state = clock.settle(way.longest)
+                result = way.known.get(state)
+                if result is None:
+                    result = way.known[state] = self._play(way, _PLAIN, False)
+                self._apply(result, start, 1.0)
+            else:
+                first, factor = len(self.ops), self._factor(action, way.chunk)
+                self._apply(self._result(action, way), start, factor)
+                if factor != 1.0:
+                    self._stretch(first, start, factor)
         if beside and self.plan.hop_s:
             slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
             self.pp_s += slow
             self.hidden_pp_s += self.plan.hop_s
             clock.compute += slow
-        self.spans.append(Computation(action.kind, c, action.micro_batch, start, clock.compute))
+        self.spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
 
     def _stretch(self, first: int, start: float, factor: float) -> None:
         """Jitter stretches what the computing stream does; the others keep their times."""
@@ -137,11 +142,15 @@ class _Player:
 
     def wait_until(self, time: float, cause: str) -> None:
         clock = self.clock
-        if time > clock.compute:
-            wait = time - clock.compute
+        now = clock.compute
+        if time > now:
+            wait, hop_s = time - now, self.plan.hop_s
             self.idle["fill" if not self.spans else cause] += wait
-            self.pp_s += min(wait, self.plan.hop_s)
-            self.bubble_s += max(wait - self.plan.hop_s, 0.0)
+            if wait > hop_s:
+                self.pp_s += hop_s
+                self.bubble_s += wait - hop_s
+            else:
+                self.pp_s += wait
             clock.idle_until(time)
 
     def exchanged(self) -> None:
@@ -149,35 +158,37 @@ class _Player:
             self.clock.synchronise()
 
     # -- computing
-    def _way(self, action: Action, c: int, variant: int) -> _Way:
+    def _way(self, action: Action) -> _Way:
+        c, variant = action.stage // self.plan.order.pp, action.micro_batch % self.num_variants
         phase: Phase | None = action.kind  # type: ignore[assignment]
         if action.stage == 0 and action.kind in ("I", "W"):
             phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
-        way = _Way(phase, variant)
+        way = _Way(phase, c, variant)
         if phase is not None:
             book, cache = self.plan.books[variant], self.plan.cache
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = None if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            way = _Way(phase, variant, sum(book.score(p.label, phase).longest for p in self.chunks[c]), every, known)
-        self.ways[action.kind, c, variant] = way
+            way = _Way(phase, c, variant, sum(book.score(p.label, phase).longest for p in self.chunks[c]), every, known)
+        self.ways[action.kind, action.stage, variant] = way
         return way
 
-    def _result(self, action: Action, c: int, way: _Way) -> Result:
+    def _result(self, action: Action, way: _Way) -> Result:
+        """What a computation does that may be none of the plain ones, which are looked up."""
         once = self.added.once.get(action)
-        watched = bool(self.plan.watched) and (self.rank, action.micro_batch) in self.plan.watched
+        watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.look_back()
         state = self.clock.settle(way.longest if once is None else np.inf)
         if once is not None or watched or way.known is None:
-            return self._play(c, way, once or _PLAIN, watched)
+            return self._play(way, once or _PLAIN, watched)
         result = way.known.get(state)
         if result is None:
-            result = way.known[state] = self._play(c, way, _PLAIN, False)
+            result = way.known[state] = self._play(way, _PLAIN, False)
         return result
 
-    def _play(self, c: int, way: _Way, once: Extra, watched: bool) -> Result:
-        book, phase, every, clock = self.plan.books[way.variant], way.phase, way.every, self.clock
+    def _play(self, way: _Way, once: Extra, watched: bool) -> Result:
+        c, book, phase, every, clock = way.chunk, self.plan.books[way.variant], way.phase, way.every, self.clock
         assert phase is not None
         labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
