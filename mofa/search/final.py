@@ -91,7 +91,8 @@ def _fitting(
     ones = [candidate(row) for row in rows]
     workers = enough(ones, workers)
     ranked: list[tuple[float, int]] = []
-    for i, time in enumerate(workers.map(_time, ones)):
+    alike = sorted(range(len(ones)), key=lambda i: ones[i].pipeline)  # neighbours share what is made of an order
+    for i, time in zip(alike, workers.map(_time, [ones[i] for i in alike]), strict=True):
         ones[i].time = time
         value = time.step_s if order is None else order(ones[i].timed())
         ranked.append((round(value, 12), i))
@@ -101,6 +102,7 @@ def _fitting(
     while ranked and len(found) < wanted:
         next_ = ranked[: wanted - len(found)]
         del ranked[: len(next_)]
+        next_ = _shared_out(next_, ones)
         for (value, i), plan in zip(next_, workers.map(_plan, [ones[i] for _, i in next_]), strict=True):
             if plan.memory.fits:
                 found.append((value, -plan.memory.free_bytes, rows[i], ones[i], plan))
@@ -108,6 +110,14 @@ def _fitting(
             else:
                 too_big[rows[i]] = -plan.memory.free_bytes
     return found
+
+
+def _shared_out(ranked: list[tuple[float, int]], ones: Sequence[Candidate]) -> list[tuple[float, int]]:
+    """In an order of which other processes begin at the one end and this one at the other, the longest first, but for
+    the best: that one last, so that this process has its ranks when all of them are asked for."""
+    best, *others = ranked
+    others.sort(key=lambda item: -ones[item[1]].passes)
+    return [*others[::2], *others[1::2][::-1], best]
 
 
 class _Bar:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from mofa.replay.replay import Replayer
     from mofa.replay.timed import Computation, TimeReplayed
 
-PARTS = 8
-"""Into how many parts the ranks of a plan go where several processes play them. [-]"""
 SMALL = 10_000
 """Passes of layers and chunks below which playing is quicker (a second or less) than bringing up processes. [-]"""
 
@@ -44,6 +43,9 @@ SMALL = 10_000
 def margin_bytes(cluster: ClusterSpec) -> float:
     """What a plan leaves free for what the model does not see: the 99 % quantile of measured residuals. [B]"""
     return load_residuals().device_memory.value * cluster.gpu.usable_memory_bytes.value
+
+
+_numbers = count()
 
 
 class Candidate:
@@ -56,22 +58,27 @@ class Candidate:
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
         loads: RoutingLoads, convention: FlopsConvention,
     ) -> None:  # fmt: skip
+        self.number = next(_numbers)
         self.job = (workload, cluster, framework, row)
         self.loads = loads
         self.convention: FlopsConvention = convention
 
     def __getstate__(self) -> dict[str, object]:
-        state: dict[str, object] = {"job": self.job, "loads": self.loads, "convention": self.convention}
-        if "time" in self.__dict__:
-            state["time"] = self.time
-        return state
+        sent = ("number", "job", "loads", "convention", "time")
+        return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
     def passes(self) -> int:
         """Forwards of a step: of every layer and every chunk, of each micro-batch. [-]"""
+        _, pp, vpp, num_micro_batches = self.pipeline
+        return num_micro_batches * (self.job[0].model.num_layers + pp * vpp)
+
+    @property
+    def pipeline(self) -> tuple[int, int, int, int]:
+        """Equal for candidates whose computations have one order: schedule, pp, vpp, micro-batches."""
         workload, _, _, row = self.job
         num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])
-        return num_micro_batches * (workload.model.num_layers + int(row.pp[0] * row.vpp[0]))
+        return int(row.schedule[0]), int(row.pp[0]), int(row.vpp[0]), num_micro_batches
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -103,35 +110,37 @@ class Candidate:
         room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
         return self.replayer.fullest_bytes(self.costed.detail.device_bytes[0].tolist(), room) - room
 
-    def stages(self, ranks: Sequence[int], spans: Sequence[Sequence[Computation]] = ()) -> list[StageMemory]:
-        """The memory of some ranks, played; over the time of a step where their computations' ``spans`` are given."""
+    def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
+        """The memory of a rank, played; over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.curve import memory_curve
 
-        closed = _memory(self.job[1], self.costed).by_stage
-        out = []
-        for i, r in enumerate(ranks):
-            curve = memory_curve(self.replayer.rank(r).journal, spans[i]) if spans else None
-            out.append(replayed_stage(closed[r], self.replayer, curve))
-        return out
+        curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
+        return replayed_stage(self.closed.by_stage[r], self.replayer, curve)
+
+    @cached_property
+    def closed(self) -> Memory:
+        """Its memory in closed form."""
+        return _memory(self.job[1], self.costed)
 
     def timed(self) -> Plan:
         """The plan whose time was played, its memory in closed form."""
-        return self._plan(self.time, _memory(self.job[1], self.costed))
+        return self._plan(self.time, self.closed)
 
     def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Plan:
         """All that is known of it; ``explain``: every rank is played and has its memory over time, else the fullest."""
-        closed = _memory(self.job[1], self.costed)
+        closed = self.closed
         if not replay:
             return self._plan(None, closed)
         if not explain:
             self.lacks()
-            return self._plan(self.time, replayed_memory(closed, self.stages(self.replayer.played)))
+            return self._plan(self.time, replayed_memory(closed, map(self.stage, self.replayer.played)))
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
         workers = enough([self], workers)
-        parts = [range(i, len(spans), PARTS) for i in range(min(PARTS, len(spans)))] if workers.jobs > 1 else []
-        tasks = [(self, part, [spans[r] for r in part]) for part in parts or [range(len(spans))]]
-        stages = [stage for some in workers.map(_stages, tasks) for stage in some]
+        # others begin with the first rank, this process with the last, where it has played some already
+        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
+        tasks = [(self, r, spans[r]) for r in ranks]
+        stages = workers.map(_stage, tasks, here=lambda task: self.stage(*task[1:]))
         return self._plan(self.time, replayed_memory(closed, stages))
 
     def _plan(self, time: TimeReplayed | None, memory: Memory) -> Plan:
@@ -145,9 +154,18 @@ def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
     return workers if workers is not None and sum(one.passes for one in candidates) > SMALL else Workers()
 
 
-def _stages(task: tuple[Candidate, Sequence[int], Sequence[Sequence[Computation]]]) -> list[StageMemory]:
-    candidate, ranks, spans = task
-    return candidate.stages(ranks, spans)
+def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
+    """A rank of a candidate, in a process that is sent one rank of it after the other."""
+    candidate, r, spans = task
+    if _last.get("number") != candidate.number:
+        _last.update(number=candidate.number, candidate=candidate)
+    known = _last["candidate"]
+    assert isinstance(known, Candidate)
+    return known.stage(r, spans)
+
+
+_last: dict[str, object] = {}
+"""The candidate whose ranks were asked for last, so that it is costed once."""
 
 
 def _plan(

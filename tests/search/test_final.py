@@ -28,9 +28,8 @@ class _Fake:
         self.time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = 0
 
-    @property
-    def passes(self) -> int:
-        return 0
+    passes = 0
+    pipeline = (0, 1, 1, 1)
 
     def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
         assert replay
