@@ -33,7 +33,7 @@ def plot_throughput(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax = _lines(report, lambda p: report.tokens_per_gpu / np.array(p.steps_s), new_axes(ax, 9.0, 4.5))
     ax.set_ylabel("tokens/s/GPU")
     ax.set_title(f"{report.workload}: throughput, {report.routing} (dotted: does not fit)", loc="left")
-    ax.legend(frameon=False, fontsize=8, ncols=3)
+    _legend_above(ax)
     return ax
 
 
@@ -51,7 +51,7 @@ def plot_policy_memory(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax.axhline(report.limit_bytes / GIB, color=ACCENT, linewidth=1.0, label="limit")
     ax.set_ylabel("memory of the fullest rank [GiB]")
     ax.set_title(f"{report.workload}: memory, {report.routing}", loc="left")
-    ax.legend(frameon=False, fontsize=8, ncols=3)
+    _legend_above(ax)
     return ax
 
 
@@ -65,6 +65,13 @@ def _lines(report: ChunkReport, of: Callable[[Policy], NDArray[np.float64]], ax:
     whole_iterations(ax)
     tidy(ax, grid_axis="y")
     return ax
+
+
+def _legend_above(ax: Axes) -> None:
+    """A legend over the lines, with room made for its rows."""
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + 0.2 * (high - low))
+    ax.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
 
 
 def whole_iterations(ax: Axes) -> None:

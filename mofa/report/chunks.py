@@ -33,18 +33,23 @@ def plot_chunks(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
+    from matplotlib import colormaps
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
     ax = new_axes(ax, 9.0, 4.5)
-    chunks = np.array(report.chunks, dtype=float).T
-    shown = np.where(chunks > 0, np.log2(np.maximum(chunks, 1.0)), np.nan)
-    top = max(np.log2(report.bins[-1]), 1.0)
-    image = ax.imshow(shown, aspect="auto", cmap="Blues", vmin=0.0, vmax=top, interpolation="nearest")
+    chunks = np.array(report.chunks).T
+    num_bins = len(report.bins)
+    shown = np.where(chunks > 0, np.searchsorted(report.bins, chunks), np.nan)
+    colours = ListedColormap(colormaps["Blues"](np.linspace(0.12, 1.0, num_bins)))
+    edges = BoundaryNorm(np.arange(num_bins + 1) - 0.5, num_bins)
+    image = ax.imshow(shown, aspect="auto", cmap=colours, norm=edges, interpolation="nearest")
     ax.set_facecolor("#cb181d")  # where no number of chunks fits
     step = max(len(report.layers) // 16, 1)
     ax.set_yticks(np.arange(0, len(report.layers), step), [str(layer) for layer in report.layers[::step]])
     whole_iterations(ax)
     ax.set_ylabel("layer")
     ax.set_title(f"{report.workload}: token chunks, {report.routing} (red: none fits)", loc="left")
-    bar = ax.figure.colorbar(image, ax=ax, ticks=np.log2(report.bins))
+    bar = ax.figure.colorbar(image, ax=ax, ticks=np.arange(num_bins), label="chunks")
     bar.set_ticklabels([str(c) for c in report.bins])
     return ax
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 import mofa
-from mofa.blocks.backward import backward
-from mofa.blocks.build import BlockKind, BlockTapes, block_forward
+from mofa.blocks.backward import NO_RECOMPUTE, backward
+from mofa.blocks.build import BlockKind, BlockTapes, block, block_forward
 from mofa.blocks.chunks import chunked
+from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
 from mofa.blocks.op import Grouped, Stream, Tape
 from mofa.errors import SpecError, StrategyError
+from mofa.units import MIB
 from tests.blocks.small import EXPERTS, context, framework, kept, llama, primitives, size
 
 MODEL = llama(moe=EXPERTS)  # 8 experts, top 2, 256 wide, hidden 512
@@ -80,6 +84,38 @@ def test_the_papers_third_configuration() -> None:
     sizes = {p: published_saved_bytes(32 * 2048, 4, 1024, 4096, 16, p) for p in ("moeblaze", "conventional")}  # type: ignore[arg-type]
     assert sizes["moeblaze"] == pytest.approx(2**20 * (6144 + 128 + 3), rel=1e-4)
     assert sizes["conventional"] / sizes["moeblaze"] == pytest.approx(1.81, abs=0.01)
+
+
+CONFIGURATIONS = (
+    (512, 4, 1, 32, 2048), (1024, 8, 2, 32, 2048), (1024, 16, 4, 32, 2048), (2048, 16, 4, 32, 1024),
+    (512, 16, 4, 32, 1024), (1024, 16, 4, 16, 1024), (2048, 8, 4, 16, 512),
+)  # fmt: skip
+"""The paper's seven: width, experts, top k, batch, sequence; the experts are four times as wide (moe.md B.5)."""
+DOCS = (Path(__file__).parents[2] / "docs" / "moe.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_the_table_of_the_papers_configurations(number: int) -> None:
+    """Each row of docs/moe.md: the paper's two accountings and their ratio, then what frameworks' tapes keep."""
+    d, experts, k, batch, seq = CONFIGURATIONS[number - 1]
+    model = llama(hidden=d, moe={"num_experts": experts, "top_k": k, "expert_hidden": 4 * d})
+
+    def of_tape(name: str, **options: object) -> float:
+        ctx = context(model, framework(name, **options), seq_len=seq, micro_batch=batch)
+        found = kept(block(ctx, primitives_of(ctx.framework), BlockKind(True), NO_RECOMPUTE))
+        return sum(b for n, b in found.items() if n.startswith(("moe.", "experts.")) or n == "mlp_norm.out") / MIB
+
+    blaze, conventional = (
+        published_saved_bytes(batch * seq, k, d, 4 * d, experts, p) / MIB for p in ("moeblaze", "conventional")
+    )
+    computed = [
+        blaze, conventional, conventional / blaze, of_tape("megatron"), of_tape("megatron", routed_copies="index"),
+        of_tape("torchtitan"), of_tape("torchtitan", compile=True),
+    ]  # fmt: skip
+    row = next(line for line in DOCS.splitlines() if line.startswith(f"| {number} | {d} | {experts} | {k} |"))
+    said = [float(cell.replace(",", "")) for cell in row.strip("| ").split("|")[5:]]
+    assert said == pytest.approx(computed, rel=1e-3, abs=0.51)
+    assert said[2] == pytest.approx(computed[2], abs=0.005)
 
 
 def test_where_it_cannot_be() -> None:

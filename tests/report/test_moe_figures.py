@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from rich.console import Console
@@ -52,3 +53,18 @@ def test_iterations_are_whole_numbers(iterations: int) -> None:
 
     for plot in (plot_chunks, plot_throughput, plot_policy_memory):
         assert ticks(plot(report)) == [float(i) for i in range(iterations)]
+
+
+def test_every_number_of_chunks_has_its_colour() -> None:
+    """Bins that are no powers of two, and layers that none of them fits: red shows through."""
+    report = plan_chunks(
+        mofa.load_workload("memfine-model-2").model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")}),
+        mofa.load_cluster("h100-hgx", 32), "ep=32 micro_batch=1 recompute=full",
+        framework=mofa.load_framework("megatron"), iterations=2, bins=(1, 3, 7),
+    )  # fmt: skip
+    chosen = [[3] + [0] * (len(report.layers) - 1), [1, *[7] * (len(report.layers) - 1)]]
+    (image,) = plot_chunks(report.model_copy(update={"chunks": chosen})).images
+    shown = np.ma.masked_invalid(image.get_array())
+    assert shown[0].tolist() == [1.0, 0.0]
+    assert shown[1:].tolist() == [[None, 2.0]] * (len(report.layers) - 1)
+    assert image.get_cmap().N == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.search.chunks import plan_chunks
 from mofa.specs.routing import RoutingSpec
 
+DOCS = (Path(__file__).parents[2] / "docs" / "moe.md").read_text(encoding="utf-8")
 MEGATRON = mofa.load_framework("megatron")
 UNEVEN = mofa.load_workload("memfine-model-2").model_copy(
     update={"routing": RoutingSpec.parse("memfine-iteration-7").model_copy(update={"memory_quantile": 1.0})}
@@ -91,6 +93,45 @@ def test_the_search_picks_chunks_where_nothing_else_fits() -> None:
     assert found.space == 4 * without.space
     only = mofa.find_plans(UNEVEN, cluster(84), fix={**fixed, "token_chunks": 8}, top=9, replay=False).report
     assert [plan.strategy.token_chunks for plan in only.plans] == [8]
+
+
+def test_the_plans_in_the_docs_are_those_of_today() -> None:
+    """The two that docs/moe.md compares, with chunks and without, played out; the first is the faster and both fit."""
+    said = re.search(r"picks `(.+)`, ([\d.]+) s a step; .* finds, `(.+)`, takes ([\d.]+) s", DOCS)
+    assert said is not None
+    job = mofa.load_workload("memfine-model-2").model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")})
+    for strategy, step_s in ((said[1], said[2]), (said[3], said[4])):
+        plan = mofa.estimate(job, cluster(52), strategy + " micro_batch=1", framework=MEGATRON)
+        assert plan.memory.fits, strategy
+        assert plan.step_s == pytest.approx(float(step_s), rel=0.01), strategy
+    assert "token_chunks=2" in said[1] and "token_chunks" not in said[3]
+
+
+ASSUMPTIONS = {
+    "the whole layer is recomputed, chunks one after the other": ("full", "full", False),
+    "the whole layer is recomputed, neighbouring chunks overlap": ("full", "full", True),
+    "the chunks alone are recomputed, one after the other": ("selective:moe", "none", False),
+    "the chunks alone are recomputed, neighbouring chunks overlap": ("selective:moe", "none", True),
+}
+"""Row of docs/moe.md to what is recomputed without and with chunks, and whether these overlap."""
+
+
+@pytest.mark.parametrize("words", ASSUMPTIONS)
+def test_the_throughputs_in_the_docs_are_those_of_today(words: str) -> None:
+    alone, chunked, overlap = ASSUMPTIONS[words]
+    job, facts = UNEVEN.model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")}), {"name": "megatron"}
+
+    def step_s(recompute: str, chunks: int, over: bool) -> float:
+        framework = mofa.load_framework({**facts, "chunk_overlap": over})
+        strategy = f"ep=32 micro_batch=1 recompute={recompute} token_chunks={chunks}"
+        return mofa.estimate(job, cluster(400), strategy, framework=framework, replay=False).step_s
+
+    steps = {c: step_s(alone if c == 1 else chunked, c, overlap and c > 1) for c in (1, 2, 4, 8)}
+    steps[0] = (89 * steps[1] + 91 * steps[2] + 60 * steps[4]) / 240  # as figure 5 counts them
+    whole = step_s("full", 1, False)
+    row = next(line for line in DOCS.splitlines() if line.startswith(f"| {words} | "))
+    said = [float(cell.strip(" *+%").replace("\u2212", "-")) for cell in row.split("|")[2:-1]]
+    assert said == pytest.approx([100 * (whole / steps[c] - 1) for c in (1, 2, 4, 8, 0)], abs=0.15)
 
 
 def test_where_chunks_cannot_be() -> None:
