@@ -1,5 +1,8 @@
 """How long scheduling one micro-batch takes on this machine: the solver's own processor time and that of a whole call.
 
+python benchmarks/balance_speed.py           # every case
+python benchmarks/balance_speed.py --smoke   # that it runs
+
 Every sequence of micro-batches is played several times, and each micro-batch counts with its fastest: what else the
 machine does disturbs, and what a program takes does not depend on it. The first micro-batch, which starts cold, does
 not count. ``same``: popular experts stay, as from one micro-batch of a layer to the next, and tokens are drawn anew;
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -27,20 +31,20 @@ SKEWS = (0.25, 0.5, 0.9, 1.2)
 MICRO_BATCHES, REPEATS, TOKENS_PER_GPU = 101, 3, 8192
 
 
-def machine() -> str:
+def machine(micro_batches: int) -> str:
     """Processor and cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{cpu}, {os.cpu_count()} cores, one used; {REPEATS} repeats of {MICRO_BATCHES - 1} micro-batches"
+    return f"{cpu}, {os.cpu_count()} cores, one used; {REPEATS} repeats of {micro_batches - 1} micro-batches"
 
 
-def draws(s: float, num_experts: int, num_gpus: int, *, shuffled: bool) -> IntA:
+def draws(s: float, num_experts: int, num_gpus: int, micro_batches: int, *, shuffled: bool) -> IntA:
     """Loads of the micro-batches. (n, E)"""
     rng = np.random.default_rng(0)
     shares = np.arange(1.0, num_experts + 1) ** -s
     shares /= shares.sum()
-    every = [rng.permutation(shares) if shuffled else shares for _ in range(MICRO_BATCHES)]
+    every = [rng.permutation(shares) if shuffled else shares for _ in range(micro_batches)]
     return np.asarray(rng.multinomial(TOKENS_PER_GPU * num_gpus, every))
 
 
@@ -61,13 +65,15 @@ def times(
 
 def main() -> None:
     """Print median and 99th percentile for each case and solver, in milliseconds."""
-    print(machine())
+    smoke = "--smoke" in sys.argv[1:]
+    cases, micro_batches = (CASES[:1], 5) if smoke else (CASES, MICRO_BATCHES)
+    print(machine(micro_batches))
     print("experts  GPUs  ep  program  routing   popular     solver: median     p99     max   call: median     p99")
-    for experts, gpus, ep in CASES:
+    for experts, gpus, ep in cases:
         placement = symmetric(experts, gpus, ep)
         for shuffled in (False, True):
             for s in SKEWS:
-                loads = draws(s, experts, gpus, shuffled=shuffled)
+                loads = draws(s, experts, gpus, micro_batches, shuffled=shuffled)
                 for name, scheduler in (("lp", ReplicaScheduler), ("flow", FlowScheduler)):
                     solver, call = (x * 1e3 for x in times(scheduler, placement, loads))
                     print(

@@ -64,7 +64,7 @@ def seconds(action: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-def speed() -> None:
+def speed(*, smoke: bool) -> None:
     """Print what playing takes."""
     print(f"Python {sys.version.split()[0]}; CPU seconds of this process and wall seconds")
     cases: list[tuple[str, Callable[[], object]]] = [
@@ -75,9 +75,11 @@ def speed() -> None:
         ("DeepSeek-V3, pp 16, 60 micro-batches, every rank", lambda: whole(replayer("deepseek-v3", 512, 960, MOE))),
         ("DeepSeek-V3, pp 16, 240 micro-batches, every rank", lambda: whole(replayer("deepseek-v3", 512, 3840, MOE))),
     ]
-    for name, action in cases:
+    for name, action in cases[1:2] if smoke else cases:
         cpu, wall = seconds(action)
         print(f"{name}: {cpu:.2f} s, {wall:.2f} s")
+    if smoke:
+        return
     plans = best_plans()
     for jobs in sorted({1, cores()}):
         ones = [Candidate(*one.job, one.loads, one.convention) for one in plans]
@@ -113,7 +115,9 @@ def rounds() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", action="store_true", help="what leaving out rounds changes, in place of seconds")
-    if parser.parse_args().rounds:
+    parser.add_argument("--smoke", action="store_true", help="one short case: only that it runs")
+    chosen = parser.parse_args()
+    if chosen.rounds:
         rounds()
     else:
-        speed()
+        speed(smoke=chosen.smoke)

@@ -373,7 +373,7 @@ def json_schema() -> dict[str, Any]:
     Examples
     --------
     >>> sorted(json_schema()["$defs"])[:3]
-    ['Calculation', 'ClusterSummary', 'Days']
+    ['Calculation', 'CheckpointLevel', 'ClusterSummary']
     """
     from mofa.faults.calculator import Calculation
     from mofa.faults.events import LogReport

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -259,19 +258,3 @@ def test_fingerprint_of_a_repeated_round() -> None:
     assert play() == settled
     a.malloc(512)
     assert play() != settled
-
-
-def test_speed() -> None:
-    """More than 300 000 events a second; a third of that here, where other tests may run beside it."""
-    rng = random.Random(0)
-    sizes = [int(2 ** rng.uniform(9, 28)) for _ in range(20_000)]
-    a = Allocator()
-    live: list[Block] = []
-    start = time.process_time()
-    for size in sizes:
-        live.append(a.malloc(size))
-        if len(live) > 300:
-            j = size % len(live)
-            live[j], live[-1] = live[-1], live[j]
-            a.free(live.pop())
-    assert 40_000 / (time.process_time() - start) > 100_000

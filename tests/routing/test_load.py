@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import timeit
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +51,8 @@ routings = st.one_of(
 models = st.sampled_from([(8, 2), (8, 1), (8, 8), (12, 5), (64, 6), (1, 1)]).map(lambda em: moe_model(*em))
 
 
-def best_of_five_s(routing: RoutingSpec) -> float:
-    return min(timeit.repeat(lambda: routing_loads(routing, V3, DEGREES), number=1, repeat=5))
-
-
-def test_balanced_is_exactly_even_and_immediate() -> None:
+def test_balanced_is_exactly_even() -> None:
     loads = routing_loads(RoutingSpec(), V3, DEGREES)
-    assert best_of_five_s(RoutingSpec()) < 0.001
     assert loads.time == loads.memory == dict.fromkeys(DEGREES, 1.0)
     assert np.all(rank_loads(RoutingSpec(), V3, 64, 4096, iterations=2) == 4096 * 8)
 
@@ -69,9 +64,12 @@ def test_no_skew_is_balanced(routing: RoutingSpec) -> None:
     assert list(loads.memory.values()) == pytest.approx([1.0] * 9, rel=1e-12)
 
 
-def test_all_degrees_of_256_experts_in_50_ms() -> None:
-    for routing in UNEVEN:
-        assert best_of_five_s(routing) < 0.05, routing
+@pytest.mark.parametrize("routing", UNEVEN, ids=lambda r: f"{r.kind} {r.s} {r.alpha} {r.sigma}")
+def test_more_ranks_are_never_more_even(routing: RoutingSpec) -> None:
+    """All experts on one rank are even; each rank that is split in two has a half with at least half of its tokens."""
+    time = list(routing_loads(routing, V3, DEGREES).time.values())
+    assert time[0] == pytest.approx(1.0)
+    assert all(fewer <= more * (1 + 1e-9) for fewer, more in pairwise(time))
 
 
 def test_zipf_by_hand_one_expert_a_rank() -> None:
