@@ -145,6 +145,10 @@ def test_every_record_is_whole(record: Record) -> None:
     assert (FOLDER / f"{run.id}.yaml").exists()
     assert record.environment.num_gpus == run.gpus
     assert isinstance(run.model, dict)
+    told = record.environment
+    assert all((told.gpu, told.cpu, told.python, told.torch, told.cuda, told.cudnn, told.nccl, told.framework))
+    assert ("expandable_segments" in told.allocator) == (run.framework["allocator"] == "expandable")
+    assert any(name.startswith("NCCL_") for name in told.settings)
     for one in measured.ranks:
         assert one.peak_allocated_bytes <= one.peak_reserved_bytes <= one.device_total_bytes
     if measured.outcome == "oom":
@@ -155,6 +159,7 @@ def test_every_record_is_whole(record: Record) -> None:
     assert len(measured.ranks) == run.gpus
     assert measured.step_time_s is not None
     assert len(measured.step_times_s) >= 8
+    assert (measured.tokens_per_expert is not None) == ("moe" in run.model)
     for one in measured.ranks:
         device = one.peak_device_bytes
         assert device is None or one.peak_reserved_bytes <= device <= one.device_total_bytes
