@@ -11,7 +11,7 @@ from mofa.cli.jobs import jobs_of
 if TYPE_CHECKING:
     from mofa.cli.jobs import Job
     from mofa.replay.timed import TimeReplayed
-    from mofa.search.result import Estimate, FlopsConvention
+    from mofa.search.result import Estimate, FlopsConvention, Plan, WorkloadSummary
     from mofa.specs.faults import FaultSpec
 
 
@@ -102,10 +102,26 @@ def _estimate(
             workload, cluster, job.strategy, faults, framework=framework, flops_convention=convention, replay=replay,
             jobs=processes,
         )  # fmt: skip
+    summary = WorkloadSummary.of(workload)
     return Estimate(
         **{name: getattr(plan, name) for name in Plan.model_fields},
         id=job.id,
-        workload=WorkloadSummary.of(workload),
+        workload=summary,
         cluster=ClusterSummary.of(cluster),
         framework=FrameworkSummary.of(framework),
+        defaults=_defaults(plan, summary, job.named),
     )
+
+
+def _defaults(plan: Plan, workload: WorkloadSummary, named: frozenset[str]) -> dict[str, str]:
+    """What was taken where the user wrote nothing, in words."""
+    from mofa.report.words import strategy_text
+
+    words = strategy_text(plan.strategy, moe=workload.num_active_params < workload.num_params).split()
+    return {
+        "strategy": " ".join(word for word in words if word.split("=")[0] not in named),
+        "framework": plan.strategy.framework,
+        "gemm_format": workload.gemm_format,
+        "routing": workload.routing,
+        "flops_convention": plan.flops_convention,
+    }

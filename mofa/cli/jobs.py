@@ -58,9 +58,14 @@ def _refuse_beside_a_file(file: str, given: list[str]) -> None:
 def _refuse_a_workload(name: str) -> None:
     """Refuse a workload where a file of runs is due, because no cluster is named."""
     from mofa.errors import SpecError
+    from mofa.specs.files import load_yaml
     from mofa.specs.load import bundled
 
-    if name in bundled("workloads") or Path(name).suffix == ".json" or (Path(name) / "config.json").is_file():
+    known = name in bundled("workloads") or Path(name).suffix == ".json" or (Path(name) / "config.json").is_file()
+    if not known and Path(name).is_file():
+        fields = set(load_yaml(name, name))
+        known = "model" in fields and not fields & {"id", "hardware", "gpus", "runs"}
+    if known:
         raise SpecError(
             f"{name}: is a workload and no file of runs; name a cluster, --gpus and --strategy besides, such as "
             f'{name} h100-hgx --gpus 64 --strategy "tp=8 micro_batch=1"'
@@ -110,6 +115,8 @@ class Job(NamedTuple):
     cluster: ClusterSpec
     strategy: StrategySpec | Mapping[str, object]
     framework: FrameworkSpec
+    named: frozenset[str]
+    """Fields of the strategy that the user wrote; the others are the framework's defaults."""
 
 
 def jobs_of(
@@ -140,7 +147,8 @@ def jobs_of(
                 job, machines, facts, complete = _resolve(run, Path(workload).parent, overrides)
             except SpecError as error:  # says which run, but not of which file
                 raise type(error)(f"{workload}: {error}") from None
-            jobs.append(Job(run.id, job, machines, complete, facts))
+            named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
+            jobs.append(Job(run.id, job, machines, complete, facts, named))
         return jobs
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
@@ -148,4 +156,5 @@ def jobs_of(
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
-    return [Job(None, job, machines, {**_read_strategy(strategy), **overrides["strategy"]}, facts)]
+    fields = {**_read_strategy(strategy), **overrides["strategy"]}
+    return [Job(None, job, machines, fields, facts, frozenset(fields))]

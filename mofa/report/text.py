@@ -61,8 +61,7 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         return
     for plan in report.plans[:1]:
         _print_grounds(console, plan)
-    if report.defaults:
-        print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in report.defaults.items()])
+    _print_defaults(console, report.defaults)
 
 
 def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False) -> None:
@@ -98,6 +97,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         print_stages(console, estimate.memory)
     print_peak(console, estimate.memory)
     _print_grounds(console, estimate)
+    _print_defaults(console, estimate.defaults)
 
 
 def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
@@ -311,6 +311,11 @@ def _print_search(console: Console, report: PlanReport) -> None:
     if rows:
         columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
         print_table(console, "Why the others were rejected", columns, rows)
+
+
+def _print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
+    if defaults:
+        print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
 
 
 def _print_min_gpus(console: Console, report: PlanReport) -> None:

@@ -23,6 +23,7 @@ _NAMES = {
     "dp": "data-parallel communication",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+    "cuda_context": "CUDA context",
 }
 
 
@@ -80,6 +81,8 @@ def strategy_short(strategy: StrategySpec) -> str:
     >>> from mofa.specs.strategy import StrategySpec
     >>> strategy_short(StrategySpec(tp=4, pp=2, dp=8, recompute="full:2"))
     'tp4 pp2 dp8 mb1 full:2'
+    >>> strategy_short(StrategySpec(tp=4, cp=2, cp_kind="allgather", dp=8))
+    'tp4 cp2 allgather dp8 mb1'
     """
     degrees = {
         "tp": strategy.tp,
@@ -90,7 +93,10 @@ def strategy_short(strategy: StrategySpec) -> str:
         "etp": strategy.etp,
     }
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
-    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", strategy.recompute])
+    if strategy.cp > 1:
+        words.insert(words.index(f"cp{strategy.cp}") + 1, strategy.cp_kind)
+    recompute = [] if strategy.recompute == "none" else [strategy.recompute]
+    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", *recompute])
 
 
 def quantity_text(value: float, unit: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
-from mofa.errors import SpecError
+from mofa.errors import SpecError, StrategyError
 from mofa.search.asked import check_asked, checked_facts
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.feasible import CHECKS, Job, check
@@ -25,7 +25,7 @@ from mofa.search.space import SOLVED, Combinations, Space, combinations, constra
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec
+from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def find_plans(
         if replay:
             workers.start(AT_WORK)
         if searched is None:
-            found = _search(job, space, progress, workers)
+            found = _search(job, space, progress, workers, open_degrees=not fix)
         else:
             found = Found(searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy())
         costed, reason, short = found.costed, found.reason, found.short
@@ -244,14 +244,27 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
     return replace(space, dp=dp)
 
 
-def _search(job: Job, space: Space, progress: Progress | None, workers: Workers) -> Found:
-    """Enumerate, mask, cost."""
+def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
+    """Enumerate, mask, cost; ``open_degrees`` are not the user's, whose batch is then wrong if none divides it."""
     whole = combinations(space, job.workload, job.cluster, job.framework)
     if len(whole) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
+    if open_degrees:
+        _refuse_batch(job, whole.degrees)
     verdict = check(job, whole)
     loads = loads_of(job.workload, whole.degrees)
     return cost_rows(job, loads, whole, verdict.reason, verdict.short, progress, workers)
+
+
+def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
+    """Refuse a global batch that none of the degrees that make up the GPUs can share."""
+    batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
+    dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]
+    if len(dp) and np.all(batch % dp > 0):
+        raise StrategyError(
+            f"{job.workload.name}: global_batch ({batch:,}) is a multiple of no dp that {num_gpus:,} GPUs leave, of "
+            f"which {int(dp.min()):,} is the least; use a multiple of that or other GPUs"
+        )
 
 
 def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:

@@ -211,7 +211,10 @@ def _replicable(
 ) -> tuple[Plan | None, str | None]:
     """The best plan at the first scale among those whose replicas the framework runs at the most GPUs it can."""
     job, machines = at[0]
-    found = find_plans(job, machines, framework=framework, top=1, replay=False)
+    try:
+        found = find_plans(job, machines, framework=framework, top=1, replay=False)
+    except StrategyError as error:
+        return None, str(error)
     if not found.report.plans:
         return None, f"nothing fits {machines.num_gpus:,} GPUs"
     fits = np.flatnonzero(found.reasons[found.costed.rows] < 0)

@@ -233,6 +233,11 @@ def test_estimate_gives_one_plan_object(cli: Cli, tmp_path: Path) -> None:
     check_plan(plan, 64, plan["workload"]["seq_len"], plan["workload"]["global_batch"])
     Estimate.model_validate(plan)
     assert (plan["strategy"]["tp"], plan["strategy"]["dp"], plan["strategy"]["vpp"]) == (4, 4, 5)
+    assert plan["defaults"] == {
+        "strategy": "sp=true dp=4 zero=1", "framework": "megatron", "gemm_format": "bf16", "routing": "balanced",
+        "flops_convention": "causal",
+    }  # fmt: skip
+    assert "sp=true dp=4 zero=1" in done.stdout.partition("Defaults")[2]
 
 
 def test_an_estimate_that_does_not_fit_is_status_0(cli: Cli) -> None:
@@ -251,6 +256,13 @@ def test_a_run_file_is_estimated(cli: Cli, tmp_path: Path, framework: str) -> No
     check_plan(plan, 8, 4096, 32)
     assert plan["id"] == "one"
     assert plan["strategy"]["framework"] == framework
+
+
+def test_a_workload_is_no_file_of_runs(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text((Path(__file__).parents[2] / "workloads" / "llama3-8b.yaml").read_text())
+    done = cli("estimate", "job.yaml")
+    assert done.returncode == 2
+    assert "job.yaml: is a workload and no file of runs" in one_line_of(done.stderr)
 
 
 def test_what_is_wrong_in_a_run_is_told_with_its_file(cli: Cli, tmp_path: Path) -> None:
@@ -310,6 +322,7 @@ def test_set_changes_one_fact(cli: Cli, tmp_path: Path) -> None:
         (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "vpp=2"], "vpp (2)"),
         (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "ep=2"], "ep (2)"),
         (["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "micro_batch=7"], "micro_batch (7)"),
+        (["plan", "llama3-8b", "h100-hgx", "--gpus", "16384", "--global-batch", "7"], "use a multiple of that"),
         (["estimate", "no-such-run.yaml"], "no such file"),
         (["estimate", "llama3-8b"], "is a workload and no file of runs; name a cluster"),
         ([*LLAMA_8, "--set", "hardware.num_gpus=16"], "num_gpus is set to 16, but the GPUs asked for are 8"),
@@ -338,6 +351,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("number.yaml", "name: 5\nsource: abc\n", "name (5) must be text"),
         ("empty.yaml", "", "empty"),
         ("bomb.yaml", BOMB, "expand"),
         ("list.yaml", "- 1\n- 2\n", "mapping"),
