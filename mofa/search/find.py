@@ -189,7 +189,7 @@ def find_plans(
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans and default:
-        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay)
+        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
         if min_gpus is None and not len(costed.rows):
             why = int(reason.max())  # what stopped those that came furthest
             says = CHECKS[why].message(job, found.space.take(np.flatnonzero(reason == why)[:1]))
@@ -274,7 +274,7 @@ def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:
     some = costed.take(timed)
     key = np.full(len(costed.rows), np.nan)
     key[timed] = judge.key(some)
-    lack = judge.host_bytes_short(some)
+    lack = judge.host_bytes_short(some.checkpoint_bytes)
     full = (lack > 0) & (found.reason[some.rows] < 0)
     found.reason[some.rows[full]], found.short[some.rows[full]] = host, lack[full]
     return key

@@ -193,11 +193,11 @@ class LongRuns:
             wall = wall * self.watts(found, step_w)
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
-    def host_bytes_short(self, costed: Costed) -> FloatN:
-        """Host memory that a node's checkpoints lack. (n,) [B]"""
+    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+        """Host memory that a node's checkpoints lack, by what a rank of the heaviest stage saves. (n,) [B]"""
         if set(FIGURES) <= set(self.missing()):
-            return np.zeros_like(costed.step_s)
-        need = self.times(costed.checkpoint_bytes).host_bytes
+            return np.zeros_like(per_rank_bytes)
+        need = self.times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def order(self, plan: Plan) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
 
+if TYPE_CHECKING:
+    from mofa.search.goodput import LongRuns
+
 MOST_GPUS = 131_072
 PLAYED = 8
 """Strategies of a number of GPUs that are played out to see whether one fits, those of the least memory. [-]"""
@@ -26,8 +30,9 @@ FIRST_ROWS, MOST_ROWS = 512, 32_768
 
 
 def smallest_number_of_gpus(
-    job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False
-) -> tuple[int | None, str]:
+    job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
+    judge: LongRuns | None = None,
+) -> tuple[int | None, str]:  # fmt: skip
     """The fewest GPUs, in whole nodes, on which a strategy of the constrained space fits, and what that means.
 
     Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make whole
@@ -40,6 +45,8 @@ def smallest_number_of_gpus(
         What the user's constraints make of a space.
     dp
         The one that the user wants; any where absent.
+    judge
+        Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
     limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
     table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
@@ -48,6 +55,8 @@ def smallest_number_of_gpus(
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
         device = estimator.device_bytes(np.arange(len(some)), some.recompute_layers)
         fits, num_gpus = device <= limit, _num_gpus(some)
+        if judge is not None:
+            fits = _keeps(replace(judge, cluster=_most(job)), estimator, fits, num_gpus)
         for number in np.unique(num_gpus[fits]).tolist():
             here = np.flatnonzero(fits & (num_gpus == number))
             lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
@@ -57,6 +66,20 @@ def smallest_number_of_gpus(
                     f"the fewest whole nodes of {job.cluster.node.gpus_per_node} GPUs on which a strategy fits",
                 )
     return None, f"no number of GPUs up to {MOST_GPUS:,} would do"
+
+
+def _keeps(
+    judge: LongRuns, estimator: Estimator, fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of the rows that fit, those whose nodes have room for what checkpoints keep there, and are enough. (n,)"""
+    spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
+    if spec.mode == "blocking":
+        return fits
+    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
+    short = judge.host_bytes_short(estimator.rows(rows).checkpoint_bytes) if len(rows) else np.zeros(0)
+    keeps = np.zeros_like(fits)
+    keeps[rows] = short <= 0
+    return keeps
 
 
 def rows_on_any_number(job: Job, space: Space) -> StrategyTable:

@@ -18,11 +18,12 @@ from mofa.search.find import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
 from mofa.search.key_factors import FACTORS, sensitivities
 from mofa.search.longrun import FIGURES, Days, Objective
-from mofa.search.result import TIME_COMPONENTS, Plan
+from mofa.search.result import TIME_COMPONENTS, Plan, PlanReport
 from mofa.search.scale import VARIANTS, VariantPoint, goodput_by_scale
 from mofa.search.space import default_space, dividing, product
 from mofa.search.spares import without_spares
 from mofa.specs.faults import FaultSpec, PowerSpec
+from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
 
 JOB = mofa.load_workload("llama3-8b", tokens="1T")
@@ -160,15 +161,33 @@ def test_what_divides_is_all_that_can_run() -> None:
     assert len(lean.pp) < len(whole.pp)
 
 
+def with_host_memory(num_gpus: int, host_bytes: float) -> ClusterSpec:
+    host = NODES.node.host_memory_bytes.model_copy(update={"value": host_bytes})
+    return NODES.model_copy(
+        update={"num_gpus": num_gpus, "node": NODES.node.model_copy(update={"host_memory_bytes": host})}
+    )
+
+
 def test_host_memory_rejects_by_name() -> None:
-    small = NODES.model_copy(
-        update={"node": NODES.node.model_copy(update={
-            "host_memory_bytes": NODES.node.host_memory_bytes.model_copy(update={"value": 1e9})})}
-    )  # fmt: skip
-    found = mofa.find_long_runs(JOB, small, facts(checkpoint__mode="peer", spares=0), framework=MEGATRON, top=2, **FIX)
+    peer = facts(checkpoint__mode="peer", spares=0)
+    found = mofa.find_long_runs(JOB, with_host_memory(64, 1e9), peer, framework=MEGATRON, top=2, **FIX)
     assert found.report.plans == ()
     assert found.report.rejected["host_memory"] > 0
     assert found.report.nearest_miss["host_memory"].unit == "B"
+
+
+def test_as_many_gpus_as_hosts_memory_takes() -> None:
+    """112 GB of states four times over need at least 45 nodes of 10 GB; two nodes' GPUs would hold them."""
+
+    def report(num_gpus: int) -> PlanReport:
+        machines, peer = with_host_memory(num_gpus, 10e9), facts(checkpoint__mode="peer", spares=0)
+        return mofa.find_long_runs(JOB, machines, peer, framework=MEGATRON, top=1, replay=False, **FIX).report
+
+    short = report(64)
+    assert not short.plans and short.min_gpus is not None
+    assert 45 * 8 <= short.min_gpus <= 64 * 8
+    assert report(short.min_gpus).plans
+    assert not report(short.min_gpus - 8).plans
 
 
 def test_what_is_unknown_is_said() -> None:
