@@ -14,11 +14,11 @@ from mofa.errors import SpecError
 from mofa.faults.clocks import Clock
 from mofa.faults.intervals import exact_s, least_interval_s
 from mofa.faults.ledger import expected_shares
-from mofa.faults.levels import MAX_PATTERN, best_pattern, level_shares
+from mofa.faults.levels import best_pattern, level_shares
 from mofa.faults.rates import job_mtbf_s, rate_from_components
 from mofa.faults.renewal import effective_restart_s
 from mofa.faults.replicas import Absence, nodes_short
-from mofa.faults.simulate import Kind, Level, LongRun
+from mofa.faults.simulate import MAX_APART, Kind, Level, LongRun
 from mofa.faults.spares import waiting_share
 from mofa.faults.two_levels import two_level_ettr
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
@@ -303,7 +303,7 @@ def _writing_behind(
             parts = absence.parts(interval, block, mtbf, once, parts)
         if fast is None:
             return interval, np.ones_like(step), parts
-        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_PATTERN)
+        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_APART)
         found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist))
         productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
         lost = np.maximum(parts["productive"] + parts["lost"] - productive, 0.0)
@@ -315,7 +315,7 @@ def _writing_behind(
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
         if fast is not None:  # storage follows every so manieth at most
-            bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_PATTERN))
+            bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_APART))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
         wanted = [exact_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]

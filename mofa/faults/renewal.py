@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike
 from mofa.errors import SpecError
 from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 
+MOST_SOLVED = 1024
+"""Segments of a pattern whose linear system is solved. [-]"""
+
 
 def expected_segment_s(
     interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike, persist_s: ArrayLike = 0.0
@@ -314,16 +317,20 @@ def levels_ettr(
 
 
 def check_levels(
-    every: Sequence[int], block_s: Sequence[float], shares: Sequence[float], restart_s: Sequence[float]
-) -> None:
-    """Refuse levels whose steps don't nest, whose shares don't sum to 1 or whose lists differ in length."""
+    every: Sequence[int], block_s: Sequence[float], shares: Sequence[float], restart_s: Sequence[float],
+    most: int = MOST_SOLVED,
+) -> None:  # fmt: skip
+    """Refuse levels whose steps don't nest or take more than ``most`` segments, whose shares don't sum to 1 or whose
+    lists differ in length."""
     if not len(every) == len(block_s) == len(shares) == len(restart_s) >= 1:
         raise SpecError(
             f"levels: every, block_s, shares and restart_s have {len(every)}, {len(block_s)}, {len(shares)} and "
             f"{len(restart_s)} entries; give one of each per level"
         )
-    if every[0] != 1 or any(b < 1 or b % a for a, b in itertools.pairwise(every)) or every[-1] > 1024:
-        raise SpecError(f"every: is {tuple(every)}; begin with 1 and let each be a multiple of the one before, to 1024")
+    if every[0] != 1 or any(b < 1 or b % a for a, b in itertools.pairwise(every)) or every[-1] > most:
+        raise SpecError(
+            f"every: is {tuple(every)}; begin with 1 and let each be a multiple of the one before, to {most}"
+        )
     at_least_zero("block_s", block_s)
     at_least_zero("restart_s", restart_s)
     if abs(float(share("shares", shares).sum()) - 1) > 1e-9:
