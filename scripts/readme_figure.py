@@ -12,24 +12,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 WORKLOAD, CLUSTER, GPUS = "deepseek-v3", "h800-hgx", 2048
-if TYPE_CHECKING:
-    from mofa import Plan
-
 FIGURE = ROOT / "docs" / "figures" / "plan.png"
-
-
-def short_label(plan: Plan) -> str:
-    """A plan in two lines: its degrees, and how many modules it recomputes."""
-    names = ("tp", "pp", "vpp", "cp", "ep", "dp")
-    degrees = [f"{name}{value}" for name in names if (value := getattr(plan.strategy, name)) > 1]
-    recompute = plan.strategy.recompute
-    text = f"{recompute.count('+') + 1} modules" if "+" in recompute else recompute
-    return f"{' '.join(degrees)} mb{plan.strategy.micro_batch}\nrecompute {text}"
 
 
 def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int = GPUS) -> None:
@@ -40,6 +27,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     import mofa
     from mofa.report.pareto import plot_pareto
     from mofa.report.time_breakdown import plot_time_breakdown
+    from mofa.report.words import strategy_lines
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     search = mofa.find_plans(job, machines, top=5)
@@ -56,7 +44,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
         ax=left,
     )
     left.legend(loc="upper left", bbox_to_anchor=(0.0, -0.13), ncols=2, frameon=False, fontsize=8)
-    plot_time_breakdown(plans, labels=[short_label(plan) for plan in plans], ax=right)
+    plot_time_breakdown(plans, labels=[strategy_lines(plan.strategy) for plan in plans], ax=right)
     right.set_xlim(right=1.12 * max(plan.step_s for plan in plans))
     right.set_xlabel("time per step [s]; hatched: hidden behind computing")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
 
 
 def strategy_short(strategy: StrategySpec) -> str:
-    """A strategy in the few characters that an axis has room for.
+    """A strategy in the few characters that a title has room for.
 
     Examples
     --------
@@ -84,6 +84,25 @@ def strategy_short(strategy: StrategySpec) -> str:
     >>> strategy_short(StrategySpec(tp=4, cp=2, cp_kind="allgather", dp=8))
     'tp4 cp2 allgather dp8 mb1'
     """
+    recompute = [] if strategy.recompute == "none" else [strategy.recompute]
+    return " ".join([_degrees(strategy), *recompute])
+
+
+def strategy_lines(strategy: StrategySpec) -> str:
+    """A strategy in the two short lines that an axis has room for; of several recomputed modules their number.
+
+    Examples
+    --------
+    >>> from mofa.specs.strategy import StrategySpec
+    >>> print(strategy_lines(StrategySpec(tp=4, dp=8, recompute="selective:mlp+moe_act")))
+    tp4 dp8 mb1
+    recompute 2 modules
+    """
+    modules = strategy.recompute.count("+") + 1
+    return f"{_degrees(strategy)}\nrecompute {strategy.recompute if modules == 1 else f'{modules} modules'}"
+
+
+def _degrees(strategy: StrategySpec) -> str:
     degrees = {
         "tp": strategy.tp,
         "pp": strategy.pp,
@@ -95,8 +114,7 @@ def strategy_short(strategy: StrategySpec) -> str:
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
     if strategy.cp > 1:
         words.insert(words.index(f"cp{strategy.cp}") + 1, strategy.cp_kind)
-    recompute = [] if strategy.recompute == "none" else [strategy.recompute]
-    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", *recompute])
+    return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}"])
 
 
 def quantity_text(value: float, unit: str) -> str:
