@@ -60,6 +60,9 @@ class FrameworkSpec(Spec):
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
     their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
+    saves_attention: bool = True
+    """torchtitan: whether ``recompute: ops`` keeps the output of attention. cuDNN's, which runs on B200 since May 2025
+    (pull request 1196), is in its list only since December 2025 (2095): in between it is computed again."""
     overlap_input_grads: bool = True
     """Megatron: without sequence parallelism a linear's input gradient is reduced beside its weight gradient."""
     fp8_params: bool = False
@@ -120,6 +123,8 @@ class FrameworkSpec(Spec):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
+        if not self.saves_attention and self.name != "torchtitan":
+            raise ValueError(f"saves_attention is an option of torchtitan's recompute: ops, not of {self.name}")
         if not self.overlap_input_grads and self.name in PYTORCH_MODULES:
             raise ValueError(f"overlap_input_grads is an option of Megatron's linears, not of {self.name}")
         if self.fp8_params and self.name != "megatron":

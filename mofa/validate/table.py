@@ -267,6 +267,8 @@ def run_of(row: Row) -> dict[str, Any]:
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
         if "torchao 0.10" in row["notes"]:  # of April 2025: its loss is not compiled yet ("causes CUDA errors")
             framework["compile_loss"] = False
+        if "torch 2.9 dev" in row["notes"] and gpu.startswith("B200"):  # cuDNN's attention, not yet in the list of ops
+            framework["saves_attention"] = False
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":

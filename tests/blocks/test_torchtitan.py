@@ -174,6 +174,8 @@ def test_selective_checkpoint_by_op() -> None:
     """Every other product from the first: wq, wv, w1, w2 of wq wk wv wo w1 w3 w2; attention; the input."""
     ctx = context()
     assert kept_outputs(layer(ctx).forward, ctx.model) == {"wq", "wv", "mlp.w1", "mlp.w2", "attn.core"}
+    before_2026 = kept_outputs(layer(ctx).forward, ctx.model, attention=False)
+    assert before_2026 == {"wq", "wv", "mlp.w1", "mlp.w2"}
     assert per_token(layer(ctx, selective(ctx))) == 2 * (2 * D + Q + KV + Q + F) + 4 * HQ
     with_tp = context(tp=2)
     assert {"wo.reduce_scatter", "mlp.w2.reduce_scatter"} <= kept_outputs(layer(with_tp).forward, ctx.model)

@@ -316,9 +316,9 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 # -- selective activation checkpointing by op
 
 
-def kept_outputs(forward: Tape, model: ModelSpec) -> frozenset[str]:
+def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True) -> frozenset[str]:
     """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py): every other matrix product from the first,
-    attention, reduce-scatters, and all-to-alls but for Qwen3.
+    ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls but for Qwen3.
 
     Products of the router's gate are neither kept nor counted; grouped products are not in the list.
     """
@@ -331,7 +331,7 @@ def kept_outputs(forward: Tape, model: ModelSpec) -> frozenset[str]:
             count += 1
             if count % 2:
                 kept.add(op.name)
-        elif isinstance(work, Attention) or (
+        elif (attention and isinstance(work, Attention)) or (
             isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
         ):
             kept.add(op.name)
