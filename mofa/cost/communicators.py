@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
 
 ArrayN = NDArray[np.float64]
 
@@ -55,11 +55,12 @@ def communicator_bytes(
     extrapolated, not measured. DeepEP brings a buffer of its own, which is assumed.
     """
     spec = cluster.node.communicators
-    ones = np.ones(len(np.atleast_1d(groups["world"].size)))
-    total = ones * len(ALWAYS[framework.name]) * spec.per_group_bytes.value
+    total = np.zeros(len(np.atleast_1d(groups["world"].size)))
+    for name in ALWAYS[framework.name]:
+        total = total + _group_bytes(groups[name], spec)
     for name in (*COLLECTIVE[framework.name], *(DEEPSPEED_GROUPS if framework.deepspeed else ())):
         if name not in _EXPERTS or experts:
-            total = total + np.where(groups[name].size > 1, spec.per_group_bytes.value, 0.0)
+            total = total + np.where(groups[name].size > 1, _group_bytes(groups[name], spec), 0.0)
     for name in DIRECT:
         if name in _EXPERTS and (not experts or framework.dispatcher != "alltoall"):
             continue
@@ -72,3 +73,11 @@ def communicator_bytes(
     if experts and framework.dispatcher == "deepep":
         total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
     return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))
+
+
+def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
+    """Device memory of a communicator for collectives, by where its ranks are. (n,) [B]"""
+    inside = spec.per_group_bytes
+    spanning, remote = spec.per_spanning_group_bytes or inside, spec.per_remote_group_bytes or inside
+    several = np.where(group.size > group.ranks_per_domain, spanning.value, inside.value)
+    return np.asarray(np.where(group.ranks_per_domain > 1, several, remote.value))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.replay.journal import ACTIVATIONS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
-from mofa.replay.script import INPUT
+from mofa.replay.journal import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
     from mofa.replay.passes import Kept
@@ -28,18 +28,19 @@ def start(player: Player) -> None:
     """Parameters into one flat buffer, then the optimizer's states.
 
     The parameters' old blocks are left to the allocator. ZeRO 1 moves the parameters to the host meanwhile, but empties
-    the cache only since DeepSpeed's pull request 2620 of December 2022.
+    the cache only since DeepSpeed's pull request 2620 of December 2022. Without ZeRO the buffer is made of copies of
+    the parameters (``FP16_Optimizer``).
     """
     r, where, begun = player.rank, "start", player.note()
     params = [player.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
     total, part = sum(w.param for w in r.weights), partition_bytes(player)
     if r.deepspeed == "zero1":
-        for kept in params:
-            player.drop(kept)
+        _drop_all(player, params)
+    elif r.deepspeed == "zero0":
+        params += [player.new(w.param, outside(TEMPORARIES, "copy of a parameter", where)) for w in r.weights]
     player.new(total, outside(PARAMETERS, "buffer of the parameters", where))
     if r.deepspeed != "zero1":
-        for kept in params:
-            player.drop(kept)
+        _drop_all(player, params)
     clone = player.new(part, outside(STATES, "16-bit copy of the partition", where))
     player.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
     player.drop(clone)
@@ -71,17 +72,59 @@ def after_backward(player: Player) -> None:
         player.look(begun)
 
 
-def sent(player: Player) -> Kept:
-    """A rank's part of a stage's output, kept until its backward (``PartitionedTensor``)."""
-    return player.new(player.rank.sent_bytes, outside(ACTIVATIONS, INPUT, "send of an output"))
+def sent(player: Player, output: Kept) -> Kept:
+    """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
+    if not player.rank.sent_bytes:
+        return output
+    part = player.new(player.rank.sent_bytes, outside(ACTIVATIONS, INPUT, "send of an output"))
+    player.drop(output)
+    return part
+
+
+def gathered(player: Player, name: str, where: str) -> Kept:
+    """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
+
+    It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
+    it as it is.
+    """
+    act = outside(ACTIVATIONS, name, where)
+    size = player.rank.boundary_bytes
+    if not player.rank.sent_bytes:
+        return player.new(size, act)
+    flat = player.new(size, act)
+    player.drop(player.new(size, outside(BUFFERS, "all-gather output", where)))
+    whole = player.new(size, act)
+    player.drop(flat)
+    return whole
+
+
+def restored(player: Player) -> list[Kept]:
+    """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
+
+    The gradient is received into a buffer that stays; the ranks' part of it where there are several.
+    """
+    r, where = player.rank, "receive of a gradient"
+    if "gradient" not in player.threads:
+        player.threads.add("gradient")
+        player.new(r.sent_bytes or r.boundary_bytes, outside(BUFFERS, "buffer of a received gradient", where))
+    return [gathered(player, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 
 
 def optimize(player: Player) -> None:
-    """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather."""
+    """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather.
+
+    The BF16 optimizer's fp32 gradients are reduced in bf16, all in one copy: ``allreduce_bucket`` casts what is not of
+    the engine's ``communication_data_type``, which bf16 without a stage of ZeRO makes bf16 (runtime/engine.py).
+    """
     r, where = player.rank, "optimizer step"
-    if r.deepspeed == "bf16":
-        return  # norm and update read the buffer in place; the gather's pieces are smaller than what is free by then
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
+    if r.deepspeed == "bf16":  # norm and update read the buffer in place
+        player.drop(
+            player.new(sum(w.param for w in r.weights), outside(TEMPORARIES, "16-bit gradients to reduce", where))
+        )
+        for piece in gathers(partition_bytes(player), r.optimizer_ranks):
+            player.drop(player.new(piece, scratch))
+        return
     for bucket in buckets([w.param for w in r.weights]):
         player.drop(player.new(bucket, scratch))
     if r.deepspeed == "zero1":
@@ -98,11 +141,11 @@ def optimize(player: Player) -> None:
         for piece in gathers(part, r.optimizer_ranks):
             player.drop(player.new(piece, scratch))
         return
-    part = partition_bytes(player)
+    for w in r.weights:  # looked through in fp32 for what is not finite
+        player.drop(player.new(2 * w.param, scratch))
     each = [player.new(2 * w.param, scratch) for w in r.weights]
-    wide = player.new(2 * part, scratch)
-    for kept in each:
-        player.drop(kept)
+    wide = player.new(2 * partition_bytes(player), scratch)
+    _drop_all(player, each)
     _drop_grads(player)
     player.drop(wide)
 
@@ -151,6 +194,10 @@ def _partition_grads(player: Player, part: int) -> list[int]:
 
 
 def _drop_grads(player: Player) -> None:
-    for kept in player.grads:
-        player.drop(kept)
+    _drop_all(player, player.grads)
     player.grads = []
+
+
+def _drop_all(player: Player, many: list[Kept]) -> None:
+    for kept in many:
+        player.drop(kept)

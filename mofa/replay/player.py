@@ -269,8 +269,11 @@ class Player:
 
     # -- computations
     def workspace(self, thread: str) -> None:
-        """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's."""
-        if thread not in self.threads:
+        """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's.
+
+        From torch's allocator since its pull request 86167 of autumn 2022, after the DeepSpeed that is played here.
+        """
+        if thread not in self.threads and not self.rank.deepspeed:
             self.threads.add(thread)
             start = self.note()
             self.new(WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
@@ -284,7 +287,7 @@ class Player:
                 self.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
         self.workspace("forward")
         if r.receives[c] and not r.preallocated:
-            x, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, INPUT, "receive of an input"))
+            x, _ = deepspeed.gathered(self, INPUT, "receive of an input")
         at = Pass()
         for piece, code in zip(r.chunks[c], self.scripts[c], strict=True):
             slots: Slots = [None] * code.num_slots
@@ -304,9 +307,11 @@ class Player:
         if x is not None and r.turns[c]:  # the next stage is here: its input buffer becomes this tensor for good
             self.replace(self.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
         elif x is not None and r.sends[c] and not r.preallocated:
-            self.drop((x, outside(ACTIVATIONS, INPUT, "send of an output")))
-            if r.sent_bytes:
-                at.out = deepspeed.sent(self)[0]
+            output = x, outside(ACTIVATIONS, INPUT, "send of an output")
+            if r.deepspeed:
+                at.out = deepspeed.sent(self, output)[0]
+            else:
+                self.drop(output)
         else:
             at.out = x
         at.settle(self.places)
@@ -334,10 +339,15 @@ class Player:
         at = self.passes[c, i]
         self.workspace("backward")
         dy: Block | None = None
-        if at.out is not None:
-            self.drop((at.out, outside(ACTIVATIONS, INPUT, "backward")))
-            at.out = None
-        if r.sends[c] and not r.preallocated:
+        to_the_end: list[Kept] = []
+        sent = (at.out, outside(ACTIVATIONS, INPUT, "backward")) if at.out is not None else None
+        at.out = None
+        if r.deepspeed and r.sends[c]:
+            assert sent is not None
+            to_the_end = [*deepspeed.restored(self), sent]
+        elif sent is not None:
+            self.drop(sent)
+        if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
         if not hold:
             self.first = c not in self.begun or r.deepspeed == "bf16"
@@ -368,6 +378,8 @@ class Player:
         else:
             del self.passes[c, i]
         deepspeed.after_backward(self)
+        for kept in to_the_end:
+            self.drop(kept)
 
     def run(self, code: Script, acts: Bound, slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the

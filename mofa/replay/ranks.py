@@ -52,8 +52,9 @@ def rank_maker(estimator: Estimator) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy."""
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
+    by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
     lives = {
-        label: life(block, autocast=rows.mode.precision == "autocast", weight_first=fw.name == "torchtitan")
+        label: life(block, autocast=rows.mode.precision == "autocast", weight_first=by_autograd)
         for label, block in rows.costs.tapes.items()
     }
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))

@@ -75,6 +75,10 @@ class CommunicatorSpec(Spec):
     """Added once where a process talks to another one at all."""
     per_group_bytes: BytesFact
     """Every communicator that runs collectives, also one of a single rank."""
+    per_spanning_group_bytes: BytesFact | None = None
+    """One whose ranks are in several fast domains, and several in each; as any other where absent."""
+    per_remote_group_bytes: BytesFact | None = None
+    """One whose ranks are each in a fast domain of their own, or that has one rank; as any other where absent."""
     per_peer_bytes: BytesFact
     """Every peer inside the fast domain that a rank sends to directly (all-to-all, ring attention, pipelines)."""
     per_remote_peer_bytes: BytesFact
