@@ -64,29 +64,35 @@ def _rows(array: ArrayK) -> list[FloatK]:
     return array[:, 0].tolist() if array.shape[1] == 1 else list(array)
 
 
+PRODUCTS = (Gemm, Grouped, Attention)
+"""Work that the power limit slows down."""
+UNTIMED = (type(None), HostSync)
+"""Work that takes the device no time."""
 Timed = Mapping[Hashable, FloatK]
 """Seconds of each distinct work, by :func:`_work_key`; the ops that it was made of must live as long."""
 
 
 def _work_key(op: Op) -> Hashable:
     """The same for ops that take the same time: recomputed copies, the tapes of other recomputation modes."""
-    if isinstance(op.work, Stream):
-        return id(op.work), op.launches if isinstance(op.launches, PLAIN) else id(op.launches), op.compiled
-    return id(op.work)
+    work = op.work
+    if type(work) is Stream:
+        launches = op.launches
+        return id(work), launches if isinstance(launches, PLAIN) else id(launches), op.compiled
+    return id(work)
 
 
 def _work_kind(op: Op) -> Hashable:
     """Ops of one kind are timed by one call: what the call takes that is not an array."""
     w = op.work
-    if isinstance(w, Stream):
+    if type(w) is Stream:
         return Stream
-    if isinstance(w, Gemm):
+    if type(w) is Gemm:
         return Gemm, w.format
-    if isinstance(w, Grouped):
+    if type(w) is Grouped:
         return Grouped, w.format, w.wgrad, w.sequential
-    if isinstance(w, Attention):
+    if type(w) is Attention:
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
-    assert isinstance(w, Collective)
+    assert type(w) is Collective
     return Collective, w.kind
 
 
@@ -97,7 +103,7 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
     """
     timed: dict[Hashable, FloatK] = {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
-    distinct = {_work_key(op): op for op in ops if op.work is not None and not isinstance(op.work, HostSync)}
+    distinct = {_work_key(op): op for op in ops if type(op.work) not in UNTIMED}
     for key, op in distinct.items():
         kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
@@ -145,7 +151,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
         timed = time_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
-        if op.work is not None and not isinstance(op.work, HostSync):
+        if type(op.work) not in UNTIMED:
             out[i] = where(op.present, timed[_work_key(op)], 0.0)
     return _throttled(out, ops, machine)
 
@@ -163,7 +169,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     whole: FloatK = 0.0
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
-        if isinstance(op.work, (Gemm, Grouped, Attention)):
+        if type(op.work) in PRODUCTS:
             kinds[_work_kind(op)].append(i)
         if op.stream == "compute":
             whole = whole + seconds[i]
@@ -244,28 +250,29 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     out: list[FloatK] = [0.0] * len(ops)
     inside = False
     for i, op in enumerate(ops):
-        if isinstance(op.work, HostSync) or not anywhere(op.launches):
+        work, launches, name = op.work, op.launches, op.name
+        if type(work) is HostSync or not anywhere(launches):
             continue
         if op.compiled:
             call_s = 0.0 if inside else host.compiled_call_s.value
-            each = op.launches * host.compiled_op_s.value + call_s
-        elif op.name.startswith(SHARDING):
+            each = launches * host.compiled_op_s.value + call_s
+        elif name.startswith(SHARDING):
             each = host.shard_hook_s.value
         else:
-            first = product - small if isinstance(op.work, (Gemm, Grouped, Attention)) else 0.0
-            if op.name.endswith(AUTOGRAD):
+            first = product - small if type(work) in PRODUCTS else 0.0
+            if name.endswith(AUTOGRAD):
                 first = first + engine
             # what is computed again is a forward pass again
-            python = 0.0 if backward and not op.name.endswith("~") else model
-            calls = op.launches + op.views
-            each = op.launches * python + where(op.dtensor, calls * dispatched, op.launches * small) + first
+            python = 0.0 if backward and not name.endswith("~") else model
+            calls = launches + op.views
+            each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
             each = each + op.functions * function + op.guarded * guarded
-            if isinstance(op.work, Collective):
+            if type(work) is Collective:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:
                 each = each + calls * host.selective_op_s.value
         inside = op.compiled
-        out[i] = where(op.present, where(op.launches > 0, each, 0.0), 0.0)
+        out[i] = where(op.present, where(launches > 0, each, 0.0), 0.0)
     return out
 
 
@@ -279,6 +286,7 @@ def tape_flops(tape: Tape, num_k: int) -> ArrayK:
     """Matrix and attention FLOPs of a tape on one rank. (K,) [FLOP]"""
     total: FloatK = 0.0
     for op in tape.ops:
-        if isinstance(op.work, (Gemm, Grouped, Attention)):
-            total = total + where(op.present, op.work.flops, 0.0)
+        work = op.work
+        if isinstance(work, PRODUCTS):
+            total = total + where(op.present, work.flops, 0.0)
     return per_combination(total, num_k)

@@ -20,6 +20,8 @@ from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, first_l
 from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
+NUMBER = {kind: i for i, kind in enumerate(KINDS)}
+"""The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class _Lifetimes:
                 continue
             start = self.birth[name] if name in self.birth else starts[name]
             tensor, end = self.tensors[name], death.get(name, start)
-            own, kind = where(mask, 0.0, tensor.bytes), KINDS.index(tensor.kind)
+            own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
             result.append(_Interval(name, kind, start, end, own))
             if name not in extension:
                 continue
@@ -188,7 +190,7 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
             lives = there[op] > 0
             np.copyto(by_kind, is_kind[:, lives] @ sizes[lives], where=which == op)
         here = which, np.arange(num_k)
-        by_kind[KINDS.index("scratch")] += scratch[here]
+        by_kind[NUMBER["scratch"]] += scratch[here]
         return alive[here], by_kind, which
 
     forward_peak, forward_kinds, forward_op = peak(0, boundary)

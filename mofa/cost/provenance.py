@@ -49,11 +49,11 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     """
     found: dict[str, dict[str, list[FloatK]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
     for work in {id(op.work): op.work for tape in tapes for op in tape.ops}.values():
-        if isinstance(work, Gemm):
+        if type(work) is Gemm:
             family, sizes = "gemm", {"m": work.m, "n": work.n, "k": work.k}
-        elif isinstance(work, Grouped):
+        elif type(work) is Grouped:
             family, sizes = "grouped_gemm", {"tokens": work.rows, "groups": work.groups, "n": work.n, "k": work.k}
-        elif isinstance(work, Attention):
+        elif type(work) is Attention:
             family, sizes = "attention", {"q": work.q_len}
         else:
             continue

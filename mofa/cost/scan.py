@@ -168,8 +168,7 @@ def _carries(tape: Tape) -> bool:
     written: set[str] = set()
     before: set[str] = set()
     for op in tape.ops:
-        if not written.issuperset(op.reads):
-            before.update(r for r in op.reads if r not in written)
+        before.update(set(op.reads) - written)
         written.update(op.writes)
     return not before.isdisjoint(written)
 
@@ -177,7 +176,6 @@ def _carries(tape: Tape) -> bool:
 class _Step(NamedTuple):
     """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits."""
 
-    at: int
     kind: str
     wait: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
@@ -194,19 +192,21 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
         if op.stream == "compute" and not watched.isdisjoint(op.writes) and _may_pass(op):
             watched.add(op.reads[0])
     steps = []
-    for i, op in enumerate(tape.ops):
-        if isinstance(op.work, HostSync):
-            steps.append(_Step(i, "sync"))
-        elif op.stream != "compute":
+    for op in tape.ops:
+        if type(op.work) is HostSync:
+            steps.append(_Step("sync"))
+            continue
+        reads, writes = op.reads, op.writes
+        if op.stream != "compute":
             # same-stream inputs too: where their producer is absent they are ready when its input is
-            steps.append(_Step(i, "async", op.reads))
-        else:
-            waits = () if awaited.isdisjoint(op.reads) else tuple(r for r in op.reads if r in awaited)
-            passes = bool(waits) and _may_pass(op)
-            if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
-                awaited.update(op.writes)
-            record = () if watched.isdisjoint(op.writes) else tuple(w for w in op.writes if w in watched)
-            steps.append(_Step(i, "compute", waits, record, passes))
+            steps.append(_Step("async", reads))
+            continue
+        waits = () if awaited.isdisjoint(reads) else tuple([r for r in reads if r in awaited])
+        passes = bool(waits) and _may_pass(op)
+        if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
+            awaited.update(writes)
+        record = () if watched.isdisjoint(writes) else tuple([w for w in writes if w in watched])
+        steps.append(_Step("compute", waits, record, passes))
     return tuple(steps)
 
 
@@ -225,15 +225,14 @@ def _pass(
 ) -> dict[str, FloatK]:
     """Play the tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
-    for step in plan:
-        op, took = tape.ops[step.at], seconds[step.at]
+    for step, op, took, issued in zip(plan, tape.ops, seconds, issue, strict=True):
         if step.kind == "sync":
             assert isinstance(op.work, HostSync)
             sync_s = machine.cluster.gpu.curves.host.sync_s.value + op.work.host_s
             woken = maximum(state.host, state.compute) + sync_s
             state.host = where(op.present, woken, state.host)
             continue
-        state.host = state.host + issue[step.at]
+        state.host = state.host + issued
         if step.kind == "compute":
             _compute(step, op, took, state, exposed)
         else:
@@ -243,12 +242,13 @@ def _pass(
 
 def _compute(step: _Step, op: Op, took: FloatK, state: _State, exposed: dict[str, FloatK]) -> None:
     """An op of the compute stream: it waits for other streams, then for the host, then it runs."""
+    _, wait, record, passes = step
     ready = state.ready
-    for name in step.wait:
+    for name in wait:
         for family, at in ready.get(name, {}).items():  # of a repetition before the first there is nothing
             if family:  # else computed on the stream itself
                 late = maximum(at - state.compute, 0.0)
-                if step.passes:
+                if passes:
                     late = where(_runs(op), late, 0.0)
                 exposed[family] = exposed[family] + late
                 state.compute = state.compute + late
@@ -257,15 +257,15 @@ def _compute(step: _Step, op: Op, took: FloatK, state: _State, exposed: dict[str
         exposed["host_idle"] = exposed["host_idle"] + idle
         state.compute = state.compute + idle + took
         exposed[op.family] = exposed[op.family] + took
-    if step.passes:
+    if passes:
         handed_on = _through(_runs(op), {}, ready.get(op.reads[0], {}))
         for name in op.writes:
             ready[name] = handed_on
-    if step.record:
+    if record:
         made: _Ready = {"": state.compute}
         if _may_pass(op) and op.reads[0] in ready:
             made = _through(_runs(op), made, ready[op.reads[0]])
-        for name in step.record:
+        for name in record:
             ready[name] = made
 
 
