@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mofa.replay.collection import no_collection
 from mofa.search.plan import Candidate, enough
 from mofa.search.result import Plan
 from mofa.search.workers import Workers
@@ -140,8 +141,10 @@ class _Bar:
 
 
 def _time(one: Candidate) -> TimeReplayed:
-    return one.time
+    with no_collection():
+        return one.time
 
 
 def _plan(one: Candidate) -> Plan:
-    return one.plan(replay=True, explain=False)
+    with no_collection():
+        return one.plan(replay=True, explain=False)

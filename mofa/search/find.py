@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
+from mofa.replay.collection import no_collection
 from mofa.search.asked import check_asked, checked_facts
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.feasible import CHECKS, Job, check
@@ -334,6 +336,14 @@ def estimate(
     StrategyError
         If the framework cannot run it on these GPUs.
     """
+    with nullcontext() if replay else no_collection():  # the closed forms make no cycles
+        return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, jobs)
+
+
+def _estimate(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
+    flops_convention: FlopsConvention, replay: bool, explain: bool, jobs: int,
+) -> Plan:  # fmt: skip
     from mofa.search.single import one_row
 
     framework = checked_facts(workload, cluster, framework)

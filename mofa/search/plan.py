@@ -155,7 +155,7 @@ def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
 
 
 def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
-    """A rank of a candidate, in a process that is sent one rank of it after the other."""
+    """A rank of a candidate, in another process that is sent one rank of it after the other."""
     candidate, r, spans = task
     if _last.get("number") != candidate.number:
         _last.update(number=candidate.number, candidate=candidate)
