@@ -187,6 +187,7 @@ class Allocator:
             if right:
                 assert after is not None
                 pool.take(after)
+                after.state = ALLOCATED
                 pool.spare.append(after)
                 free.size += after.size
                 last = after.following
@@ -204,6 +205,7 @@ class Allocator:
         else:
             pool.put(free)
         if free is not block:
+            block.state = ALLOCATED
             pool.spare.append(block)
             pool.grown(bisect_left(pool.keys, free.key), free)
         free.freed_at = self._searches

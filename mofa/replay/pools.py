@@ -43,7 +43,8 @@ class Block:
 class Pool:
     """Free blocks of one stream and size class, and their keys, in order; unmapped ranges sorted by address.
 
-    ``spare`` are blocks that neighbours took in, to be used again; a rest larger than ``most_kept`` is split off. [B]
+    ``spare`` are blocks that neighbours took in, to be used again and so ``ALLOCATED``; a rest larger than
+    ``most_kept`` is split off. [B]
     """
 
     __slots__ = ("blocks", "keys", "most_kept", "small", "spare", "stream", "unmapped")

@@ -16,9 +16,9 @@ from mofa.replay.allocator import Allocator
 from mofa.replay.journal import Act, Journal
 from mofa.replay.pools import ALLOCATED, FREE, SHIFT, Block, OutOfDeviceMemory, Pool
 
-Request = tuple[int, int, int, int, list[int], list[Block], Pool]
-"""Bytes (0: a free; negative: what is freed at once), the least key that fits, a slot, and of the pool the largest rest
-that stays, keys and blocks."""
+Request = tuple[int, int, int, int, int, list[int], list[Block], Pool]
+"""Bytes (0: a free; negative: what is freed at once), the least key that fits, what the key of a free block loses with
+them, a slot, and of the pool the largest rest that stays, keys and blocks."""
 Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
 
@@ -100,7 +100,8 @@ class Notes:
         self.held.rests[slot] = block.size - size
         self.entries.setdefault(slot, []).append((len(self.journal.sizes) - self.start, 1))
         pool = self.a.pool(index)
-        self.requests.append((size, size << SHIFT - 9, slot, pool.most_kept, pool.keys, pool.blocks, pool))
+        least = size << SHIFT - 9
+        self.requests.append((size, least, least - (size >> 9), slot, pool.most_kept, pool.keys, pool.blocks, pool))
         return block
 
     def free(self, block: Block) -> None:
@@ -111,7 +112,7 @@ class Notes:
         else:
             self.entries.setdefault(slot, []).append((len(self.journal.sizes) - self.start - 1, -1))
             pool = block.pool
-            self.requests.append((0, 0, slot, 0, pool.keys, pool.blocks, pool))
+            self.requests.append((0, 0, 0, slot, 0, pool.keys, pool.blocks, pool))
         self.a.free(block)
 
     def renamed(self, block: Block) -> None:
@@ -163,12 +164,12 @@ class Notes:
         """
         out: list[Request | None] = list(self.requests)
         before: dict[int, int] = {}
-        for i, (size, _, slot, most_kept, keys, frees, pool) in enumerate(self.requests):
+        for i, (size, _, _, slot, *_, pool) in enumerate(self.requests):
             last = before.get(id(pool), -1)
-            if not size and last >= 0 and self.requests[last][0] and self.requests[last][2] == slot:
-                asked, wanted = self.requests[last][:2]
-                if not self.requests[last][3] and not self.a.expandable:
-                    out[last], out[i] = (-asked, wanted, slot, most_kept, keys, frees, pool), None
+            if not size and last >= 0:
+                asked, *of, most_kept, _, _, _ = self.requests[last]
+                if asked and of[2] == slot and not most_kept and not self.a.expandable:
+                    out[last], out[i] = (-asked, *self.requests[last][1:]), None
             before[id(pool)] = i
         return tuple(request for request in out if request is not None)
 
@@ -227,25 +228,19 @@ def _requests(
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     expandable = a.expandable
-    for size, least, slot, most_kept, keys, frees, pool in routine.requests:
-        if size:
+    for size, least, step, slot, most_kept, keys, frees, pool in routine.requests:
+        if size > 0:
             at = bisect_left(keys, least)
-            if size < 0:
-                if at == len(keys):
-                    block = _grow(routine, held, a, start, overflow, slot, -size, pool, rests)
-                    grown.append((routine.taken[slot], a.reserved))
-                    a.free(block)
-                    a.allocated += block.size  # which had not been counted
-                continue
-            if at == len(keys):
+            if expandable and at < len(keys):
+                at = a.least_expandable(pool, at)
+            try:
+                free = frees[at]
+            except IndexError:
                 block = blocks[slot] = _grow(routine, held, a, start, overflow, slot, size, pool, rests)
                 grown.append((routine.taken[slot], a.reserved))
                 if block.size != size:
                     rests[slot] = block.size - size
                 continue
-            if expandable:
-                at = a.least_expandable(pool, at)
-            free = frees[at]
             rest = free.size - size
             if rest <= most_kept:
                 free.state = ALLOCATED
@@ -257,7 +252,6 @@ def _requests(
                 continue
             spare = pool.spare
             block = blocks[slot] = spare.pop() if spare else Block(pool, 0, 0, ALLOCATED)
-            block.state = ALLOCATED
             block.size = size
             address = block.address = free.address
             before = block.previous = free.previous
@@ -265,9 +259,9 @@ def _requests(
                 before.following = block
             block.following = free
             free.previous = block
-            free.address = address = address + size
+            free.address = address + size
             free.size = rest
-            key = free.key = rest << 29 | address >> 9
+            key = free.key = keys[at] - step
             if at and keys[at - 1] > key:
                 del keys[at]
                 del frees[at]
@@ -277,38 +271,50 @@ def _requests(
             else:
                 keys[at] = key
             continue
+        if size:
+            if bisect_left(keys, least) == len(keys):
+                block = _grow(routine, held, a, start, overflow, slot, -size, pool, rests)
+                grown.append((routine.taken[slot], a.reserved))
+                a.free(block)
+                a.allocated += block.size  # which had not been counted
+            continue
         block = blocks[slot]
+        size = block.size
         before, after = block.previous, block.following
         if before is not None and not before.state:
             free = before
-            free.size += block.size
             if after is not None and not after.state:
                 at = bisect_left(keys, after.key)
                 del keys[at]
                 del frees[at]
+                after.state = ALLOCATED
                 pool.spare.append(after)
-                free.size += after.size
+                size += after.size
                 after = after.following
+            free.size += size
             free.following = after
             if after is not None:
                 after.previous = free
+            old = free.key
+            key = free.key = old + (size << 29)
         elif after is not None and not after.state:
             free = after
             free.address = block.address
-            free.size += block.size
+            free.size += size
             free.previous = before
             if before is not None:
                 before.following = free
+            old = free.key
+            key = free.key = old + (size << 29) - (size >> 9)
         else:
             block.state = FREE
-            key = block.key = block.size << 29 | block.address >> 9
+            key = block.key = size << 29 | block.address >> 9
             at = bisect_left(keys, key)
             keys.insert(at, key)
             frees.insert(at, block)
             continue
         pool.spare.append(block)
-        at = bisect_left(keys, free.key)
-        key = free.key = free.size << 29 | free.address >> 9
+        at = bisect_left(keys, old)
         if at + 1 < len(keys) and keys[at + 1] < key:
             del keys[at]
             del frees[at]
