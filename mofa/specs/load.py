@@ -248,19 +248,19 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
-    """The runs of a RUN.yaml, of a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ, or of a run's record."""
+    """The runs of a RUN.yaml or a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ, or of records ``{run: RUN,
+    measured: ...}`` in the place of runs."""
     where = short(str(path), 200)
     raw = load_yaml(path, where)
-    if isinstance(raw.get("run"), dict) and "measured" in raw:  # what mofa measure writes: the run and what came of it
-        return (_run(raw["run"], where, "run."),)
     if "runs" not in raw:
         return (_run(raw, where, ""),)
-    extra = next((key for key in raw if key != "runs"), None)
+    listed = raw["runs"]
+    if not isinstance(listed, list) or not listed:
+        raise SpecError(f"{where}: runs must be a list of at least one run; write '- id: ...' lines below it")
+    extra = next((key for key in raw if key != "runs" and not (key == "source" and _is_record(listed[0]))), None)
     if extra is not None:
         raise SpecError(f"{where}: {short(extra)} is no field beside runs; move it into a run")
-    if not isinstance(raw["runs"], list) or not raw["runs"]:
-        raise SpecError(f"{where}: runs must be a list of at least one run; write '- id: ...' lines below it")
-    runs = tuple(_run(item, where, f"runs[{i}].") for i, item in enumerate(raw["runs"]))
+    runs = tuple(_run(item, where, f"runs[{i}].") for i, item in enumerate(listed))
     seen: dict[str, int] = {}
     for i, run in enumerate(runs):
         if run.id in seen:
@@ -269,7 +269,14 @@ def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
     return runs
 
 
+def _is_record(raw: object) -> bool:
+    """Whether it is a run and what came of it, as mofa measure writes them and published ones are kept."""
+    return isinstance(raw, dict) and isinstance(raw.get("run"), dict) and "measured" in raw
+
+
 def _run(raw: object, where: str, prefix: str) -> RunSpec:
+    if isinstance(raw, dict) and _is_record(raw):
+        raw, prefix = raw["run"], f"{prefix}run."
     if isinstance(raw, dict) and isinstance(raw.get("framework"), str):
         raw = {**raw, "framework": {"name": raw["framework"]}}
     return build(RunSpec, raw, where, prefix)

@@ -351,6 +351,15 @@ def test_a_record_is_read_as_its_run(tmp_path: Path) -> None:
     assert "run.batch.seq_len ('x') must be a whole number" in _refused(lambda: load_runs(broken))
 
 
+def test_every_reference_run_is_read_as_its_run() -> None:
+    """Measured records, the plans that they come from, and published runs with their source beside them."""
+    folder = Path(__file__).parents[2] / "reference_runs"
+    files = [path for name in ("measured", "plans", "published") for path in sorted((folder / name).glob("*.yaml"))]
+    assert len(files) > 200
+    assert all(run.id for path in files for run in load_runs(path))
+    assert load_runs(folder / "published" / "korth.yaml")[0].framework["name"] == "megatron-2022"
+
+
 def test_a_run_resolves(tmp_path: Path) -> None:
     (run,) = load_runs(_file(tmp_path, RUN))
     workload, cluster, framework, strategy = resolve_run(run, tmp_path)
