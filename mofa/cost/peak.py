@@ -193,20 +193,16 @@ class _Instants:
         always = rows.static.grads_always
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
-        has_full = lay.full > 0
-        saved_least = np.broadcast_to(self.saved_plain[:, :, None], has_full.shape)
-        if lay.any_full:
-            saved_least = np.where(has_full, np.minimum(self.saved_full[:, :, None], saved_least), saved_least)
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
-            behind = np.einsum("or,nor->nr", lay.after[i], saved_least)
-            for label, mode, saved, has in (
-                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0),
-                (" recomputed", rows.full, self.saved_full, has_full[:, i]),
+            behind, own_plain = self._behind(i)
+            for label, mode, saved, has, more in (
+                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0, 0.0),
+                (" recomputed", rows.full, self.saved_full, lay.full[:, i] > 0, own_plain),
             ):
                 if not np.any(has):
                     continue
                 own = saved[:, i][:, None]
-                gone = behind + own
+                gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 self.add_block(f"forward {name}", i, forward, mode, has, gone, grads=mid, copies=cached)
                 self.add_block(f"backward {name}", i, backward, mode, has, gone, grads=mid)
@@ -216,6 +212,24 @@ class _Instants:
                     name = f"backward of the first {kind} block{label}"
                     swap = self._embedding_gather(i)
                     self.add_block(name, i, backward, mode, has, done + own, grads=first, copies=swap)
+
+    def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
+        """What layers behind the last of a kind keep, and layers of it behind its last recomputed one. (n, R) [B]
+
+        Where the first layers are recomputed, those behind run plainly, and their backward is over first. Of every nth
+        the least that they can be.
+        """
+        lay, least = self.rows.layout, self.saved_plain[:, :, None]
+        after = lay.after[kind]
+        if not lay.any_full:
+            return np.asarray(np.einsum("or,no->nr", after, self.saved_plain)), 0.0
+        table = self.rows.table
+        first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
+        in_last_chunk = lay.stages.counts[:, lay.shown.stage, -1] - lay.full_by_chunk[..., -1][lay.choice]
+        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.full > 0, 0.0, after))
+        recomputed = np.minimum(self.saved_full[:, :, None], least)
+        behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
+        return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
     def _pipelined_layers(self, moments: Moments) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
