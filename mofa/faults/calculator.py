@@ -150,7 +150,7 @@ def _simulated(
 ) -> MonteCarlo | None:  # fmt: skip
     if expected < LEAST_ETTR:
         return None
-    interval = at or 1e-6 * mtbf  # as good as all the time
+    interval = at or 1e-9 * mtbf  # as good as all the time
     each = MAX_EACH
     if shape != 1 or persist > 0:
         num_runs, work, each = max(num_runs // FEWER, min(num_runs, FEWER)), work * FEWER, each * 10

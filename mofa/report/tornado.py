@@ -40,7 +40,8 @@ def plot_tornado(report: GoodputReport, *, ax: Axes | None = None) -> Axes:
     ax.invert_yaxis()
     ax.locator_params(axis="x", nbins=6)
     ax.set_xlabel("ETTR")
-    ax.set_title(f"Key factors at {report.sensitivity_num_gpus:,} GPUs", loc="left")
+    what = f"{report.workload.name}, failures of {report.faults}"
+    ax.set_title(f"Key factors at {report.sensitivity_num_gpus:,} GPUs: {what}", loc="left")
     tidy(ax, grid_axis="x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax
