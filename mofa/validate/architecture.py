@@ -105,7 +105,9 @@ def _dense(row: Row, name: str) -> dict[str, Any]:
     if "ALiBi" in row["attention_type"]:  # its script trains with --embed-layernorm
         model |= {"positions": "alibi", "embedding_norm": True}
         del model["max_positions"]
-    if gpt:  # Megatron's defaults, which BLOOM inherits as well (bigscience, train/tr11-176B-ml/README.md, Optimizer)
+    # Megatron's defaults, which BLOOM inherits as well (bigscience, train/tr11-176B-ml/README.md, Optimizer); MLPerf's
+    # GPT-3 has none (training_results_v3.1, NVIDIA's gpt3, conf/custom.yaml: hidden_dropout, attention_dropout)
+    if gpt and not row["id"].startswith("mlperf-"):
         model["dropout"] = 0.1
     return model
 

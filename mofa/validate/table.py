@@ -57,9 +57,15 @@ FP8_PARAMS = ("bridge", "mlmllama", "nemodoc")
 """Sources whose fp8 runs hold their parameters in fp8: ``fp8_param_gather`` of bf16_with_fp8_current_scaling_mixed and
 bf16_with_fp8_delayed_scaling_mixed (Megatron-Bridge, training/mixed_precision.py), ``fp8_params`` of NeMo 2's
 bf16_with_fp8_mixed (llm/recipes/precision/mixed_precision.py), --fp8-param-gather (Megatron-LM, examples/llama)."""
-BF16_GRADS = dict.fromkeys(("nemo", "nemolauncher"), r"GPT3-(5|20|175)B|LLAMA3-(8|70)B")
+BF16_GRADS = {
+    **dict.fromkeys(("nemo", "nemolauncher"), r"GPT3-(5|20|175)B|LLAMA3-(8|70)B|Nemotron-340B"), "mlperf": "GPT3-175B",
+}  # fmt: skip
 """Models whose fp8 script sets ``grad_sync_dtype=bf16``: NeMo-Framework-Launcher, examples/training/gpt/h100 and
-llama/h100 (llama2_7b_fp8.sh does not); gradients are accumulated in that buffer (``contiguous_grad_buffer``)."""
+llama/h100 (llama2_7b_fp8.sh does not), conf/training/nemotron/nemotron_340b.yaml; MLPerf training v4.0, NVIDIA's gpt3,
+conf/optim/distributed_fused_adam.yaml, taken for v4.1 too; gradients are accumulated in that buffer
+(``contiguous_grad_buffer``)."""
+CROSS_ENTROPY_FUSIONS = {"nemo": r"LLAMA2-7B|LLAMA3-70B|Nemotron-340B"}
+"""Models whose recipe has ``cross_entropy_loss_fusion``: NeMo-Framework-Launcher, conf/training."""
 BF16_MOMENTS = {"bridge": r"DeepSeek|Kimi"}
 """Models whose recipe holds Adam's moments in bf16 (``use_precision_aware_optimizer`` with ``exp_avg_dtype`` and
 ``exp_avg_sq_dtype``): Megatron-Bridge, recipes/deepseek and recipes/kimi."""
@@ -283,6 +289,8 @@ def run_of(row: Row) -> dict[str, Any]:
     precision = {"gemm": gemm_format(row)}
     if re.match(BF16_MOMENTS.get(source, "$^"), row["model"]):
         precision["moments"] = "bf16"
+    if re.match(CROSS_ENTROPY_FUSIONS.get(source, "$^"), row["model"]):
+        framework["cross_entropy_fusion"] = True
     if source in FP8_PARAMS and gemm_format(row) == "fp8":
         framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):

@@ -195,6 +195,27 @@ def test_gpt_of_2022(tmp_path: Path) -> None:
     assert item["run"]["strategy"] == {"tp": 8, "pp": 1, "sp": False, "recompute": "selective"}
 
 
+def test_gpt_of_mlperf_has_no_dropout_and_bf16_gradients(tmp_path: Path) -> None:
+    """training_results_v3.1, custom.yaml, and v4.0, distributed_fused_adam.yaml; NeMo's own GPT-3 keeps its dropout."""
+    gpt = {
+        "model": "GPT3-175B", "layers": "96", "hidden": "12288", "ffn": "49152", "heads": "96", "kv_heads": "96",
+        "vocab": "51200", "seq_len": "2048", "precision": "fp8", "tp": "4", "pp": "8", "vpp": "6", "n_gpus": "256",
+        "dp": "8", "mbs": "2", "gbs": "2048", "recompute": "",
+    }  # fmt: skip
+    mlperf, nemo = (usable(tmp_path, id=f"{source}-001", **gpt)["run"] for source in ("mlperf", "nemo"))
+    assert "dropout" not in mlperf["model"]
+    assert nemo["model"]["dropout"] == 0.1
+    assert mlperf["framework"]["grads_bytes_per_param"] == mlperf["framework"]["reduced_bytes_per_param"] == 2
+    assert "cross_entropy_fusion" not in nemo["framework"]
+
+
+def test_losses_are_fused_where_nemos_recipe_says_so(tmp_path: Path) -> None:
+    llama = {"model": "LLAMA2-7B", "precision": "fp8", "tp": "1", "n_gpus": "8", "dp": "8", "recompute": ""}
+    nemo, launcher = (usable(tmp_path, id=f"{s}-001", **llama)["run"]["framework"] for s in ("nemo", "nemolauncher"))
+    assert nemo["cross_entropy_fusion"] is True
+    assert "cross_entropy_fusion" not in launcher
+
+
 def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
     moe = {
         "model": "Mixtral-8x7B", "layers": "32", "vocab": "32000", "moe_experts": "8", "moe_topk": "2",
