@@ -56,7 +56,8 @@ def load_workload(
     seq_len, global_batch, tokens
         Replace the file's; a Hugging Face config needs the first two. [tokens], [sequences], [tokens]
     overrides
-        Dotted paths below the workload, such as ``{"model.num_layers": 4}``.
+        Dotted paths below the workload, such as ``{"model.num_layers": 4}``. A routing file named here is looked
+        up from where the caller stands, one that the workload's file names from beside it.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def load_workload(
         raise SpecError(
             f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
         )
-    return _with_routing_file(spec, path.parent)
+    return _with_routing_file(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
 
 
 def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object]) -> dict[str, Any]:

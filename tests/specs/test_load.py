@@ -341,6 +341,15 @@ def test_degrees_must_divide_the_gpus() -> None:
         complete_strategy({"tp": 2, "dp": 3}, 8, megatron)
 
 
+def test_a_routing_file_that_is_set_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bundled workload's routing the folder is the package's, where no file of the user's is."""
+    (tmp_path / "counts.csv").write_text("iteration,layer,expert,tokens\n0,0,0,1\n")
+    monkeypatch.chdir(tmp_path)
+    asked = {"routing.kind": "counts", "routing.file": "counts.csv"}
+    file = load_workload("mixtral-8x7b", overrides=asked).routing.file
+    assert file is not None and Path(file).samefile(tmp_path / "counts.csv")
+
+
 def test_a_record_is_read_as_its_run(tmp_path: Path) -> None:
     """What mofa measure writes: the run, and what came of it."""
     record = (
