@@ -49,6 +49,20 @@ def maximum(one: FloatK, other: FloatK) -> FloatK:
     return larger
 
 
+def minimum(one: FloatK, other: FloatK) -> FloatK:
+    """The smaller, entry by entry.
+
+    Examples
+    --------
+    >>> minimum(1.0, 2.0), minimum(np.array([1.0, 3.0]), 2.0)
+    (1.0, array([1., 2.]))
+    """
+    if type(one) is float and type(other) is float:
+        return one if one <= other else other
+    smaller: FloatK = np.minimum(one, other)
+    return smaller
+
+
 def ceiling(x: FloatK) -> FloatK:
     """The next whole number, entry by entry.
 

@@ -7,17 +7,18 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.backward import WEIGHT_ENDS
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.hostclock import NEVER as NO_WAIT
+from mofa.cost.streams import Ready, Streams, through
 
 ArrayK = NDArray[np.float64]
 
@@ -28,9 +29,6 @@ EXPOSED = (
 COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
 """What loses by communication beside it; the others wait."""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
-OWN_ORDER = ("fsdp_gather",)
-"""Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
-the stream that launches it (PyTorch 2.11, ProcessGroupNCCL.cpp, ``syncStream``)."""
 
 
 @dataclass(frozen=True)
@@ -53,35 +51,6 @@ class PhaseTime:
         return np.asarray(self.exposed.sum(axis=0))
 
 
-_Ready = dict[str, FloatK]
-"""When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
-"" is the compute stream itself."""
-NEVER = -np.inf
-
-
-def _through(present: BoolK, made: _Ready, handed_on: _Ready) -> _Ready:
-    """What an op makes where it is present, and what it hands on where it is not."""
-    out = {family: where(present, at, NEVER) for family, at in made.items()}
-    for family, at in handed_on.items():
-        out[family] = maximum(where(present, NEVER, at), out.get(family, NEVER))
-    return out
-
-
-@dataclass
-class _State:
-    host: FloatK
-    compute: FloatK = 0.0
-    streams: dict[str, FloatK] = field(default_factory=dict)
-    communicators: dict[str, FloatK] = field(default_factory=dict)
-    ready: dict[str, _Ready] = field(default_factory=dict)
-
-    def behind(self, ahead_s: float) -> _State:
-        """The same with the host so far ahead of the device (negative). [s]"""
-        return _State(
-            self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready)
-        )
-
-
 def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
 
@@ -93,14 +62,17 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     if repeat > 1 and not _carries(tape):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
-        exposed = _pass(tape, plan, seconds, issue, _State(-1e9), machine)
+        state = Streams(-1e9)
+        exposed = _pass(tape, plan, seconds, issue, state, machine)
+        regained = state.regained
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
-        state = _State(0.0)
+        state = Streams(0.0)
         for _ in range(repeat - 1):
             exposed = _pass(tape, plan, seconds, issue, state, machine)
         starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if _synchronises(tape) else []
         exposed = _pass(tape, plan, seconds, issue, state, machine)
+        regained = state.regained
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
@@ -114,9 +86,9 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
         beside = sent - alone[name]
         hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
-        # what runs beside another wait costs nothing
+        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
         share = computing / maximum(total - alone[name], 1e-12)
-        exposed[name] = exposed[name] + slowdown * share * hidden[name]
+        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
     if clocks is None:
         device_s = alone_s - exposed["host_idle"]
         clocks = device_s, maximum(device_s, issued), NO_WAIT, issued
@@ -221,10 +193,12 @@ def _runs(op: Op) -> BoolK:
 
 
 def _pass(
-    tape: Tape, plan: tuple[_Step, ...], seconds: list[FloatK], issue: list[FloatK], state: _State, machine: Machine
+    tape: Tape, plan: tuple[_Step, ...], seconds: list[FloatK], issue: list[FloatK], state: Streams, machine: Machine
 ) -> dict[str, FloatK]:
     """Play the tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
+    state.regained = {}
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
     for step, op, took, issued in zip(plan, tape.ops, seconds, issue, strict=True):
         if step.kind == "sync":
             assert isinstance(op.work, HostSync)
@@ -234,13 +208,15 @@ def _pass(
             continue
         state.host = state.host + issued
         if step.kind == "compute":
-            _compute(step, op, took, state, exposed)
+            _compute(step, op, took, state, exposed, share)
         else:
-            _send(step, op, took, state, machine)
+            state.send(op, took, step.wait, machine)
     return exposed
 
 
-def _compute(step: _Step, op: Op, took: FloatK, state: _State, exposed: dict[str, FloatK]) -> None:
+def _compute(
+    step: _Step, op: Op, took: FloatK, state: Streams, exposed: dict[str, FloatK], slowdown: float
+) -> None:  # fmt: skip
     """An op of the compute stream: it waits for other streams, then for the host, then it runs."""
     _, wait, record, passes = step
     ready = state.ready
@@ -251,58 +227,18 @@ def _compute(step: _Step, op: Op, took: FloatK, state: _State, exposed: dict[str
                 if passes:
                     late = where(_runs(op), late, 0.0)
                 exposed[family] = exposed[family] + late
-                state.compute = state.compute + late
+                state.wait(name, family, late)
     if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
         idle = where(took > 0.0, maximum(state.host - state.compute, 0.0), 0.0)
         exposed["host_idle"] = exposed["host_idle"] + idle
         state.compute = state.compute + idle + took
+        state.loss = state.loss + slowdown * took
         exposed[op.family] = exposed[op.family] + took
     if passes:
-        handed_on = _through(_runs(op), {}, ready.get(op.reads[0], {}))
-        for name in op.writes:
-            ready[name] = handed_on
+        state.hand_on(op, _runs(op))
     if record:
-        made: _Ready = {"": state.compute}
+        made: Ready = {"": state.compute}
         if _may_pass(op) and op.reads[0] in ready:
-            made = _through(_runs(op), made, ready[op.reads[0]])
+            made = through(_runs(op), made, ready[op.reads[0]])
         for name in record:
             ready[name] = made
-
-
-def _send(step: _Step, op: Op, took: FloatK, state: _State, machine: Machine) -> None:
-    """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
-    are there."""
-    ready, streams = state.ready, state.streams
-    start = maximum(maximum(state.host, streams.get(op.stream, 0.0)), 0.0 if op.stream in OWN_ORDER else state.compute)
-    if isinstance(op.work, Collective):
-        start = maximum(start, _communicator_free(state, op.work.group, machine))
-    for name in step.wait:
-        for at in ready.get(name, {}).values():
-            start = maximum(start, at)
-    end = start + took
-    until = where(op.present, end, 0.0)
-    streams[op.stream] = maximum(until, streams.get(op.stream, 0.0))
-    if isinstance(op.work, Collective):
-        _occupy(state, op.work.group, until, machine)
-    made: _Ready = {op.family: end}
-    if op.present is not True and op.reads:  # where it does not run, its output is ready when its input is
-        made = _through(op.present, made, ready.get(op.reads[0], {}))
-    for name in op.writes:
-        ready[name] = made
-
-
-def _communicator_free(state: _State, group: str, machine: Machine) -> FloatK:
-    """When the communicator of a group has done what was issued to it: NCCL runs one operation after the other."""
-    own, whole = state.communicators.get(group, 0.0), machine.shares_world(group)
-    return own if whole is False else where(whole, state.communicators.get("world", 0.0), own)
-
-
-def _occupy(state: _State, group: str, until: FloatK, machine: Machine) -> None:
-    whole = machine.shares_world(group)
-    if whole is False:
-        state.communicators[group] = maximum(until, state.communicators.get(group, 0.0))
-        return
-    for name, here in ((group, opposite(whole)), ("world", whole)):
-        if anywhere(here):
-            before = state.communicators.get(name, 0.0)
-            state.communicators[name] = where(here, maximum(until, before), before)

@@ -14,7 +14,8 @@ import numpy as np
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from mofa.cost.scan import EXPOSED, OWN_ORDER
+from mofa.cost.scan import EXPOSED
+from mofa.cost.streams import OWN_ORDER
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"

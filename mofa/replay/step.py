@@ -14,7 +14,8 @@ from mofa.cost.collectives import collective_s
 from mofa.cost.compose import hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows
-from mofa.cost.scan import EXPOSED, OWN_ORDER
+from mofa.cost.scan import EXPOSED
+from mofa.cost.streams import OWN_ORDER
 from mofa.orders import Action, Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
