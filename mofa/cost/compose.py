@@ -16,7 +16,7 @@ from mofa.cost.optimizer import optimizer_host_seconds, optimizer_seconds
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
-from mofa.cost.turns import Passes, passes
+from mofa.cost.turns import LateHost, Passes, passes
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import layer_tensors
 
@@ -75,6 +75,8 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
+    if each.late is not None and rows.layout.stages.pp > 1:
+        _catch_up(rows, exposed, each.late, m, outside)
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 
@@ -154,7 +156,8 @@ def _pipeline(
             late = each.late.at
             with_host = given.take(late, (each.late.forward, each.late.backward))
             until = critical_path_s(plan, with_host, rows.num_micro_batches[late], of=rows.layout.shown.of)
-            exposed[_T["host_idle"], late] += np.maximum(until - total[late], 0.0)
+            ahead = np.where(each.late.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[late])
+            exposed[_T["host_idle"], late] += np.maximum(until - total[late] - ahead, 0.0)
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.on_path)):
             shown = np.minimum(part, idle)
@@ -176,6 +179,15 @@ def _pipeline(
     elif not runtime:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
         exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
+
+
+def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:
+    """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
+    gone, but whatever the device waits for meanwhile counts as well."""
+    at = late.at
+    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(m))[at]
+    more = late.issued_s(rows.layout.shown.of, m[at]) + reduced - exposed[:, at].sum(axis=0)
+    exposed[_T["host_idle"], at] += np.where(late.waits, 0.0, np.maximum(more, 0.0))
 
 
 def hop_seconds(rows: Rows) -> ArrayN:

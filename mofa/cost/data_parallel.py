@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.critical_path import OncePerStep
-from mofa.cost.rows import Rows, chunk_shares
+from mofa.cost.rows import Rows, chunk_params
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES
 
@@ -23,7 +23,8 @@ ArrayN = NDArray[np.float64]
 class Outside:
     """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
 
-    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there. (n,)
+    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
+    ``in_passing`` of ``exposed`` the host issues on. (n,)
     """
 
     exposed: ArrayN
@@ -31,11 +32,12 @@ class Outside:
     before_forward: ArrayN
     once: OncePerStep | None = None
     on_path: ArrayN | float = 0.0
+    in_passing: ArrayN | float = 0.0
 
 
-def column(group: Group) -> Group:
-    """The group with a trailing axis, to time payloads of shape (n, R)."""
-    return Group(group.size[:, None], group.ranks_per_domain[:, None], group.ranks_per_node[:, None])
+def _of_chunks(group: Group) -> Group:
+    """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
+    return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
 
 
 def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
@@ -58,14 +60,16 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
         return none
     once = _pipelined_fsdp(rows, fwd, bwd) if rows.mode.pipelined else none
     exposed, hidden = _replicas(rows, bwd, m)
-    return Outside(once.exposed + exposed, once.hidden + hidden, once.before_forward)
+    return replace(once, exposed=once.exposed + exposed, hidden=once.hidden + hidden)
 
 
 def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
-    """Seconds over all parameters of a stage, dense and expert ones one after the other. (g, R) [s]"""
-    s = rows.shards
-    dense = collective_s(kind, s.dense * bytes_per_param, column(rows.groups["fsdp"]), rows.costs.machine.fabric)
-    expert = collective_s(kind, s.expert * bytes_per_param, column(rows.groups["efsdp"]), rows.costs.machine.fabric)
+    """Seconds over all parameters of each chunk, dense and expert ones one after the other. (g, R, vpp) [s]"""
+    params = chunk_params(rows.workload, rows.framework, rows.grids, rows.layout)
+    dense, expert = (
+        collective_s(kind, part * bytes_per_param, _of_chunks(rows.groups[name]), rows.costs.machine.fabric)
+        for part, name in zip(params, ("fsdp", "efsdp"), strict=True)
+    )
     return np.asarray(dense + expert)
 
 
@@ -105,16 +109,16 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     fw, s, stages = rows.framework, rows.shards, rows.layout.stages
     pp, vpp, width = stages.pp, stages.vpp, fw.reduced_bytes_per_param
     slow = _slowdown(rows)
-    zero = rows.grids.zero[:, None]
+    zero = rows.grids.zero[:, None, None]
     scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
-    reduce = np.where(scatters, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))[rows.grid]
+    reduces = np.where(scatters, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))[rows.grid]
     each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
-    gather = np.where(zero >= 1, _over(rows, "all_gather", each), 0.0)[rows.grid]
+    gathers = np.where(zero >= 1, _over(rows, "all_gather", each), 0.0)[rows.grid]
+    gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
-    shares = chunk_shares(rows)
     held = np.zeros_like(fwd)
     exposed, hidden, on_path = np.zeros(len(fwd)), np.zeros(len(fwd)), np.zeros(len(fwd))
     worst = row_max(reduce)
@@ -126,7 +130,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
-            lost, beside = _lost(reduce[:, 0] * (1.0 - shares[:, 0, 0]), (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
+            lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
         exposed, hidden = exposed + lost, hidden + beside
     if fw.overlap_grad_reduce and vpp > 1:
         on_path = on_path + worst
@@ -144,7 +148,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         late = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
         late[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
         worst = row_max(np.maximum(late - before_f / vpp, 0.0))
-        lost, beside = _lost(gather[:, 0] * (1.0 - shares[:, 0, 0]), (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
+        lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
     if rows.workload.model.tied_embeddings and pp > 1:
         tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.grids.tp
@@ -152,11 +156,11 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         exposed = exposed + embedding[rows.grid]
     once = None
     if vpp > 1:
-        gathers = gather[..., None] * shares * fw.overlap_param_gather
+        gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
-        once = OncePerStep(gathers, starts, reduce[..., None] * shares * fw.overlap_grad_reduce)
-    return Outside(exposed, hidden, held, once, on_path)
+        once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
+    return Outside(exposed, hidden, held, once, on_path, exposed if vpp > 1 else 0.0)
 
 
 def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
@@ -166,7 +170,9 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     """
     stages = rows.layout.stages
     pp, vpp = stages.pp, stages.vpp
-    gather, reduce = (_over(rows, *what)[rows.grid] for what in (("all_gather", 2.0), ("reduce_scatter", 4.0)))
+    gather, reduce = (
+        _over(rows, *what).sum(axis=2)[rows.grid] for what in (("all_gather", 2.0), ("reduce_scatter", 4.0))
+    )
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
@@ -178,7 +184,8 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     reduced = row_max(_after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
-    return Outside(gathered + reduced + slow[:, 0] * beside, hidden, np.zeros_like(fwd))
+    in_passing = gathered + slow[:, 0] * beside
+    return Outside(in_passing + reduced, hidden, np.zeros_like(fwd), in_passing=in_passing)
 
 
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
@@ -189,7 +196,10 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     """
     s, model = rows.shards, rows.workload.model
     params = s.dense + s.expert
-    once = collective_s("all_reduce", params * 4.0, column(rows.groups["dp"]), rows.costs.machine.fabric)[rows.grid, 0]
+    payload = params[..., None] * 4.0
+    once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
+        rows.grid, 0, 0
+    ]
     params = params[rows.grid]
     last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
     late = np.maximum(once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0)), once - bwd[:, 0])

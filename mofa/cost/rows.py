@@ -354,46 +354,38 @@ def stage_shards(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout, groups: dict[str, Group]
 ) -> Shards:
     """Parameters of every stage on one rank, of each grid of ranks."""
-    model, counts = workload.model, lay.stages.counts[:, lay.shown.stage].sum(axis=2)
-    tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
-    dense = np.zeros((len(table), len(lay.shown.stage)))
-    expert = np.zeros_like(dense)
-    first, head = lay.shown.stage == 0, lay.shown.stage == lay.stages.head_stage
-    for i, kind in enumerate(lay.stages.kinds):
-        p = layer_params(model, kind.moe)
-        dense += counts[i] * ((p.matrices_tp + p.shared) / tp + p.replicated)
-        expert += counts[i] * p.routed / spread
-    unit = framework.vocab_divisor * tp
-    padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
-    # Megatron's positions and the norm behind them are whole on every rank
-    looked_up = model.vocab * model.hidden
-    whole = embedding_params(model) - looked_up
-    dense += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
-    output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
-    dense += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
-    if model.num_mtp_layers:
-        p = mtp_params(model)
-        dense += head * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
-        expert += head * model.num_mtp_layers * p.routed / spread
-        if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
-            dense += head * model.vocab * model.hidden / tp
+    dense, expert = (params.sum(axis=2) for params in chunk_params(workload, framework, table, lay))
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")
     return Shards(
         dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
     )
 
 
-def chunk_shares(rows: Rows) -> ArrayN:
-    """Share of each chunk in the parameters of its stage on one rank. (n, R, vpp) [-]"""
-    model, stages, table, shown = rows.workload.model, rows.layout.stages, rows.grids, rows.layout.shown
-    spread = (table.ep * table.etp)[:, None, None]
-    tp = table.tp[:, None, None]
-    chunks: ArrayN = np.zeros((len(table), len(shown.stage), stages.vpp))
-    for i, kind in enumerate(stages.kinds):
+def chunk_params(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout
+) -> tuple[ArrayN, ArrayN]:
+    """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (g, R, vpp) each [params]"""
+    model, counts = workload.model, lay.stages.counts[:, lay.shown.stage]
+    tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
+    dense = np.zeros((len(table), *counts.shape[1:]))
+    expert = np.zeros_like(dense)
+    for i, kind in enumerate(lay.stages.kinds):
         p = layer_params(model, kind.moe)
-        chunks = chunks + stages.counts[i, shown.stage] * ((p.total - p.routed) / tp + p.routed / spread)
-    ends = np.zeros((len(shown.stage), stages.vpp))
-    ends[0, 0] += embedding_params(model)
-    ends[shown.of[stages.head_stage], -1] += model.vocab * model.hidden
-    chunks = chunks + ends / tp
-    return np.asarray(chunks / chunks.sum(axis=2, keepdims=True))[rows.grid]
+        dense += counts[i] * ((p.matrices_tp + p.shared) / tp + p.replicated)[..., None]
+        expert += counts[i] * (p.routed / spread)[..., None]
+    unit = framework.vocab_divisor * tp
+    padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
+    # Megatron's positions and the norm behind them are whole on every rank
+    looked_up = model.vocab * model.hidden
+    whole = embedding_params(model) - looked_up
+    first, head = lay.shown.stage == 0, lay.shown.stage == lay.stages.head_stage
+    dense[:, :, 0] += first * ((looked_up + padding) / tp + whole / (tp if framework.shards_params else 1))
+    output = head_params(model) or (model.vocab * model.hidden if lay.stages.head_stage != 0 else 0)
+    dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
+    if model.num_mtp_layers:
+        p = mtp_params(model)
+        dense[:, :, -1] += head * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
+        expert[:, :, -1] += head * model.num_mtp_layers * p.routed / spread
+        if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
+            dense[:, :, -1] += head * model.vocab * model.hidden / tp
+    return dense, expert

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.hostclock import Clocks
+from mofa.blocks.elementwise import row_max
+from mofa.cost.hostclock import NEVER, Clocks
 from mofa.cost.rows import Rows
 from mofa.cost.scan import PhaseTime
+from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -27,13 +29,29 @@ class LateHost:
     forward: Clocks
     backward: Clocks
 
+    waits: NDArray[np.bool_]
+    """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
+
+    def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
+        """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
+
+        The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
+        ``of`` says which of the stages that are shown each one is like. (pp,)
+        """
+        issue = (self.forward.host_s + self.backward.host_s).sum(axis=2)[:, of]
+        backward_s = self.backward.device_s[:, of, 0]
+        ahead_s = np.cumsum(backward_s, axis=1) - backward_s
+        return row_max(num_micro_batches[:, None] * issue + ahead_s)
+
     def held_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
 
-        What a turn of both takes more than the device does, by how late the host is in either.
+        What a turn of both takes more than the device does, by how late the host is in either; nothing where it
+        waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
         held = np.maximum(forward.then(backward).cycle_s - forward.device_s - backward.device_s, 0.0)
+        held *= self.waits[:, None, None]
         late = [np.maximum(one.host_s - one.device_s, 1e-12) for one in (forward, backward)]
         return held * late[0] / (late[0] + late[1]), held * late[1] / (late[0] + late[1])
 
@@ -70,7 +88,12 @@ def passes(rows: Rows) -> Passes:
     at = np.flatnonzero(_is_late(rows))
     if not len(at):
         return Passes(forward, backward, weights, 0.0, None)
-    host = LateHost(at, _clocks(rows, at, "forward"), _clocks(rows, at, "backward"))
+    clocks = _clocks(rows, at, "forward"), _clocks(rows, at, "backward")
+    waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
+    # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
+    exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
+    waits |= rows.layout.stages.pp == 1 or exchanges
+    host = LateHost(at, *clocks, waits)
     before = (forward + backward).sum(axis=2)
     forward[at], backward[at] = host.forward.device_s, host.backward.device_s
     if rows.schedule != "interleaved":

@@ -9,7 +9,10 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
+from mofa.cost.rows import chunk_params
+from mofa.replay.ranks import rows_of
 from mofa.search.feasible import Job, check
+from mofa.search.playing import estimator_of
 from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.space import SOLVED, default_space, product
 from mofa.specs.strategy import BALANCING, StrategyTable
@@ -83,3 +86,15 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         assert alike.instants[alike.instant[0]] == row.instants[row.instant[0]]
         memory = whole.device_bytes(np.array([i]), table.recompute_layers[i : i + 1])
         np.testing.assert_allclose(memory, row.device_bytes, **close)  # type: ignore[call-overload]
+
+
+def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predicts_on() -> None:
+    """DeepSeek-V3's layers in chunks of 16 and 17 on the first rank, the first three dense, 16 and 12 on the second and
+    a layer of multi-token prediction behind the last; an expert is three matrices of 7,168 x 2,048, and a rank holds 16
+    of 256 in each layer."""
+    job, machines = mofa.load_workload("deepseek-v3"), mofa.load_cluster("h200-hgx", 64)
+    estimator = estimator_of(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
+    rows = rows_of(estimator)
+    dense, expert = chunk_params(job, estimator.framework, rows.grids, rows.layout)
+    assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
+    np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))

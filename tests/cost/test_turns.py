@@ -7,6 +7,7 @@ import pytest
 
 from mofa.cost.critical_path import Durations, critical_path_s
 from mofa.cost.hostclock import NEVER, Clocks
+from mofa.cost.turns import LateHost
 
 
 def clocks(device_s: float, held_s: float, woken_s: float, host_s: float) -> Clocks:
@@ -74,3 +75,13 @@ def test_ranks_that_wait_get_ahead() -> None:
     held = critical_path_s(plan, Durations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
     assert alone.tolist() == [24.0]
     assert held.tolist() == [27.0]
+
+
+def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
+    """Two ranks, ten micro-batches, hosts of 3 + 4 s: 70 s, and the second rank's last backward goes on for 5 s."""
+    forward, backward = (
+        Clocks(*(np.full((1, 2, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
+    )
+    late = LateHost(np.array([0]), forward, backward, waits=np.array([False]))
+    assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
+    assert [held.max() for held in late.held_s()] == [0.0, 0.0]
