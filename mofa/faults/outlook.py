@@ -304,7 +304,9 @@ def _writing_behind(
         if fast is None:
             return interval, np.ones_like(step), parts
         segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_APART)
-        found = two_level_ettr(interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist))
+        found = two_level_ettr(
+            interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist), facts.work_s
+        )
         productive = np.where(np.isinf(interval), 1.0, found) * (1 - waiting)
         lost = np.maximum(parts["productive"] + parts["lost"] - productive, 0.0)
         return interval, segments, {**parts, "productive": productive, "lost": lost}

@@ -11,6 +11,7 @@ from mofa.faults.checks import FloatN, above_zero, at_least_zero, share
 def two_level_ettr(
     interval_s: ArrayLike, segments: ArrayLike, block_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike,
     restart_s: tuple[ArrayLike, ArrayLike], recoverable: ArrayLike, persist_s: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+    work_s: ArrayLike = np.inf,
 ) -> FloatN:  # fmt: skip
     """ETTR of a fast level behind every segment, and a safe one behind every ``segments``-th in its place. [-]
 
@@ -27,6 +28,8 @@ def two_level_ettr(
         Mean time between failures. [s]
     recoverable
         Share p of failures that the fast level survives. [-]
+    work_s
+        Productive time of the run; endless where absent. [s]
 
     Notes
     -----
@@ -37,6 +40,10 @@ def two_level_ettr(
 
     A fast checkpoint that can be restored P_1 later shifts the ends of all segments behind a restart by P_1, as if the
     restart took that much longer. Of the safe one :func:`kept_patterns` are left.
+
+    A run that ends before storage keeps anything loses no more than what it has: as one that begins anew at each of the
+    failures which only the safe level survives, x of which are expected, ``x / (exp(x) - 1)`` is left. Of these two,
+    which both say too little, the larger is taken.
 
     Examples
     --------
@@ -67,7 +74,11 @@ def two_level_ettr(
         found = n * interval / pattern
     kept = kept_patterns(n, lengths, mtbf, u, persist - shift)
     plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
-    return np.where(np.isinf(mtbf), plain, found * np.where(p == 1, 1.0, kept))
+    with np.errstate(all="ignore"):
+        anew = (1 - p) / (mtbf * found) * np.asarray(work_s, dtype=np.float64)
+        begun = np.where(anew > 0, anew / np.expm1(anew), 1.0)
+        left = np.fmax(kept, np.where(np.isinf(anew), 0.0, begun))
+    return np.where(np.isinf(mtbf), plain, found * np.where(p == 1, 1.0, left))
 
 
 def kept_patterns(

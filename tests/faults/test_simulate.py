@@ -83,6 +83,17 @@ def test_two_levels_with_delays(
     assert abs(found.ettr - closed) < 3.5 * found.standard_error
 
 
+def test_a_run_that_ends_before_storage_keeps_anything() -> None:
+    """Writing takes nine times as long as it is from one failure to the next: an endless run would hardly get on."""
+    kinds, levels = (Kind(0.9998, 60.0), Kind(2e-4, 300.0, level=1)), (Level(0.1), Level(0.1, every=600, persist_s=6e4))
+    facts = (100.0, 600, (0.1, 0.1), 6700.0, (60.0, 300.0), 0.9998, (0.0, 6e4))
+    assert float(two_level_ettr(*facts)) < 0.5
+    for work, slack in ((4e6, 0.005), (4e7, 0.03)):
+        played = simulate(LongRun(work, 100.0, levels, kinds, Clock(6700.0)), 400, seed=2)
+        closed = float(two_level_ettr(*facts, work_s=work))
+        assert closed == pytest.approx(played.ettr, abs=3.5 * played.standard_error + slack)
+
+
 @pytest.mark.parametrize("num_spares", [0, 1, 3])
 def test_waiting_for_spares_is_erlangs_formula(num_spares: int) -> None:
     mtbf, repair, share = 4 * HOUR, 6 * HOUR, 0.7
