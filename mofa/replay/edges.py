@@ -30,11 +30,10 @@ def gather(player: Player) -> list[list[list[Kept]]]:
     for chunk in groups:
         mine = []
         for weights in chunk:
-            params = sum(weights)
-            source = player.new(int(2 * params / player.rank.shard_ranks), shard)
-            whole = player.new(int(2 * params), gathered)
+            source = player.new(int(2 * sum(share for _, share in weights)), shard)
+            whole = player.new(int(2 * sum(n for n, _ in weights)), gathered)
             player.drop(source)
-            mine.append([player.new(int(2 * n), copy) for n in weights])
+            mine.append([player.new(int(2 * n), copy) for n, _ in weights])
             if before is not None:
                 player.drop(before)
             before = whole
@@ -54,14 +53,13 @@ def reduce(player: Player, gathered: list[list[list[Kept]]]) -> None:
     previous: Kept | None = None
     for c, chunk in enumerate(groups):
         for g, weights in enumerate(chunk):
-            params = sum(weights)
             for kept in gathered[c][g]:
                 player.drop(kept)
-            buffer = player.new(int(4 * params), sent)
+            buffer = player.new(int(4 * sum(n for n, _ in weights)), sent)
             if previous is not None:
                 player.drop(previous)
             previous = buffer
-            player.grads.append(player.new(int(4 * params / player.rank.shard_ranks), sharded))
+            player.grads.append(player.new(int(4 * sum(share for _, share in weights)), sharded))
             for kept in player.accumulators.pop(c * 10_000 + g, ()):
                 player.drop(kept)
     if previous is not None:

@@ -57,9 +57,9 @@ class Rank:
     """Forwards in a round of the schedule's steady state. [-]"""
     tied: bool = False
     """Whether the embedding and the head are one weight, here: it has one gradient."""
-    gathered_params: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    """Under pipelines the weights of FSDP's groups per chunk: gathered for the step, reduced at its end. [params]"""
-    shard_ranks: float = 1.0
+    gathered_params: tuple[tuple[tuple[tuple[float, float], ...], ...], ...] | None = None
+    """Under pipelines the weights of FSDP's groups per chunk, and this rank's share of each: gathered for the step,
+    reduced at its end. [params]"""
     grad_bytes: float = 2.0
     """Of a contiguous buffer's gradients per byte of their parameters: 2 where they are fp32. [-]"""
     deepspeed: str = ""

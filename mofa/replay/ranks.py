@@ -111,7 +111,14 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     sends = tuple(s < pp * vpp - 1 and order.rank_of(s + 1) != r for s in local)
     ctx = rows.costs.context
     boundary = int(value(ctx.shard) * rows.workload.model.hidden * ctx.residual)
-    groups = tuple(tuple(tuple(n for _, n in p.life.weights) for p in c) for c in chunks)
+    dense_ranks, expert_ranks = float(rows.shards.dense_ranks[0, 0]), float(rows.shards.expert_ranks[0, 0])
+    groups = tuple(
+        tuple(
+            tuple((n, n / (expert_ranks if name.startswith("experts.") else dense_ranks)) for name, n in p.life.weights)
+            for p in c
+        )
+        for c in chunks
+    )
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
     on_head = r == stages.head_stage
@@ -134,8 +141,7 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
         grad_bytes=grad_bytes * sum(w.param for w in bf16) / max(sum(w.param for w in weights), 1),
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
         gathered_params=groups if pipelined else None,
-        shard_ranks=float(rows.shards.dense_ranks[0, 0]), deepspeed=ds,
-        optimizer_ranks=float(rows.shards.dense_ranks[0, 0]) if int(table.zero[0]) >= 1 else 1.0,
+        deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
 

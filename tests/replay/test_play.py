@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import mofa
 from mofa.cost.liveness import block_memory
 from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
@@ -16,8 +17,9 @@ from mofa.replay.lives import Deed, Life, New, life
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
-from mofa.replay.ranks import ranks_of, room_of
+from mofa.replay.ranks import ranks_of, room_of, rows_of
 from mofa.replay.rounds import QUIET, Rounds
+from mofa.search.playing import estimator_of
 from tests.replay.runs import Run, fitting_runs, load
 
 MIB = 1 << 20
@@ -325,3 +327,19 @@ def test_zero_bubble_keeps_what_its_weights_need() -> None:
     ranks = _played(run)
     assert max(rank.between_steps for rank in ranks) == pytest.approx(run.between, rel=1e-3)
     assert max(rank.peak_reserved for rank in ranks) == pytest.approx(run.reserved, rel=5e-3)
+
+
+def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
+    """Experts are sharded over the ranks that share an expert, all else over all ranks of a stage: Qwen3 30B on 32
+    GPUs, pp 2, ep 8 of dp 16, so that an expert has 2 ranks and what is dense 16."""
+    estimator = estimator_of(
+        mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h200-hgx", 32), mofa.load_framework("torchtitan"),
+        "pp=2 dp=16 ep=8",
+    )  # fmt: skip
+    for r, rank in enumerate(ranks_of(estimator)):
+        assert rank.gathered_params is not None
+        shares = [n / share for chunk in rank.gathered_params for group in chunk for n, share in group]
+        assert set(shares) == {2.0, 16.0}
+        held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
+        whole = rows_of(estimator).shards.sharded(1.0)[0, r]
+        assert held == pytest.approx(whole, rel=1e-3)
