@@ -32,6 +32,8 @@ from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ArrayK = NDArray[np.float64]
+SIZES = 4
+"""Sizes of weights by which tensors are told apart for the allocator. [-]"""
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,15 @@ class Weights:
     embedding: tuple[WeightClass, ...]
     head: tuple[WeightClass, ...]
 
-    def largest(self) -> ArrayK:
-        """The largest weight of a layer. (K,) [params]"""
-        return np.asarray(np.max([weight.params for kind in self.layers for weight in kind], axis=0))
+    @cached_property
+    def sizes(self) -> ArrayK:
+        """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
+        largest = np.max([weight.params for kind in self.layers for weight in kind], axis=0)
+        alike = self.params[:, None] == self.params[None]
+        total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
+        again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
+        most = np.argsort(np.where(again, 0.0, -total), axis=0, kind="stable")[:SIZES]
+        return np.concatenate([largest[None], np.take_along_axis(self.params, most, axis=0)])
 
     @cached_property
     def _all(self) -> list[tuple[int, WeightClass]]:
@@ -247,7 +255,7 @@ def block_costs(
         )  # fmt: skip
     num_k, kinds = len(first), build.block_kinds(workload.model)
     modes = wanted_modes(table)
-    tapes, forward_ops = _all_tapes(ctx, framework, kinds, modes)
+    tapes, forward_ops, activation = _all_tapes(ctx, framework, kinds, modes)
     if drop:
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
@@ -257,7 +265,8 @@ def block_costs(
         tuple(_weights(tapes[_label(kind, modes[0])], num_k) for kind in kinds), _weights(tapes["embedding"], num_k),
         _weights(tapes["head"], num_k),
     )  # fmt: skip
-    costed = _costed(tapes, machine, np.inf if framework.shards_params else 2.0 * weights.largest())
+    large = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
+    costed = _costed(tapes, machine, large, per_combination(activation, num_k))
     blocks = {spec: tuple(costed[_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
@@ -286,14 +295,18 @@ def _label(kind: BlockKind, spec: RecomputeSpec) -> str:
 
 def _all_tapes(
     ctx: Context, framework: FrameworkSpec, kinds: tuple[BlockKind, ...], modes: tuple[RecomputeSpec, ...]
-) -> tuple[dict[str, BlockTapes], list[Op]]:
-    """Every block by its label, and the forward ops of the layers, which are the same in all modes."""
+) -> tuple[dict[str, BlockTapes], list[Op], FloatK]:
+    """Every block by its label; of the layers the forward ops and the bytes of the largest activation, which are the
+    same in all modes. [B]"""
     p, model = primitives_of(framework), ctx.model
     tapes: dict[str, BlockTapes] = {}
     ops: list[Op] = []
+    widest: FloatK = 0.0
     for kind in kinds:
         forward = build.block_forward(ctx, p, kind)
         ops += forward.ops
+        for tensor in forward.tensors.values():
+            widest = maximum(widest, tensor.bytes) if tensor.kind == "activation" else widest
         chunks_of = {
             c: chunked(forward, c, overlap=framework.chunk_overlap) for c in {spec.token_chunks for spec in modes}
         }
@@ -303,7 +316,7 @@ def _all_tapes(
             tapes[_label(kind, spec)] = build.block(ctx, p, kind, recompute, whole)
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry(ctx, p)
-    return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops
+    return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops, widest
 
 
 def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
@@ -317,8 +330,14 @@ def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: FloatK) -> dict[str, BlockCost]:
-    """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once."""
+def _costed(
+    tapes: Mapping[str, BlockTapes], machine: Machine, large: ArrayK, widest: ArrayK
+) -> dict[str, BlockCost]:  # fmt: skip
+    """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once.
+
+    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive; of the embedding and
+    the head behind these also of those larger than ``widest`` (K,), the largest activation of a layer. [B]
+    """
     num_k = machine.num_k
     timed = time_works((op for b in tapes.values() for tape in (b.forward, b.backward) for op in tape.ops), machine)
     forwards: dict[int, tuple[PhaseTime, ArrayK]] = {}
@@ -328,8 +347,10 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: FloatK) ->
         if forward is None:
             forward = scan(block.forward, machine, timed=timed), tape_flops(block.forward, num_k)
             forwards[id(block.forward)] = forward
+        sizes = np.concatenate([large, widest[None]]) if name in ("embedding", "head") else large
+        memory = block_memory(block, num_k, sizes)
         out[name] = BlockCost(
-            forward[0], scan(block.backward, machine, timed=timed), block_memory(block, num_k, large), forward[1],
+            forward[0], scan(block.backward, machine, timed=timed), memory, forward[1],
             tape_flops(block.backward, num_k), cached_bytes(block, num_k),
         )  # fmt: skip
     return out

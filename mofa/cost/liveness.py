@@ -38,10 +38,12 @@ class BlockMemory:
     saved_slack: ArrayK
     """What the allocator's rounding adds to the kept tensors. [B]"""
     largest: ArrayK
-    """The largest tensor that the block allocates. [B]"""
+    """The largest tensor that the block allocates on the computing stream. [B]"""
     large_saved: ArrayK
+    large_forward: ArrayK
     large_peak: ArrayK
-    """Of tensors larger than given: what is kept, and the most alive beyond what is kept. [B]"""
+    """Of the computing stream's tensors larger than each of the sizes given: what is kept, and the most alive in the
+    forward and at all beyond what is kept. (sizes, K) [B]"""
     held: ArrayK
     """What a backward by inputs alone leaves for the weights' gradients beside what was kept. [B]"""
     above: ArrayK
@@ -66,6 +68,7 @@ class BlockMemory:
             saved_slack=self.saved_slack + block.saved_slack,
             largest=np.maximum(self.largest, block.largest),
             large_saved=self.large_saved + block.large_saved,
+            large_forward=np.maximum(self.large_forward, block.large_forward),
             large_peak=np.maximum(self.large_peak, block.large_peak),
             held=self.held + block.held,
             above=block.above,
@@ -158,8 +161,8 @@ class _Lifetimes:
         return shares
 
 
-def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> BlockMemory:
-    """Bytes kept and peaks of one block, tensors above ``large`` bytes also apart. Arrays of shape (num_k,)."""
+def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> BlockMemory:
+    """Bytes kept and peaks of one block, tensors above each of the sizes ``large`` (sizes, num_k) also apart."""
     forward, backward = block.forward, block.backward
     ops = forward.ops + backward.ops
     boundary, last = len(forward.ops), len(ops) - 1
@@ -170,8 +173,9 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
     starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
     found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
+    large = np.zeros((0, num_k)) if large is None else large
     if not found:
-        return _nothing(num_k)
+        return _nothing(num_k, len(large))
     sizes = stacked([f.bytes for f in found], num_k)
     kinds, start, end = (np.array(column) for column in list(zip(*found, strict=True))[1:4])
     at = np.arange(len(ops))[:, None]
@@ -196,19 +200,19 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     forward_peak, forward_kinds, forward_op = peak(0, boundary)
     backward_peak, backward_kinds, backward_op = peak(boundary, len(ops))
     across = (start < boundary) & (boundary <= end)
-    larger = sizes > large
-    some = np.flatnonzero(larger.any(axis=1))
-    big = np.where(larger[some], sizes[some], 0.0)
-    big_saved = big[across[some]].sum(axis=0)
-    big_peak = (there[:, some] @ big).max(axis=0) - big_saved if len(some) else big_saved
+    apart = {w for op in ops if op.stream.startswith("fsdp") for w in op.writes}
+    own = np.array([f.tensor not in apart for f in found])
+    own_sizes = np.where(own[:, None], sizes, 0.0)
+    large_saved, large_forward, large_peak = _larger(own_sizes, scratch, there, across, boundary, large)
     saved_kinds = is_kind[:, across] @ sizes[across]
     return BlockMemory(
         saved=saved_kinds.sum(axis=0),
         saved_kinds=saved_kinds,
         saved_slack=(rounded_bytes(sizes[across]) - sizes[across]).sum(axis=0),
-        largest=sizes.max(axis=0),
-        large_saved=big_saved,
-        large_peak=np.maximum(big_peak, 0.0),
+        largest=own_sizes.max(axis=0),
+        large_saved=large_saved,
+        large_forward=large_forward,
+        large_peak=large_peak,
         held=_held(lives, found, sizes, boundary),
         above=_above(lives, found, sizes, boundary),
         pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
@@ -217,10 +221,31 @@ def block_memory(block: BlockTapes, num_k: int, large: FloatK = np.inf) -> Block
     )  # fmt: skip
 
 
-def _nothing(num_k: int) -> BlockMemory:
+def _larger(
+    sizes: ArrayK, scratch: ArrayK, there: ArrayK, across: NDArray[np.bool_], boundary: int, large: ArrayK
+) -> tuple[ArrayK, ArrayK, ArrayK]:
+    """Of tensors (tensors, K) and scratch (ops, K) larger than each size: what is kept, and the most alive beyond it in
+    the forward and at all. (sizes, K) each"""
+    saved, forward, most = (np.zeros(large.shape) for _ in range(3))
+    for i, size in enumerate(large):
+        some = np.flatnonzero((sizes > size).any(axis=1))
+        big = np.where(sizes[some] > size, sizes[some], 0.0)
+        saved[i] = big[across[some]].sum(axis=0)
+        alive = there[:, some] @ big + np.where(scratch > size, scratch, 0.0)
+        forward[i] = alive[:boundary].max(axis=0, initial=0.0) - saved[i]
+        most[i] = alive.max(axis=0, initial=0.0) - saved[i]
+    return saved, np.maximum(forward, 0.0), np.maximum(most, 0.0)
+
+
+def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     """Of a block that allocates nothing."""
     zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
-    return BlockMemory(zero, kinds, zero, zero, zero, zero, zero, zero, zero, zero, kinds, op, zero, kinds, op)
+    large = np.zeros((num_sizes, num_k))
+    return BlockMemory(
+        saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
+        large_peak=large, held=zero, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
+        forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
+    )  # fmt: skip
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:

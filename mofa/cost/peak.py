@@ -13,7 +13,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.communicators import communicator_bytes
 from mofa.cost.moments import Moments
-from mofa.cost.reserve import holes_bytes, unsharded_bytes
+from mofa.cost.reserve import Alive, native_bytes
 from mofa.cost.rows import Rows
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
@@ -39,10 +39,11 @@ class _Instant:
 
     ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
     there, ``copies`` are weight copies besides; ``transient`` gives the kinds that the op holds for the candidates at
-    these positions. (len(KINDS), len(at))
+    these positions. (len(KINDS), len(at)) ``inside`` says where it is: a layer's forward or backward, or the loss.
     """
 
     name: str
+    inside: str
     total: ArrayN
     minus: ArrayN | float | None
     grads: ArrayN | float
@@ -148,23 +149,24 @@ class _Instants:
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
-        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``."""
         alive = self.fixed + grads * self.grads + transient[:, None] + copies
         if minus is not None:
             alive += self.acts - minus
-        self.all.append(_Instant(name, np.where(where, alive, -np.inf), minus, grads, copies, kinds))
+        self.all.append(_Instant(name, inside, np.where(where, alive, -np.inf), minus, grads, copies, kinds))
 
     def add_block(
-        self, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp], where: NDArray[np.bool_],
-        minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        self, way: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
+        where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant inside a layer of a kind in these modes: ``peaks`` by mode, combination and kind, and of what."""
+        """An instant on the ``way`` through a layer of a kind in these modes: ``peaks`` by mode, combination and kind,
+        and of what."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
-            name, where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
-            copies=copies,
+            f"{way} {name}", where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
+            copies=copies, inside=way,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -204,14 +206,14 @@ class _Instants:
                 own = saved[:, i][:, None]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
-                self.add_block(f"forward {name}", i, forward, mode, has, gone, grads=mid, copies=cached)
-                self.add_block(f"backward {name}", i, backward, mode, has, gone, grads=mid)
+                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached)
+                self.add_block("backward", name, i, backward, mode, has, gone, grads=mid)
                 if not always:
                     done = self._one_micro_batch() - own
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
-                    name = f"backward of the first {kind} block{label}"
+                    name = f"of the first {kind} block{label}"
                     swap = self._embedding_gather(i)
-                    self.add_block(name, i, backward, mode, has, done + own, grads=first, copies=swap)
+                    self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
 
     def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
         """What layers behind the last of a kind keep, and layers of it behind its last recomputed one. (n, R) [B]
@@ -250,13 +252,12 @@ class _Instants:
                 name = f"of the last {kind} block{label}"
                 for way, peaks in (("forward", forward), ("backward", backward)):
                     kept, grads = moments.most(way == "forward", gone)
-                    self.add_block(f"{way} {name}", i, peaks, mode, has, self.acts - kept, grads=grads)
+                    self.add_block(way, name, i, peaks, mode, has, self.acts - kept, grads=grads)
                 kept, grads = moments.most(
                     False, np.where(there, 0.0, np.inf), ended=True, own_grads=self._layer_grads(i)
                 )
-                self.add_block(
-                    f"backward of the first {kind} block{label}", i, backward, mode, has, self.acts - kept, grads=grads
-                )
+                name = f"of the first {kind} block{label}"
+                self.add_block("backward", name, i, backward, mode, has, self.acts - kept, grads=grads)
 
     def _pipelined_ends(self, moments: Moments) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
@@ -310,8 +311,9 @@ class _Instants:
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
-            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies
-        )
+            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies,
+            inside="loss" if name.startswith("loss") else "",
+        )  # fmt: skip
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
@@ -332,9 +334,19 @@ class _Instants:
             which[self.all[i].total >= enough] = i
         return largest, which
 
-    def without_grads(self) -> ArrayN:
-        """The most alive that is no gradient. (n, R) [B]"""
-        return np.asarray(np.max([one.total - one.grads * self.grads for one in self.all], axis=0))
+    def alive(self, most: ArrayN) -> Alive:
+        """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
+
+        def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
+            found = [one.total - (0.0 if grads else one.grads * self.grads) for one in self.all if one.inside in inside]
+            return np.asarray(np.maximum.reduce(found))
+
+        forward, piped = ("forward",), self.rows.mode.pipelined
+        return Alive(
+            of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,
+            of(forward, False) if piped else most, of(("forward", "backward", "loss", ""), False) if piped else most,
+            self.grads, self.buffers,
+        )  # fmt: skip
 
     def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
         """The part of the gradients that is there at each stage's instant. (n, R)"""
@@ -421,7 +433,7 @@ def stage_bytes(rows: Rows) -> StageBytes:
     instants = _Instants(rows)
     instants.build()
     allocated, which = instants.largest()
-    reserved = allocated + _slack(rows, instants, allocated, which)
+    reserved = _reserved(rows, instants, allocated, which)
     experts = rows.workload.model.moe is not None
     comm = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts)[rows.grid]
     device = reserved + rows.cluster.gpu.context_bytes.value + comm[:, None]
@@ -437,37 +449,27 @@ def stage_peaks(rows: Rows) -> Peak:
     return Peak(stages, fullest, parts, tuple(one.name for one in stages.instants.all))
 
 
-def _slack(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
-    """What the allocator holds beyond the live tensors at the peak. (n, R) [B]
+def _reserved(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
+    """What the allocator holds. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.liveness.rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
       blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
-    - From the second step on the optimizer's states lie in blocks that the loss had freed in the first, so that its
-      largest tensor finds no whole block again: one more of its size is taken, unless Megatron's holes take them.
-      Assumes that smaller tensors fill what the states leave. The expandable allocator maps pages instead and has no
-      such loss.
-    - What does not fit into any hole: :mod:`mofa.cost.reserve`.
+    - Whole segments, of which larger tensors find none that fits: :func:`mofa.cost.reserve.native_bytes`. The
+      expandable allocator maps pages instead; pages once mapped stay, those of the parameters that Megatron copied too.
     """
-    lay, c = rows.layout, rows.costs
+    lay, c, static = rows.layout, rows.costs, rows.static
     slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    ends = np.maximum(ends, rows.most_of_layers(rows.layers.pools))
-    slack = slack + ends
-    native = rows.framework.allocator != "expandable"
-    if rows.framework.shards_params and rows.mode.precision == "mixed":
-        if not rows.mode.pipelined:
-            slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
-        elif native:
-            slack = slack + unsharded_bytes(rows, allocated, instants.without_grads(), instants.grads)
-        else:  # they come when the others have gone
-            slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
-    starts = rows.static.grads_always and not rows.framework.deepspeed
-    if starts and native:
-        slack = slack + holes_bytes(rows, allocated)
-    elif starts:  # pages once mapped stay, those of the parameters that were copied too
-        slack = np.maximum(slack, (2.0 * rows.static.params + rows.static.grads)[rows.grid] - allocated)
-    elif native:
-        slack = slack + c.head.memory.largest[rows.k][:, None] * rows.is_head
-    return np.asarray(slack)
+    slack = slack + np.maximum(ends, rows.most_of_layers(rows.layers.pools))
+    shards = rows.framework.shards_params and rows.mode.precision == "mixed"
+    if shards and not rows.mode.pipelined:
+        slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
+    if rows.framework.allocator != "expandable":
+        return native_bytes(rows, instants.alive(allocated)) + slack
+    if shards and rows.mode.pipelined:  # they come when the others have gone
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
+    if static.grads_always and not rows.framework.deepspeed:
+        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid])
+    return allocated + slack

@@ -1,18 +1,21 @@
-"""What PyTorch's caching allocator holds beyond the live tensors, from its own rules.
+"""What PyTorch's caching allocator holds, from its own rules.
 
 Follows :mod:`mofa.replay.allocator`, which plays them: requests up to 1 MiB are cut from segments of 2 MiB in a pool of
 their own, those under 10 MiB from segments of 20 MiB, larger ones from segments of their own rounded to 2 MiB; a block
 goes where the smallest free one fits, and a segment is never given back. So a request that is larger than every hole
-takes a new segment, whatever is free.
+takes a new segment, whatever is free: what smaller tensors held before stays beside what larger ones hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.liveness import BlockMemory
+from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -38,8 +41,77 @@ def taken_bytes(nbytes: ArrayN) -> ArrayN:
     return np.asarray(np.where(size < MIN_OWN, shared, np.ceil(size / ROUND) * ROUND))
 
 
-def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
-    """What Megatron's start leaves, and what of it nothing can use. (n, R) [B]
+@dataclass(frozen=True)
+class Alive:
+    """The most alive of each stage, -inf where there is no such instant. (n, R) [B]
+
+    Inside layers' forwards and in any layer, in the loss and its backward, at all. ``no_grads`` is the most that is no
+    gradient, in layers' forwards and at all; ``grads`` are all gradients, ``buffers`` what is allocated for good.
+    """
+
+    forward: ArrayN
+    layers: ArrayN
+    loss: ArrayN
+    most: ArrayN
+    forward_no_grads: ArrayN
+    no_grads: ArrayN
+    grads: ArrayN
+    buffers: ArrayN
+
+
+def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
+    """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
+
+    - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
+      have taken what they need, and none of it is of use to them: see :func:`_with_loss`.
+    - The tensors of a layer are cut from each other's blocks, and what is left of these is not whole when the largest
+      is asked for: of that there is one more, where holes don't take the others.
+    - Megatron's start leaves holes: :func:`holes_bytes` and :func:`_beside_holes`. FSDP's groups under pipelines:
+      :func:`_unsharded`.
+    """
+    bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
+    moments, widest = _moments(rows), rows.most_of_layers(rows.layers.largest)
+    if rows.framework.shards_params and rows.mode.precision == "mixed" and rows.mode.pipelined:
+        return _unsharded(rows, alive, moments, bulk)
+    if not rows.static.grads_always or rows.framework.deepspeed:
+        ahead = alive.forward - moments
+        return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+    lost, pieces = holes_bytes(rows, alive.most)
+    most, ahead = _beside_holes(rows, alive.buffers)
+    ahead = np.maximum(alive.forward - moments, ahead)
+    layers = alive.layers + np.maximum(pieces, widest) + bulk
+    held = np.maximum(alive.most + np.maximum(lost, pieces), layers)
+    return np.maximum(np.maximum(held, most), _with_loss(rows, alive, ahead, 0.0))  # holes take what is in pieces
+
+
+def _bulk(memory: BlockMemory) -> ArrayN:
+    """The most alive of an end of the model in tensors larger than any of a layer. (K,) [B]"""
+    return np.asarray(memory.large_saved[-1] + memory.large_peak[-1])
+
+
+def _moments(rows: Rows) -> ArrayN:
+    """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
+    main = rows.static.grads_always and not rows.framework.deepspeed
+    return rows.static.states[rows.grid] * (2.0 / 3.0 if main else 1.0)
+
+
+def _with_loss(rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float) -> ArrayN:
+    """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
+
+    Of layers' segments, ``ahead`` of them by the first loss, none is of use to its larger tensors. Later, states and
+    gradients that came behind the first loss have taken room of what the layers hold beside it; as much as does not fit
+    any more goes into the loss's blocks, smallest first, none of which is whole again for the next loss: so many of its
+    largest are taken once more as hold what did not fit.
+    """
+    memory = rows.costs.head.memory
+    bulk, largest = _bulk(memory)[rows.k][:, None], memory.largest[rows.k][:, None]
+    displaced = np.maximum(alive.loss - bulk - ahead, 0.0)
+    again = np.ceil(displaced / np.maximum(largest, 1.0)) * largest
+    return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
+
+
+def holes_bytes(rows: Rows, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
     when the fp32 copies, the states and the activations come. Those go into these holes where they fit, a weight's own
@@ -55,21 +127,87 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> ArrayN:
     """
     lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
     start = _start(rows)
-    large = rows.over_layers(rows.layers.large_saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
-    peak = rows.most_of_layers(rows.layers.large_peak)
+    saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
+    large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     head = costs.head.memory
-    peak = np.maximum(peak, (head.large_saved + head.large_peak)[rows.k][:, None] * rows.is_head)
+    peak = np.maximum(
+        rows.most_of_layers(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
+    )
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - (static.params + static.grads + start.small - start.waste)[at]
     more = np.maximum(large + peak + (start.large + start.holes)[at] - others, 0.0)
-    # the holes that are left do not take the moments, which come behind the first step: they go into the loss's blocks
-    left = (start.fitting + start.large <= start.holes)[at]
-    cut = np.where(left, 0.0, head.largest[rows.k][:, None] * rows.is_head)
     # pieces of holes that no tensor takes
     plain, full = rows.gather(rows.layers.forward_peak)
     pieces = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
     pieces = np.maximum(pieces, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
-    return np.asarray(np.maximum(start.waste[at] + more + cut, np.minimum(pieces, start.holes[at])))
+    return start.waste[at] + more, np.minimum(pieces, start.holes[at])
+
+
+def _beside_holes(rows: Rows, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
+
+    For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
+    alive, which fits none of them: states and activations. The largest such sum is what is reserved if all else fits
+    somewhere.
+    """
+    lay, static, at, layers = rows.layout, rows.static, rows.grid, rows.layers
+    head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
+    fixed = (static.params + static.grads)[at] + buffers
+    most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
+    for i, (holes, states) in enumerate(_by_size(rows), start=1):
+        saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        peak = rows.most_of_layers(layers.large_peak[..., i])
+        for end, there in ((head, rows.is_head), (embedding, rows.is_first)):
+            peak = np.maximum(peak, (end.large_saved[i] + end.large_peak[i])[rows.k][:, None] * there)
+        held = fixed + holes[at] + saved
+        most = np.maximum(most, held + 3.0 * states[at] + peak)
+        ahead = np.maximum(ahead, held + states[at] + rows.most_of_layers(layers.large_forward[..., i]))
+    return most, ahead
+
+
+def _by_size(rows: Rows) -> Iterator[tuple[ArrayN, ArrayN]]:
+    """For each of the sizes that most parameters are in, holes of up to it and states of one kind that are larger. (g,
+    R) each [B]"""
+    made = _made(rows)
+    for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
+        yield (
+            made.staged(np.where(made.hole <= size, made.room, 0.0)),
+            made.staged(np.where(made.state > size, made.number * made.taken, 0.0)),
+        )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
+
+    layers: ArrayN
+    """Layers of each kind on the stages, then the embedding and the head. (kinds, R)"""
+    kind: NDArray[np.intp]
+    """Of each weight. (weights,)"""
+    number: ArrayN
+    hole: ArrayN
+    room: ArrayN
+    """Segments of all that are alike, once copied and let go."""
+    state: ArrayN
+    taken: ArrayN
+    """A state, and what it takes of segments."""
+
+    def staged(self, of_weights: ArrayN) -> ArrayN:
+        """Sums over the weights of each stage. (weights, g) -> (g, R)"""
+        of_kinds = np.zeros((len(self.layers), of_weights.shape[1]))
+        np.add.at(of_kinds, self.kind, of_weights)
+        return np.asarray(of_kinds.T @ self.layers)
+
+
+def _made(rows: Rows) -> _Made:
+    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
+    layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
+    k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
+    number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
+    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    state = rows.framework.states_bytes_per_param / 6.0 * hole / np.where(rows.grids.zero >= 1, shared, 1.0)
+    room = number * taken_bytes(hole) * (hole > SMALL)
+    return _Made(layers, weights.kind, number, hole, room, state, taken_bytes(state))
 
 
 @dataclass(frozen=True)
@@ -89,67 +227,57 @@ class _Start:
 
 def _start(rows: Rows) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
-    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
-    layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])  # of each kind, (kinds, R)
-    of_kind, expert = weights.kind, weights.expert[:, None]
-    k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
-    number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
-    shared = np.where(expert, ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    state = rows.framework.states_bytes_per_param / 6.0 * hole / np.where(rows.grids.zero >= 1, shared, 1.0)
+    made = _made(rows)
+    hole, state, room, layers = made.hole, made.state, made.room, made.layers
     is_small = state <= SMALL
-    taken = taken_bytes(state)
-    needed, room = 3.0 * number * taken, number * taken_bytes(hole) * (hole > SMALL)
-
-    def staged(of_weights: ArrayN) -> ArrayN:
-        """Sums over the weights of each stage. (weights, g) -> (g, R)"""
-        of_kinds = np.zeros((len(layers), of_weights.shape[1]))
-        np.add.at(of_kinds, of_kind, of_weights)
-        return np.asarray(of_kinds.T @ layers)
-
-    large = np.zeros((len(k), layers.shape[1]))
+    needed = 3.0 * made.number * made.taken
+    large = np.zeros((hole.shape[1], layers.shape[1]))
     for w in np.flatnonzero(np.any((state > SMALL) & (state > hole), axis=1)):  # where states are hardly shared out
         some = np.flatnonzero((state[w] > SMALL) & (state[w] > hole[w]))
-        wider = staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
-        large[some] += np.maximum(needed[w, some, None] * layers[of_kind[w]] - wider, 0.0)
-    waste = np.where(is_small, needed - 3.0 * number * state, 0.0)
+        wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
+        large[some] += np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0)
+    waste = np.where(is_small, needed - 3.0 * made.number * state, 0.0)
     return _Start(
-        staged(room), staged(np.where(is_small, needed, 0.0)), staged(waste),
-        staged(np.where(is_small, 0.0, needed)) - large, large,
+        made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),
+        made.staged(np.where(is_small, 0.0, needed)) - large, large,
     )  # fmt: skip
 
 
-def unsharded_bytes(rows: Rows, allocated: ArrayN, without_grads: ArrayN, grads: ArrayN) -> ArrayN:
-    """What FSDP's groups take under pipelines beyond what is alive at the peak. (n, R) [B]
+def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> ArrayN:
+    """What FSDP's groups and all else reserve under pipelines. (n, R) [B]
 
     - The gather stream's pool keeps what two groups' gathers held at once, the reduction stream's sharded gradients.
     - Groups are reduced from one fp32 buffer each, when all activations have gone: it fits into none of their blocks. A
       stage with the embedding takes the embedding's, one with the head has the loss's blocks for it where they are as
       large, any other takes two layers', of which one is reduced while the last is let go. In the second step these lie
       under what the optimizer's states have displaced, and the same is taken once more.
+    - So are on the first stage the tensors of the embedding's backward and its whole fp32 gradient, where they are
+      larger than any of a layer, as far as the states displace them.
     - Unsharded gradients that are larger than any activation of a layer do not fit where activations were; others do.
-
-    Parameters
-    ----------
-    without_grads
-        The most alive that is no gradient. (n, R) [B]
-    grads
-        All gradients of a stage. (n, R) [B]
     """
-    model, lay, table, costs = rows.workload.model, rows.layout, rows.grids, rows.costs
+    model, lay, table, costs, at = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
     p = layer_params(model, lay.stages.kinds[-1].moe)
-    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[rows.grid, None]
-    end = (embedding_params(model) / table.tp)[rows.grid, None]
-    ranks = rows.shards.dense_ranks[rows.grid]
-    at_end = (rows.is_first + rows.is_head)[None] > 0
-    gathers = np.where(at_end, 2.0 * (end + layer), 4.0 * layer) + 2.0 / ranks * np.where(
-        at_end, np.maximum(end, layer), layer
-    )
-    sharded = rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
-    loss = costs.head.memory.largest[rows.k][:, None]
-    buffer = np.where(rows.is_first > 0, 4.0 * end, 8.0 * layer)
-    buffer = np.where(rows.is_head > 0, np.where(loss >= 4.0 * end, 0.0, 4.0 * end), buffer)
-    late = np.maximum(without_grads + _apart(rows)[rows.k] * grads - allocated, 0.0)
-    return np.asarray(gathers + sharded + 2.0 * buffer + late)
+    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[at, None]
+    end = (embedding_params(model) / table.tp)[at, None]
+    first, head = rows.is_first > 0, rows.is_head > 0
+    ends = np.where(end > layer, np.where(first, 2.0 * (end + layer), 4.0 * layer + 2.0 * end), 4.0 * layer)
+    ends = ends + np.where(first & (end <= layer), 2.0 * end, 0.0)  # the first, which no layer's gather fits
+    source = 2.0 / rows.shards.dense_ranks[at] * np.where(first, np.maximum(end, layer), layer)
+    pools = np.where(first | head, ends, 4.0 * layer) + source
+    pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[at]
+    largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
+    widest = rows.most_of_layers(rows.layers.largest)
+    whole = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[at]
+    whole = (4.0 * end + whole) * first
+    whole = np.where(whole > widest, whole, 0.0)
+    apart = bulk + whole + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
+    again = np.clip(moments, np.maximum(largest, whole) * first, np.maximum(apart, largest * first))
+    embedding = np.where(first, np.maximum(alive.layers - moments - whole + apart, alive.layers) + again, -np.inf)
+    buffer = np.where(head, np.where(loss >= 4.0 * end, 0.0, 4.0 * end), 8.0 * layer) * ~first
+    late = np.maximum(alive.no_grads + _apart(rows)[rows.k] * alive.grads - alive.most, 0.0)
+    held = alive.most + late + 2.0 * buffer + np.where(late > 0, loss * head, 0.0)
+    held = np.maximum(held, _with_loss(rows, alive, alive.forward_no_grads - moments, widest))
+    return np.asarray(np.maximum(held, embedding) + pools)
 
 
 def _apart(rows: Rows) -> ArrayN:

@@ -42,8 +42,11 @@ class LayerArrays:
     backward_peak: ArrayN
     backward_kinds: ArrayN
     pools: ArrayN
+    largest: ArrayN
     large_saved: ArrayN
+    large_forward: ArrayN
     large_peak: ArrayN
+    """Of each size last."""
     cached: ArrayN
     forward_clocks: ArrayN
     """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
@@ -74,7 +77,9 @@ class LayerArrays:
             backward_peak=grid(lambda c: c.memory.backward_peak),
             backward_kinds=grid(lambda c: c.memory.backward_kinds),
             pools=grid(lambda c: c.memory.pool_slack),
+            largest=grid(lambda c: c.memory.largest),
             large_saved=grid(lambda c: c.memory.large_saved),
+            large_forward=grid(lambda c: c.memory.large_forward),
             large_peak=grid(lambda c: c.memory.large_peak),
             cached=grid(lambda c: c.cached),
             forward_clocks=grid(lambda c: c.forward.clocks),

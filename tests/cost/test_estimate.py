@@ -172,9 +172,9 @@ def test_recomputation_saves_memory_and_costs_time(name: str, kind: str) -> None
     none, full = (costed(name, kind, rows) for rows in pairs_by_mode(name, kind, "none", "full"))
     assert np.all(full.step_s > none.step_s)
     assert np.all(full.hardware_flops > none.hardware_flops)
-    # a rank that holds a single layer recomputes it where it was kept: it may need its input and gradients besides
-    deep = none.table.pp * none.table.vpp < 4
-    assert np.all(full.allocated_bytes[deep] <= none.allocated_bytes[deep] * (1 + 1e-9))
+    # of several stages another may be the fullest, which is up to what is reserved
+    alone = none.table.pp == 1
+    assert np.all(full.allocated_bytes[alone] <= none.allocated_bytes[alone] * (1 + 1e-9)) and alone.sum() > 10
     assert np.mean(full.allocated_bytes) < np.mean(none.allocated_bytes)
 
 

@@ -51,6 +51,23 @@ def test_two_products_by_hand() -> None:
     assert (memory.forward_op.tolist(), memory.backward_op.tolist()) == ([1], [3])
 
 
+def test_of_tensors_larger_than_a_size_by_hand() -> None:
+    """x (1) -> a (10) -> y (100), backwards dy (200) -> da (1000) -> dx (2000), of which a is kept.
+
+    Larger than 5: a is kept, beside it y is alive in the forward and all of the backward. Larger than 50: nothing is
+    kept, y alone is alive in the forward.
+    """
+    blocks = BlockTapes(
+        "test",
+        tape({"x": 1.0, "a": 10.0, "y": 100.0}, "x", "y", op("one", "x", "a"), op("two", "a", "y")),
+        tape({"dy": 200.0, "da": 1e3, "dx": 2e3}, "dy", "dx", op("dtwo", "dy a", "da"), op("done", "da", "dx")),
+    )
+    memory = block_memory(blocks, 1, np.array([[5.0], [50.0]]))
+    assert memory.large_saved.tolist() == [[10.0], [0.0]]
+    assert memory.large_forward.tolist() == [[100.0], [100.0]]
+    assert memory.large_peak.tolist() == [[2990.0], [3000.0]]
+
+
 def test_a_tensor_kept_by_two_ops_counts_once_and_a_view_not_at_all() -> None:
     sizes = {"x": 1.0, "a": 10.0, "v": 10.0, "y": 100.0}
     ops = op("one", "x", "a"), Op("view", "gemm", None, ("a",), ("v",), view=True), op("two", "v a", "y")

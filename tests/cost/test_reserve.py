@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.reserve import _apart, holes_bytes
+from mofa.cost.reserve import Alive, _apart, _beside_holes, _with_loss, holes_bytes, native_bytes, taken_bytes
 from mofa.cost.rows import Rows
 from mofa.replay.ranks import rows_of
 from mofa.search.playing import estimator_of
@@ -36,5 +36,51 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         some = rows("megatron", f"tp=2 pp=4 cp=4 dp=2 micro_batch={micro_batch} recompute=full", 64)
         held = float(np.max(some.layers.forward_peak))
         holes = float(some.static.params[0, 1])
-        lost = holes_bytes(some, np.full((1, 4), 1e15))[0, 1]  # so much is alive that nothing else matters
+        lost = holes_bytes(some, np.full((1, 4), 1e15))[1][0, 1]  # so much is alive that nothing else matters
         assert lost == pytest.approx(min(held, holes), rel=0.02)
+
+
+def alive_of(loss: float, layers: float) -> Alive:
+    """Four stages, of which the last has the loss."""
+    of_all = np.full((1, 4), layers)
+    with_loss = np.array([[-np.inf, -np.inf, -np.inf, loss]])
+    most = np.maximum(of_all, with_loss)
+    zero = np.zeros((1, 4))
+    return Alive(of_all, of_all, with_loss, most, of_all, most, zero, zero)
+
+
+def test_what_displaced_tensors_take_of_the_loss() -> None:
+    """Llama 3 70B, tp 2, 4 sequences of 8192 tokens: 64,128 words a rank, logits of 3.9 GiB in bf16 and 7.8 GiB in
+    fp32, both larger than a layer's largest tensor, the MLP's two halves of 1.75 GiB.
+
+    What layers hold before the loss (20 GiB) and the logits' 11.7 GiB are reserved. Of a GiB more beside the loss in
+    later steps one more of its largest is taken, of 8 GiB two.
+    """
+    some = rows("megatron", "tp=2 pp=4 dp=8 micro_batch=4 recompute=full", 64)
+    tokens, words, gib = 4 * 8192, 128256 // 2, 2.0**30
+    logits = 6.0 * tokens * words
+    for more, again in ((0.0, 0), (gib, 1), (8 * gib, 2)):
+        alive = alive_of(20 * gib + logits + more, 25 * gib)
+        found = _with_loss(some, alive, np.full((1, 4), 20 * gib), 0.0)
+        assert np.all(found[0, :3] == -np.inf)
+        assert found[0, 3] == pytest.approx(20 * gib + logits + again * 4.0 * tokens * words, rel=1e-3)
+
+
+def test_holes_are_there_beside_what_is_larger() -> None:
+    """Of Megatron's start all parameters' segments stay beside its buffers: 2 bytes a parameter beside 6."""
+    some = rows("megatron", "tp=2 pp=4 cp=4 dp=2 micro_batch=1 recompute=full", 64)
+    most, ahead = _beside_holes(some, np.zeros((1, 4)))
+    params = float(some.static.params[0, 1])
+    assert most[0, 1] == pytest.approx(4.0 * params, rel=0.002)  # states are shared out over 8 ranks: all fit
+    assert np.all(ahead <= most)
+    alive = alive_of(5.0 * params, 4.5 * params)
+    assert np.all(native_bytes(some, alive) >= alive.most)
+    assert float(taken_bytes(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
+
+
+def test_sizes_of_weights_are_those_of_most_parameters() -> None:
+    """Llama 3 70B without tensor parallelism: gate and up together, the vocabulary's two tables, down, query and output
+    of a width of 8192; key and value are smaller. Together with it, ahead of them, a layer's largest."""
+    sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.sizes[:, 0]
+    assert sizes[0] == 2 * 8192 * 28672
+    assert set(sizes[1:]) >= {2 * 8192 * 28672, 8192 * 128256, 8192 * 28672}
