@@ -272,7 +272,7 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded)
+                   guarded=op.guarded, rounds=op.rounds)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -316,6 +316,8 @@ class _Differentiator:
                     present=op.present,
                     functions=op.functions,
                     guarded=op.guarded,
+                    choices=op.choices,
+                    rounds=op.rounds,
                 )
             )
         if isinstance(work, Gemm):
@@ -326,8 +328,9 @@ class _Differentiator:
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
         reads = (dy, *(again or kept))
         self.ops.append(
-            Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present)
-        )
+            Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
+               choices=op.choices, rounds=op.rounds)
+        )  # fmt: skip
         self._accumulate_weight(op, grad)
         if x:
             self._settle(op, x, given)
@@ -363,7 +366,7 @@ class _Differentiator:
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
                Stream(op.accumulate_bytes_per_param * op.weight_params, "copy" if fused else "accumulate"),
-               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights)
+               reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds)
         )  # fmt: skip
 
 

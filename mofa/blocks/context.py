@@ -44,6 +44,8 @@ class Context:
     imbalance: ArrayK
     scheduled: BoolK = False
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
+    unseen: ArrayK = 0.0
+    """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
     schedule_s: ArrayK = 0.0
     """Host time of scheduling one layer and micro-batch. [s]"""
     accumulates: FloatK = 1.0

@@ -197,6 +197,10 @@ class Op(NamedTuple):
     """Functions of Python that autograd calls around the op, on the way forward and on the way back."""
     guarded: FloatK = 0.0
     """Calls of functions that are compiled by themselves and checked at every call, each way."""
+    choices: FloatK = 0.0
+    """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
+    rounds: FloatK = 1.0
+    """Times that it runs in turn with the ops next to it that run as often: experts one after the other."""
     compiled: bool = False
     """Runs inside a compiled region: its launches cost the host little."""
     dtensor: BoolK = False

@@ -220,11 +220,22 @@ def block_context(
         micro_batch=f["micro_batch"], fsdp=_plain(groups["fsdp"].size.astype(float)),
         efsdp=_plain(groups["efsdp"].size.astype(float)),
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
+        unseen=_plain(_unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
     ), groups  # fmt: skip
+
+
+def _unseen(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK
+) -> ArrayK:
+    """Share of experts' numbers of tokens that need new kernels, where each expert has products of its own. (n,) [-]"""
+    if framework.experts != "sequential":
+        return np.zeros(len(table))
+    chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
+    return loads.unseen(table.ep.astype(float), np.broadcast_to(copies, (len(table),)), chunks)
 
 
 def _plain(column: NDArray[Any]) -> Any:

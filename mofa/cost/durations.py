@@ -240,17 +240,23 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
-    op-level checkpoint every op passes its mode; FSDP's are issued by hooks.
+    op-level checkpoint every op passes its mode; FSDP's are issued by hooks, Megatron's additions of gradients too.
+    Products of shapes that the library does not remember wait for its choice.
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
     model, function = host.model_op_s.value, host.function_s.value
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
     guarded, backward = host.guarded_call_s.value, any(op.name.endswith(AUTOGRAD) for op in ops)
+    # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
+    hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
     inside = False
     for i, op in enumerate(ops):
         work, launches, name = op.work, op.launches, op.name
+        if hooked and name.endswith(".accumulate"):
+            out[i] = where(op.present, maximum(launches, 1.0) * (small + host.grad_hook_s.value), 0.0)
+            continue
         if type(work) is HostSync or not anywhere(launches):
             continue
         if op.compiled:
@@ -267,6 +273,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
             each = each + op.functions * function + op.guarded * guarded
+            if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
+                each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.choices import unseen_share
+
 FloatN = NDArray[np.float64]
+MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,43 @@ class RoutingLoads:
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
     over: Mapping[int, float] = field(default_factory=dict)
     """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
+
+    shares: FloatN | None = None
+    """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
+    steps_before: float = np.inf
+    """Steps that the run has made before. [-]"""
+
+    def unseen(self, ep: FloatN, copies: FloatN, chunks: FloatN) -> FloatN:
+        """Share of experts' numbers of tokens for which the library remembers no kernel. (n,) [-]
+
+        Parameters
+        ----------
+        ep
+            Expert-parallel degree. (n,)
+        copies
+            Token copies that an expert-parallel group sends in one layer and micro-batch. (n,) [tokens]
+        chunks
+            Micro-batches of a step, over the pipeline's stages, that share the layers. (n,) [-]
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
+        >>> loads.unseen(np.array([1.0]), np.array([16384.0]), np.array([2.0])).round(2)  # 96 draws of 160
+        array([0.57])
+        """
+        if self.shares is None:
+            return np.zeros(len(ep))
+        keys, inverse = np.unique(np.stack([ep, copies, chunks]), axis=1, return_inverse=True)
+        found = [self._unseen(int(degree), sent, each) for degree, sent, each in keys.T]
+        return np.array(found)[np.asarray(inverse).reshape(-1)]
+
+    def _unseen(self, ep: int, copies: float, chunks: float) -> float:
+        """Over the ranks, or as many of them as tell enough."""
+        assert self.shares is not None
+        layers, experts = self.shares.shape
+        means = copies * self.shares.reshape(layers, ep, experts // ep)
+        draws = self.steps_before * chunks * layers * (experts // ep)
+        return float(np.mean([unseen_share(means[:, rank].reshape(-1), draws) for rank in range(min(ep, MOST_RANKS))]))
 
     def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
         """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]

@@ -18,6 +18,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combin
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.hostclock import NEVER as NO_WAIT
+from mofa.cost.rounds import in_turn
 from mofa.cost.streams import Ready, Streams, through
 
 ArrayK = NDArray[np.float64]
@@ -56,7 +57,8 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
 
     ``timed`` as :func:`mofa.cost.durations.device_seconds` takes it.
     """
-    seconds, issue = device_seconds(tape.ops, machine, timed), host_seconds(tape.ops, machine)
+    seconds = device_seconds(tape.ops, machine, timed)
+    issue = in_turn(tape.ops, seconds, host_seconds(tape.ops, machine))
     issued: FloatK = sum(issue, 0.0)
     plan = _plan(tape)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.rounds import in_turn
 from mofa.cost.scan import EXPOSED
 from mofa.cost.streams import OWN_ORDER
 
@@ -130,10 +131,10 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
         return root.get(tensor, tensor)
 
     share = machine.cluster.gpu.curves.overlap_slowdown.value
-    seconds = op_seconds(tape.ops, machine)[:, 0] if tape.ops else np.zeros(0)
-    issue = issue_seconds(tape.ops, machine)[:, 0] if tape.ops else np.zeros(0)
+    seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    issue = in_turn(tape.ops, seconds, issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else [])
     lines: list[_Line] = []
-    for op, device_s, host_s in zip(tape.ops, seconds.tolist(), issue.tolist(), strict=True):
+    for op, device_s, host_s in zip(tape.ops, seconds, map(value, issue), strict=True):
         if not value(op.present):
             shared = op.writes[:1] if op.reads else ()
             lines.append(_Line(None, (), (), 0.0, 0.0))

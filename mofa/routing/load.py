@@ -108,7 +108,11 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         if budget is not None and ep > 1:
             sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)
             over[ep] = rerun_fraction(ratios, budget)
-    return RoutingLoads(time, memory, sent=sent, over=over)
+    before = np.inf if routing.steps_before is None else float(routing.steps_before)
+    padded = routing.pad_to_capacity  # to one number of rows for all
+    return RoutingLoads(
+        time, memory, sent=sent, over=over, shares=None if padded else shares[0], steps_before=before
+    )  # fmt: skip
 
 
 def rank_loads(routing: RoutingSpec, model: ModelSpec, ep: int, tokens: float, iterations: int | None = None) -> FloatA:

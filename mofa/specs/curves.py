@@ -260,8 +260,12 @@ class HostCurve(Spec):
     """What a model's Python adds to the issue of each eager op of the forward pass: modules, autograd's record. [s]"""
     function_s: SecondsFact
     """A function of Python that autograd calls (autograd.Function), one way. [s]"""
+    grad_hook_s: SecondsFact
+    """A parameter's hook of Python in which Megatron adds its gradient to the main one, beside the addition. [s]"""
     guarded_call_s: SecondsFact
     """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
+    gemm_choice_s: SecondsFact
+    """Choice of a kernel for a matrix product of a shape that the library does not remember. [s]"""
     item_s: SecondsFact
     """Reading one number of an idle device. [s]"""
     tensor_pass_s: SecondsFact

@@ -45,6 +45,9 @@ class RoutingSpec(Spec):
     memory_quantile: float = Field(default=0.999, gt=0.5, le=1.0)
     """Quantile over layers, ranks and iterations that memory must hold. [-]"""
     seed: int = Field(default=0, ge=0)
+    steps_before: int | None = Field(default=None, ge=0, le=10**9)
+    """Steps that the run has made before those that are estimated, in which libraries get to know the shapes that
+    uneven routing makes; a long run's where absent. [-]"""
     samples: int = Field(default=256, ge=1, le=100_000)
     """Draws of one layer's load, spread over whole iterations (rounded up); a file has its own."""
 

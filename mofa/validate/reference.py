@@ -232,10 +232,20 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
         writer.writerows(_counted(record))
     routing = build(
         RoutingSpec,
-        {"kind": "counts", "file": str(path), "memory_quantile": record.run.routing.memory_quantile},
+        {
+            "kind": "counts",
+            "file": str(path),
+            "memory_quantile": record.run.routing.memory_quantile,
+            "steps_before": _steps_before(record),
+        },
         f"run {record.run.id}",
     )
     return record.run.model_copy(update={"routing": routing})
+
+
+def _steps_before(record: Record) -> int:
+    """Steps of a run before the middle one of those that were measured."""
+    return len(record.measured.warmup_times_s) + len(record.measured.step_times_s) // 2
 
 
 def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:

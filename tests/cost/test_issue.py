@@ -14,16 +14,17 @@ from tests.cost.toy import cluster, framework, with_facts
 FACTS = {
     "eager_op_s": 5.0, "linear_op_s": 9.0, "backward_op_s": 3.0, "model_op_s": 10.0, "function_s": 30.0,
     "guarded_call_s": 70.0, "shard_hook_s": 200.0, "dtensor_op_s": 14.0,
-    "dtensor_hook_s": 11.0, "redistribute_s": 150.0, "selective_op_s": 20.0,
+    "dtensor_hook_s": 11.0, "redistribute_s": 150.0, "selective_op_s": 20.0, "gemm_choice_s": 200.0,
+    "grad_hook_s": 22.0,
 }  # fmt: skip
 
 
-def issued(*ops: Op) -> list[float]:
+def issued(*ops: Op, name: str = "torchtitan") -> list[float]:
     """Microseconds of each op."""
     one = cluster(1)
     host = with_facts(one.gpu.curves.host, **{name: value * 1e-6 for name, value in FACTS.items()})
     gpu = one.gpu.model_copy(update={"curves": one.gpu.curves.model_copy(update={"host": host})})
-    machine = Machine(one.model_copy(update={"gpu": gpu}), {}, framework("torchtitan"), 1)
+    machine = Machine(one.model_copy(update={"gpu": gpu}), {}, framework(name), 1)
     return [float(v) * 1e6 for v in issue_seconds(ops, machine)[:, 0]]
 
 
@@ -60,6 +61,19 @@ def test_functions_of_python_and_hooks() -> None:
     product = op("fc1", Gemm(1, 1, 1), functions=2.0)
     activation = op("act", functions=1.0, guarded=1.0)
     assert issued(product, activation, op("fsdp.weights.copy_out", launches=2)) == pytest.approx([79.0, 115.0, 200.0])
+
+
+def test_products_of_unknown_shapes_are_chosen_for_once() -> None:
+    """Half of four products 15 + 3 x 15 + 4 + 2 x 200; once more as if they were known."""
+    product = op("fc1", Gemm(1, 1, 1), launches=4, choices=2.0)
+    assert issued(product, product._replace(name="fc1~")) == pytest.approx([464.0, 64.0])
+
+
+def test_megatron_adds_gradients_in_hooks() -> None:
+    """Four additions 4 (5 + 22); of a weight whose addition has no kernel of its own the hook alone counts so too."""
+    four, norm = op("fc1.accumulate", launches=4.0), op("norm.accumulate", launches=0)
+    assert issued(four, norm, name="megatron-local") == pytest.approx([108.0, 27.0])
+    assert issued(four, norm, op("fc1.wgrad.backward")) == pytest.approx([20.0, 0.0, 8.0])
 
 
 def test_absent_ops_are_not_issued() -> None:

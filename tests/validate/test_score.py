@@ -104,6 +104,9 @@ def test_counts_of_routers_become_the_routing(records: dict[str, Record], tmp_pa
     rows = Path(str(reference.run.routing.file)).read_text().splitlines()[1:]
     assert sorted({int(row.split(",")[1]) for row in rows}) == list(range(1, 8))
     assert len(rows) == 7 * 64
+    measured = records["tt2-pp2-dsv2lite-8l"].measured
+    before = len(measured.warmup_times_s) + len(measured.step_times_s) // 2
+    assert reference.run.routing.steps_before == before > 4
 
 
 def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, Record], tmp_path: Path) -> None:

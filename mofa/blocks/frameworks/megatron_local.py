@@ -12,8 +12,9 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
-from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, TapeBuilder
 from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
 
 
@@ -314,7 +315,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         b.region = "moe.shared"
         shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
     b.region = "moe"
-    scores = te.router(b, ctx, h)
+    scores = router(b, ctx, h)
     if ctx.framework.dispatcher == "allgather":
         out = _moe_allgather(b, ctx, h, scores)
     else:
@@ -327,47 +328,11 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     return out
 
 
-def permute(b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, copies: FloatK, held: FloatK) -> str:
-    """Select the rows for the experts: the masked selections wait for their sizes; ``tokens`` rows in.
-
-    Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros (moe_utils.py, permute).
-    """
-    spec = ctx.model.moe
-    assert spec is not None
-    row, table = float(ctx.model.hidden) * ctx.element, tokens * spec.num_experts
-    sent = b.tensor("moe.sent", held * row)
-    rows = b.tensor("moe.row_ids", held * 8.0, grad=False)
-    mask = b.tensor("moe.mask", table, grad=False)
-    b.add(
-        Op("moe.select", "memory_bound", Stream(30.0 * table), (scores,), (rows, mask), launches=6, back=Back(0.0, 0))
-    )
-    for i in range(max(ctx.framework.dispatch_syncs - 1, 0)):
-        b.add(Op(f"moe.sync{i}", "host", HostSync()))
-    b.add(
-        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
-           launches=1, back=Back((3 * copies + tokens) * row + 8.0 * table, 4, like="unpermute"))
-    )  # fmt: skip
-    if ctx.framework.dispatch_syncs:
-        b.add(Op("moe.sync", "host", HostSync()))
-    return sent
-
-
-def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: FloatK) -> str:
-    """Add the rows back to their tokens, onto zeros; backward gathers them (moe_utils.py, unpermute)."""
-    row = float(ctx.model.hidden) * ctx.element
-    out = b.tensor("moe.summed", tokens * row)
-    b.add(
-        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
-           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"))
-    )  # fmt: skip
-    return out
-
-
 def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     spec = ctx.model.moe
     assert spec is not None
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
-    sent = permute(b, ctx, h, scores, ctx.shard, copies, copies)
+    sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
     received = te.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
@@ -376,8 +341,8 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
             Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
-    received = _sort(b, ctx, received, "sort", rows, kept)
-    y = _sort(b, ctx, experts(b, ctx, received, rows, kept), "unsort", rows, kept)
+    received = sort(b, ctx, received, "sort", rows, kept)
+    y = sort(b, ctx, experts(b, ctx, received, rows, kept), "unsort", rows, kept)
     if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
@@ -408,16 +373,6 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     )  # fmt: skip
 
 
-def _sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: FloatK) -> str:
-    """Split into chunks and concatenate in another order; nothing kept."""
-    row = float(ctx.model.hidden) * ctx.element
-    out = b.tensor(f"moe.{name}ed", kept * row)
-    return b.add(
-        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
-           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"))
-    )  # fmt: skip
-
-
 def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
     """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
     if ctx.framework.experts != "sequential":
@@ -432,6 +387,9 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     y = te.experts(b, ctx, x, rows, kept, activation)
     for product in ("experts.fc1", "experts.fc2"):
         base.by_python(b, since, product, ctx.local_experts)
+    for i, op in enumerate(b.ops[since:], since):
+        chosen = ctx.local_experts * ctx.unseen if op.family == "grouped_gemm" else 0.0
+        b.ops[i] = op._replace(choices=chosen, rounds=ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,

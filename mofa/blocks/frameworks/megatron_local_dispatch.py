@@ -1,0 +1,101 @@
+"""How Megatron-Core's local spec brings tokens to experts and back: router, permutation and sorting, all unfused.
+
+Read in megatron_core 0.16.1 (router.py, moe_utils.py, token_dispatcher.py); kernels counted in profiles.
+"""
+
+from __future__ import annotations
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import anywhere
+from mofa.blocks.frameworks import megatron as te
+from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.op import Back, Collective, FloatK, HostSync, Op, Stream, TapeBuilder
+
+
+def router(b: TapeBuilder, ctx: Context, h: str) -> str:
+    """As in the Transformer Engine variant, in more kernels: top-k and its sort, a softmax between two casts, and the
+    scores and the choice scattered into zeros that are copied first (12 in a profile of mc1-qwen30b-2l-traced)."""
+    since = len(b.ops)
+    scores = te.router(b, ctx, h)
+    for i, op in enumerate(b.ops[since:], since):
+        if op.name == "router.topk":
+            b.ops[i] = op._replace(launches=op.launches + 4)
+    base.by_python(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
+    return scores
+
+
+def gathered_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
+    """All ranks' numbers of tokens for each expert, gathered where experts are split (``preprocess``); with the sums
+    around it six kernels."""
+    spec = ctx.model.moe
+    assert spec is not None
+    ranks = ctx.ep * ctx.etp
+    if not anywhere(ranks > 1):
+        return ()
+    nbytes = 8.0 * spec.num_experts * ranks
+    counts = b.tensor("moe.counts", nbytes, grad=False)
+    b.add(
+        Op("moe.counts", "ep", Collective("all_gather", "ep", nbytes), (), (counts,), launches=6, functions=1.0,
+           present=ranks > 1, stream="ep", back=Back(0.0, 0))
+    )  # fmt: skip
+    return (counts,)
+
+
+def permute(
+    b: TapeBuilder, ctx: Context, x: str, scores: str, tokens: ArrayK, copies: FloatK, held: FloatK,
+    counted: tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """Select the rows for the experts: the masked selections wait for their sizes; ``tokens`` rows in.
+
+    Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros (moe_utils.py, permute).
+    Kernels as in a profile of mc1-qwen30b-2l-traced: counts and masks with their copies to the host up to the first
+    selection's size, that of rows up to the second's, of probabilities up to the rows themselves.
+    """
+    spec = ctx.model.moe
+    assert spec is not None
+    row, table = float(ctx.model.hidden) * ctx.element, tokens * spec.num_experts
+    sent = b.tensor("moe.sent", held * row)
+    rows = b.tensor("moe.row_ids", held * 8.0, grad=False)
+    mask = b.tensor("moe.mask", table, grad=False)
+    b.add(
+        Op(
+            "moe.select",
+            "memory_bound",
+            Stream(30.0 * table),
+            (scores, *counted),
+            (rows, mask),
+            launches=10,
+            back=Back(0.0, 0),
+        )
+    )
+    for i, kernels in enumerate((8, 4)[: max(ctx.framework.dispatch_syncs - 1, 0)]):
+        b.add(Op(f"moe.sync{i}", "host", HostSync()))
+        b.add(Op(f"moe.select{i}", "memory_bound", Stream(0.0), (), (), launches=kernels, back=Back(0.0, 0)))
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
+           launches=1, back=Back((3 * copies + tokens) * row + 8.0 * table, 4, like="unpermute"))
+    )  # fmt: skip
+    if ctx.framework.dispatch_syncs:
+        b.add(Op("moe.sync", "host", HostSync()))
+    return sent
+
+
+def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: FloatK) -> str:
+    """Add the rows back to their tokens, onto zeros; backward gathers them (moe_utils.py, unpermute)."""
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor("moe.summed", tokens * row)
+    b.add(
+        Op("moe.unpermute", "memory_bound", Stream((3 * copies + tokens) * row, "unpermute"), (y,), (out,),
+           ("moe.row_ids",), launches=2, back=Back(2 * copies * row, 1, like="permute"))
+    )  # fmt: skip
+    return out
+
+
+def sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: FloatK) -> str:
+    """Split into chunks and concatenate in another order; nothing kept."""
+    row = float(ctx.model.hidden) * ctx.element
+    out = b.tensor(f"moe.{name}ed", kept * row)
+    return b.add(
+        Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
+           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"))
+    )  # fmt: skip
