@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-QUIET = 48
-"""Forwards without more being asked of the device, at least, after which a first step counts as steady. [-]"""
+QUIET = 160
+"""Forwards without more being asked of the device, at least, after which a first step counts as steady: in the best
+plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pass between one segment and the next. [-]"""
 LONG = 1024
 """The same of a later step, without a new peak either. [-]"""
 
