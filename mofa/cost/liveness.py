@@ -227,12 +227,19 @@ def _larger(
     """Of tensors (tensors, K) and scratch (ops, K) larger than each size: what is kept, and the most alive beyond it in
     the forward and at all. (sizes, K) each"""
     saved, forward, most = (np.zeros(large.shape) for _ in range(3))
+    widest, widest_scratch = sizes.max(axis=1), scratch.max(axis=1)
     for i, size in enumerate(large):
-        some = np.flatnonzero((sizes > size).any(axis=1))
+        least = size.min()
+        some = np.flatnonzero(widest > least)
         big = np.where(sizes[some] > size, sizes[some], 0.0)
         saved[i] = big[across[some]].sum(axis=0)
-        alive = there[:, some] @ big + np.where(scratch > size, scratch, 0.0)
-        forward[i] = alive[:boundary].max(axis=0, initial=0.0) - saved[i]
+        alive_at = there[:, some]
+        grows = widest_scratch > least  # without scratch no more is alive than before but where something is born
+        grows[0] = True
+        grows[1:] |= (alive_at[1:] > alive_at[:-1]).any(axis=1)
+        at = np.flatnonzero(grows)
+        alive = alive_at[at] @ big + np.where(scratch[at] > size, scratch[at], 0.0)
+        forward[i] = alive[at < boundary].max(axis=0, initial=0.0) - saved[i]
         most[i] = alive.max(axis=0, initial=0.0) - saved[i]
     return saved, np.maximum(forward, 0.0), np.maximum(most, 0.0)
 

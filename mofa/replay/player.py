@@ -21,7 +21,7 @@ from mofa.replay.journal import (
 from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
-from mofa.replay.rounds import LONG, QUIET, Rounds
+from mofa.replay.rounds import LONG, Rounds
 from mofa.replay.routine import Held, Notes, Routine, repeat
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
 
@@ -181,7 +181,7 @@ class Player:
             skipped, period = rounds.repeated(n, self.state(last))
             if not skipped:
                 if self.step == 1:
-                    skipped, period = rounds.settled(n, self.a.peak_reserved, QUIET)
+                    skipped, period = rounds.settled(n, self.a.peak_reserved, rounds.quiet)
                 else:
                     skipped, period = rounds.settled(n, (self.highest[-1][0], self.a.peak_reserved), LONG)
             if skipped:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 QUIET = 160
-"""Forwards without more being asked of the device, at least, after which a first step counts as steady: in the best
-plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pass between one segment and the next. [-]"""
+"""Forwards without more being asked of the device after which a first step counts as steady, where a rank has several
+chunks: in the best plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pass between one segment and the next. [-]
+"""
+TURNS = 8
+"""How often all that is in flight comes and goes meanwhile, where it has one chunk: up to 4.5 times there. [-]"""
 LONG = 1024
 """The same of a later step, without a new peak either. [-]"""
 
@@ -16,8 +19,8 @@ class Rounds:
     comes back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
     micro-batches in flight and what is left of free blocks wanders with them, so that a state may come back late or
     never. Of a first step only what it asked of the device is left at its end, as all activations are gone by then:
-    its rounds are left out once nothing was asked for while all that is in flight came and went, and for
-    :data:`QUIET` forwards at least. Those of a later step are only where that and the peaks held for :data:`LONG`.
+    its rounds are left out once nothing was asked for while all that is in flight came and went :data:`TURNS` times, or
+    for :data:`QUIET` forwards. Those of a later step are only where that and the peaks held for :data:`LONG`.
     """
 
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
@@ -27,6 +30,7 @@ class Rounds:
         self.peaks: object = None
         self.changed = 0
         self.flying = 0
+        self.chunks = len({c for _, c, _ in acts})
 
     def end(self, n: int) -> bool:
         """Whether a round ends in front of computation ``n`` and another like it follows."""
@@ -58,6 +62,11 @@ class Rounds:
         since = self.states.get(state)
         self.states[state] = n
         return (0, 0) if since is None else (self._following(n, n - since), n - since)
+
+    @property
+    def quiet(self) -> int:
+        """Forwards after which a first step in which nothing more was asked for is steady."""
+        return min(TURNS * self.flying, QUIET) if self.chunks == 1 else QUIET
 
     def settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
         """The same where ``peaks`` have not changed for so many forwards."""
