@@ -7,10 +7,12 @@ here and add a line to the list. Heavy modules are imported inside the functions
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -87,15 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 something the user wrote is wrong, 3 nothing fits, 130 interrupted, 1 a bug.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
         with _terminate_as_exit():
             status = _run(arguments or ["--help"])
             sys.stdout.flush()
             return status
-    except BrokenPipeError:  # the reader went away, as in `mofa plan ... | head -1`
+    except OSError as error:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_INTERNAL
+        if error.errno == errno.ENOSPC:
+            return _fail("standard output: no space left on its device; free some or write elsewhere", EXIT_SPEC)
+        return EXIT_INTERNAL  # the reader went away, as in `mofa plan ... | head -1`
 
 
 def _run(arguments: list[str]) -> int:
@@ -108,9 +114,9 @@ def _run(arguments: list[str]) -> int:
         return _fail(str(error), EXIT_NOTHING_FITS if isinstance(error, NothingFits) else EXIT_SPEC)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; no file is half-written", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+            raise  # standard output takes no more
         if hasattr(error, "format_message"):  # a usage error of click, or of the copy of it that typer brings
             return _fail(_usage_text(error), EXIT_SPEC)
         if os.environ.get("MOFA_DEBUG"):

@@ -45,7 +45,7 @@ def print_long_runs(console: Console, plans: Sequence[Plan], *, asked: bool) -> 
             "ETTR",
             "checkpoint every",
             "effective tokens/s/GPU",
-            "days (10-90 %)",
+            "days (10-90 % of failures)",
             "GPU-hours",
             "USD",
             "kWh",

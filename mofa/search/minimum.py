@@ -1,4 +1,4 @@
-"""The smallest number of GPUs, over whole nodes, on which some strategy fits."""
+"""The smallest number of GPUs, of one node or over whole nodes, on which some strategy fits."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def smallest_number_of_gpus(
     job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
     judge: LongRuns | None = None,
 ) -> tuple[int | None, str]:  # fmt: skip
-    """The fewest GPUs, in whole nodes, on which a strategy of the constrained space fits, and what that means.
+    """The fewest GPUs, of a node or in whole nodes, on which a strategy of the constrained space fits; what that means.
 
-    Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make whole
-    nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1 and full
-    recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out, does.
+    Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make part of
+    a node or whole nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1
+    and full recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out, does.
 
     Parameters
     ----------
@@ -61,10 +61,9 @@ def smallest_number_of_gpus(
             here = np.flatnonzero(fits & (num_gpus == number))
             lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
             if not replay or _plays(job, some.take(lean), number):
-                return (
-                    number,
-                    f"the fewest whole nodes of {job.cluster.node.gpus_per_node} GPUs on which a strategy fits",
-                )
+                node = job.cluster.node.gpus_per_node
+                few = f"whole nodes of {node} GPUs" if number >= node else f"of the {node} GPUs of a node"
+                return number, f"the fewest {few} on which a strategy fits"
     return None, f"no number of GPUs up to {MOST_GPUS:,} would do"
 
 
@@ -83,7 +82,7 @@ def _keeps(
 
 
 def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
-    """Legal strategies of a space on whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
+    """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, usable = job.cluster.node.gpus_per_node, job.cluster.gpu.usable_memory_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(usable, 1.0)
     degrees = product(replace(space, dp=None), job.workload, _most(job), job.framework)
@@ -91,7 +90,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
     tables = []
     for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):
         number = ranks * dp
-        rows = np.flatnonzero((number % node == 0) & (number <= MOST_GPUS) & (number >= least))
+        rows = np.flatnonzero(((number % node == 0) | (number < node)) & (number <= MOST_GPUS) & (number >= least))
         table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
             table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))

@@ -240,6 +240,23 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("where", "status", "says"),
+    [
+        (">&-", 0, ""),  # closed: what is said is lost
+        (
+            "> /dev/full", 2,
+            "mofa: standard output: no space left on its device; free some or write elsewhere\n",
+        ),
+    ],
+)  # fmt: skip
+def test_an_output_that_takes_nothing_is_no_traceback(where: str, status: int, says: str) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m mofa.cli.main schema {where}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (status, says)
+
+
 def test_errors_of_specs_are_status_2(fake: FakeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise SpecError("x.yaml: model.hiden is no field here; did you mean hidden?")

@@ -71,6 +71,15 @@ def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int,
     assert note
 
 
+@pytest.mark.parametrize("memory_gib", [8.0, 10.0, 12.0])
+def test_part_of_a_node_may_do(memory_gib: float) -> None:
+    """Below a node every number of GPUs is a cluster: none below the one found fits, and it does."""
+    job = job_of(DENSE, "megatron", memory_gib, 96, gpus=1)
+    found, note = smallest_number_of_gpus(job, unconstrained())
+    assert found == next(n for n in count(1) if fits_on(job, n, {}))
+    assert 1 < found < 8 and "of the 8 GPUs of a node" in note
+
+
 @pytest.mark.parametrize(("memory_gib", "batch"), [(4.5, 96), (5.0, 96)])
 def test_a_search_on_that_many_finds_a_plan(memory_gib: float, batch: int) -> None:
     """Nothing fits on a node; the number that the report names does, and the whole space on one node fewer does not."""
@@ -95,8 +104,8 @@ def test_none_would_do() -> None:
 def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played out, nothing fits on fewer than 16 GPUs."""
     job = Job(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
-    assert smallest_number_of_gpus(job, unconstrained())[0] == 8
-    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 8
+    assert smallest_number_of_gpus(job, unconstrained())[0] == 1
+    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 1
     monkeypatch.setattr(Candidate, "lacks", lambda self: 1.0 if self.job[1].num_gpus < 16 else -1.0)
     assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 16
 
