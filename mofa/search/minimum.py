@@ -37,7 +37,8 @@ def smallest_number_of_gpus(
 
     Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make part of
     a node or whole nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1
-    and full recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out, does.
+    and full recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out,
+    does.
 
     Parameters
     ----------
