@@ -8,6 +8,8 @@ chunks: in the best plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pas
 """
 TURNS = 8
 """How often all that is in flight comes and goes meanwhile, where it has one chunk: up to 4.5 times there. [-]"""
+FEWEST = 48
+"""Forwards that are waited for in any case. [-]"""
 LONG = 1024
 """The same of a later step, without a new peak either. [-]"""
 
@@ -19,8 +21,9 @@ class Rounds:
     comes back, all that follows does, and rounds are left out by whole periods: exactly. Blocks change places among the
     micro-batches in flight and what is left of free blocks wanders with them, so that a state may come back late or
     never. Of a first step only what it asked of the device is left at its end, as all activations are gone by then:
-    its rounds are left out once nothing was asked for while all that is in flight came and went :data:`TURNS` times, or
-    for :data:`QUIET` forwards. Those of a later step are only where that and the peaks held for :data:`LONG`.
+    its rounds are left out once nothing was asked for while all that is in flight came and went :data:`TURNS` times,
+    with several chunks for :data:`QUIET` forwards. Those of a later step are only where that and the peaks held for
+    :data:`LONG`.
     """
 
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
@@ -66,7 +69,7 @@ class Rounds:
     @property
     def quiet(self) -> int:
         """Forwards after which a first step in which nothing more was asked for is steady."""
-        return min(TURNS * self.flying, QUIET) if self.chunks == 1 else QUIET
+        return min(max(TURNS * self.flying, FEWEST), QUIET) if self.chunks == 1 else QUIET
 
     def settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
         """The same where ``peaks`` have not changed for so many forwards."""
