@@ -195,21 +195,29 @@ README_GROUPS = (
     "measured-judging", "measured-fitting", "all-published-hopper-bf16", "published-korth", "published-simumax",
     "all-published",
 )  # fmt: skip
-README_QUANTITIES = ("step_time", "peak_allocated", "peak_reserved")
+README_QUANTITIES = ("peak_allocated", "peak_reserved", "peak_device")
 README_COLUMNS: Columns = (
-    ("runs", "left"), ("step, mean / worst", "right"), ("allocated", "right"), ("reserved", "right")
+    ("runs", "left"), ("step, mean / worst / bias", "right"), ("allocated, mean / worst", "right"),
+    ("reserved", "right"), ("device", "right"), ("out of memory, said to fit", "right"),
+    ("ran, said not to fit", "right"),
 )  # fmt: skip
 README_MARKERS = ("<!-- accuracy -->\n", "<!-- /accuracy -->")
 
 
 def readme_table(report: ValidationReport) -> str:
-    """The README's table: mean and worst error of a few groups."""
+    """The README's table: errors of a few groups, the step's with its sign too, and their wrong verdicts."""
     rows = []
     for name in README_GROUPS:
         if name in report.groups:
-            errors = [getattr(report.groups[name], quantity) for quantity in README_QUANTITIES]
-            cells = [f"{percent(e.mean_abs_error)} / {percent(e.worst_abs_error)}" if e.runs else "–" for e in errors]
-            rows.append([f"{name} ({report.groups[name].runs})", *cells])
+            group = report.groups[name]
+            step = group.step_time
+            errors = [getattr(group, quantity) for quantity in README_QUANTITIES]
+            rows.append([
+                f"{name} ({group.runs})",
+                f"{percent(step.mean_abs_error)} / {percent(step.worst_abs_error)} / {percent(step.bias, signed=True)}",
+                *(f"{percent(e.mean_abs_error)} / {percent(e.worst_abs_error)}" if e.runs else "–" for e in errors),
+                f"{group.false_fits} of {group.out_of_memory}", str(group.false_misses),
+            ])  # fmt: skip
     return markdown_table(README_COLUMNS, rows)
 
 

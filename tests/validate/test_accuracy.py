@@ -46,11 +46,18 @@ def test_the_readme_says_the_same() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 9:
             group = cells[0] or group
-            errors[group, cells[1]] = f"{cells[3]} / {cells[5]}"
+            bias = f" / {cells[6]}" if cells[1] == "step time" else ""
+            errors[group, cells[1]] = f"{cells[3]} / {cells[5]}{bias}"
+    verdicts = {
+        cells[0]: [f"{cells[3]} of {cells[2]}", cells[4]]
+        for line in TEXT.split("## Verdicts")[1].split("\n## ")[0].splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 7
+    }
     for name in README_GROUPS:
         row = next(line for line in table.splitlines() if line.startswith(f"| {name} ("))
         said = [cell.strip() for cell in row.strip("|").split("|")][1:]
-        assert said == [errors.get((name, q), "–") for q in ("step time", "peak allocated", "peak reserved")]
+        quantities = ("step time", "peak allocated", "peak reserved", "peak device")
+        assert said == [*(errors.get((name, q), "–") for q in quantities), *verdicts[name]]
 
 
 def test_a_page_without_markers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
