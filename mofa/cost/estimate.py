@@ -16,7 +16,7 @@ from mofa.cost.compose import step_time
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.peak import stage_bytes, stage_peaks
 from mofa.cost.rows import LayerArrays, Rows, make_rows
-from mofa.cost.stages import split_layers
+from mofa.cost.stages import Stages, split_layers
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
@@ -80,6 +80,14 @@ class Estimator:
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
             self.parts.append(_Part.of(mode, costs))
+
+    def stages(self, row: int = 0) -> Stages:
+        """Where the layers of a row of the table are."""
+        table, schedule = self.table, SCHEDULES[int(self.table.schedule[row])]
+        return split_layers(
+            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule,
+            self.framework.splits_layers,
+        )  # fmt: skip
 
     def rows(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,

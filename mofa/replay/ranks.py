@@ -13,7 +13,6 @@ from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.communicators import communicator_bytes
 from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows, make_rows
-from mofa.cost.stages import split_layers
 from mofa.orders import Order, order_of
 from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
@@ -28,17 +27,9 @@ def rows_of(estimator: Estimator) -> Rows:
     table, part = estimator.table, estimator.parts[0]
     assert len(table) == 1 and len(estimator.parts) == 1
     schedule = SCHEDULES[int(table.schedule[0])]
-    stages = split_layers(
-        estimator.workload.model,
-        int(table.pp[0]),
-        int(table.vpp[0]),
-        estimator.framework.name,
-        schedule,
-        estimator.framework.splits_layers,
-    )
     return make_rows(
-        estimator.workload, estimator.cluster, estimator.framework, table, part.costs, estimator.place[:1], stages,
-        schedule, part.mode, part.layers, part.mtp, part.modes,
+        estimator.workload, estimator.cluster, estimator.framework, table, part.costs, estimator.place[:1],
+        estimator.stages(), schedule, part.mode, part.layers, part.mtp, part.modes,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mofa.report.long_run import print_long_runs
 from mofa.report.tables import print_table
-from mofa.report.words import component_name, quantity_text, strategy_text
+from mofa.report.words import component_name, quantity_text, runs_text, strategy_text
 from mofa.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         if quiet:
             return
         best = report.plans[0]
+        _print_split(console, best, " of the best plan")
         print_long_runs(console, report.plans, asked="fault profile" in report.defaults)
         print_time(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
@@ -82,6 +83,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
         return
     _print_job(console, estimate.workload, estimate.cluster, estimate.framework)
     print_plans(console, [estimate], title, moe=_has_experts(estimate.workload))
+    _print_split(console, estimate)
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
@@ -340,6 +342,16 @@ def _print_grounds(console: Console, plan: Plan) -> None:
     for note in plan.notes:
         _say(console, f"- {note}")
     console.print()
+
+
+def _print_split(console: Console, plan: Plan, of: str = "") -> None:
+    """Where the layers are, unless every stage has as many in one piece."""
+    layers, vpp = plan.layers_by_chunk, plan.strategy.vpp
+    if not layers or (vpp == 1 and len(set(layers)) == 1):
+        return
+    way = "over the stages and back" if plan.strategy.schedule == "zbv" else f"{vpp} times over the stages"
+    what = f"chunk{of}, in a micro-batch's order ({way})" if vpp > 1 else f"stage{of}"
+    _say(console, f"Layers per {what}: {runs_text(layers)}.\n")
 
 
 def _has_experts(job: WorkloadSummary) -> bool:

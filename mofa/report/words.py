@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mofa.specs.strategy import StrategySpec
 
 _NAMES = {
@@ -160,3 +163,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     ('1 step', '2 steps', '3 micro-batches')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def runs_text(values: Iterable[int]) -> str:
+    """Numbers in order, eight and more equal neighbours together.
+
+    Examples
+    --------
+    >>> runs_text([6, 5, 5, 6]), runs_text([0, *[1] * 126, 0])
+    ('6, 5, 5, 6', '0, 1 (126 times), 0')
+    """
+    runs = [(value, len(list(group))) for value, group in groupby(values)]
+    return ", ".join(f"{value} ({n} times)" if n >= 8 else ", ".join([str(value)] * n) for value, n in runs)

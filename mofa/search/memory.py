@@ -73,6 +73,9 @@ class StageMemory(Spec):
 
     stage: int = Field(ge=0, description="Index of the pipeline stage, from 0. [-]")
     num_layers: int = Field(ge=0, description="Transformer layers of the stage, over all its chunks. [-]")
+    layers_by_chunk: tuple[int, ...] = Field(
+        default=(), description="Transformer layers of each chunk of the stage, in forward order. [-]"
+    )
     recomputed_layers: int = Field(default=0, ge=0, description="Layers of the stage that are recomputed whole. [-]")
     in_flight_micro_batches: float | None = Field(
         default=None, ge=0, description="Micro-batches whose activations the stage holds at the peak. [-]"
@@ -97,6 +100,11 @@ class StageMemory(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.layers_by_chunk and sum(self.layers_by_chunk) != self.num_layers:
+            raise ValueError(
+                f"by_stage[{self.stage}].layers_by_chunk sum to {sum(self.layers_by_chunk)} layers, not to "
+                f"num_layers ({self.num_layers})"
+            )
         check_not_negative(f"by_stage[{self.stage}].by_component", self.by_component)
         check_sum(f"by_stage[{self.stage}].by_component", self.by_component.values(), self.device_bytes, "B")
         return self
@@ -161,6 +169,7 @@ class Memory(Spec):
         rows = []
         for stage in self.by_stage:
             row = stage.model_dump(exclude={"by_component", "tensors", "out_of_memory", "curve"})
+            row["layers_by_chunk"] = " ".join(map(str, stage.layers_by_chunk))
             row.update({f"{name}_bytes": value for name, value in stage.by_component.items()})
             rows.append(row)
         return pd.DataFrame(rows).fillna({f"{n}_bytes": 0.0 for s in self.by_stage for n in s.by_component})

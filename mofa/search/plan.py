@@ -16,6 +16,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
+from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.memory import Memory, StageMemory
@@ -120,7 +121,7 @@ class Candidate:
     @cached_property
     def closed(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.costed)
+        return _memory(self.job[1], self.costed, self.estimator.stages())
 
     def timed(self) -> Plan:
         """The plan whose time was played, its memory in closed form."""
@@ -218,7 +219,7 @@ def _recomputes(row: StrategyTable) -> bool:
     return row.recompute_modes[int(row.recompute[0])].kind != "none"
 
 
-def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
+def _memory(cluster: ClusterSpec, costed: Breakdown, split: Stages) -> Memory:
     capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
     detail = costed.detail
     assert detail is not None
@@ -229,6 +230,7 @@ def _memory(cluster: ClusterSpec, costed: Breakdown) -> Memory:
             StageMemory(
                 stage=r,
                 num_layers=int(detail.layers[0, r]),
+                layers_by_chunk=tuple(map(len, split.layers[r])),
                 recomputed_layers=int(detail.recomputed_layers[0, r]),
                 in_flight_micro_batches=float(detail.in_flight[0, r]),
                 instant=costed.instants[int(detail.instant[0, r])],

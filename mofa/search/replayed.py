@@ -29,6 +29,7 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None 
     return StageMemory(
         stage=closed.stage,
         num_layers=closed.num_layers,
+        layers_by_chunk=closed.layers_by_chunk,
         recomputed_layers=closed.recomputed_layers,
         in_flight_micro_batches=closed.in_flight_micro_batches,
         instant=rank.peak.where,

@@ -25,7 +25,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.3"
+SCHEMA_VERSION: Final = "2.4"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -133,6 +133,18 @@ class Plan(LongRunFigures):
     def assumed_fraction(self) -> float:
         """Share of the step that rests on assumed numbers. [-]"""
         return self.provenance.get("assumed", 0.0)
+
+    @property
+    def layers_by_chunk(self) -> tuple[int, ...]:
+        """Layers of each chunk in the order in which a micro-batch passes them: over the stages, vpp times. [-]
+
+        Of ``zbv`` every other time back. Empty where the result does not say.
+        """
+        stages, back = self.memory.by_stage, self.strategy.schedule == "zbv"
+        if any(len(stage.layers_by_chunk) != self.strategy.vpp for stage in stages):
+            return ()
+        turns = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))
+        return tuple(stage.layers_by_chunk[turn] for turn, passed in enumerate(turns) for stage in passed)
 
     def to_row(self) -> dict[str, Any]:
         """The plan as one flat row: strategy columns, results, ``memory_*``, ``exposed_*`` and ``hidden_*`` parts."""
@@ -286,7 +298,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.3"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.4"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -306,7 +318,7 @@ class Estimate(Plan):
 class PlanReport(Spec):
     """What a search found: what ``mofa plan --json`` prints."""
 
-    schema_version: Literal["2.3"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.4"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

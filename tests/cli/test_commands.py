@@ -233,11 +233,25 @@ def test_estimate_gives_one_plan_object(cli: Cli, tmp_path: Path) -> None:
     check_plan(plan, 64, plan["workload"]["seq_len"], plan["workload"]["global_batch"])
     Estimate.model_validate(plan)
     assert (plan["strategy"]["tp"], plan["strategy"]["dp"], plan["strategy"]["vpp"]) == (4, 4, 5)
+    assert [stage["layers_by_chunk"] for stage in plan["memory"]["by_stage"]] == [[4] * 5] * 4
+    assert "Layers per chunk, in a micro-batch's order (5 times over the stages): 4 (20 times)." in done.stdout
     assert plan["defaults"] == {
         "strategy": "sp=true dp=4 zero=1", "framework": "megatron", "gemm_format": "bf16", "routing": "balanced",
         "flops_convention": "causal",
     }  # fmt: skip
     assert "sp=true dp=4 zero=1" in done.stdout.partition("Defaults")[2]
+
+
+def test_an_uneven_split_is_told_chunk_by_chunk(cli: Cli, tmp_path: Path) -> None:
+    """32 layers over 6 chunks; the head (525M parameters) weighs as much as 2.4 layers (218M), so the last has 3."""
+    arguments = ["estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--no-replay", "--json-file", "plan.json"]
+    done = cli(*arguments, "--strategy", "pp=2 vpp=3 micro_batch=1")
+    assert done.returncode == 0, done.stderr
+    assert "(3 times over the stages): 5, 6, 6, 6, 6, 3." in done.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    stages = plan["memory"]["by_stage"]
+    assert [stage["layers_by_chunk"] for stage in stages] == [[5, 6, 6], [6, 6, 3]]
+    assert [stage["num_layers"] for stage in stages] == [17, 15]
 
 
 def test_an_estimate_that_does_not_fit_is_status_0(cli: Cli) -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from mofa.search.memory import Memory
+from mofa.search.memory import Memory, StageMemory
 from mofa.search.result import TIME_COMPONENTS, Plan, PlanReport, json_schema, plans_to_frame
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
@@ -31,6 +31,28 @@ def test_memory_that_its_parts_do_not_sum_to_is_refused() -> None:
     memory["by_component"]["optimizer_states"] *= 2
     with pytest.raises(ValidationError, match=r"memory.by_component sum to"):
         Memory.model_validate(memory)
+
+
+def test_layers_of_chunks_that_are_not_the_stages_are_refused() -> None:
+    stage = make_memory().by_stage[0].model_dump()
+    with pytest.raises(
+        ValidationError, match=r"by_stage\[0\].layers_by_chunk sum to 7 layers, not to num_layers \(8\)"
+    ):
+        StageMemory.model_validate({**stage, "layers_by_chunk": (3, 4)})
+
+
+def test_layers_of_chunks_are_told_in_the_order_of_a_micro_batch() -> None:
+    """Of a V the second chunks are passed from the last stage back."""
+    memory = make_memory()
+    held = ((3, 5), (2, 6), (2, 6), (2, 6))
+    stages = tuple(s.model_copy(update={"layers_by_chunk": c}) for s, c in zip(memory.by_stage, held, strict=True))
+    memory = memory.model_copy(update={"by_stage": stages})
+    plan = make_plan(vpp=2, schedule="interleaved").model_copy(update={"memory": memory})
+    assert plan.layers_by_chunk == (3, 2, 2, 2, 5, 6, 6, 6)  # by hand: over the stages, twice
+    back = make_plan(vpp=2, schedule="zbv").model_copy(update={"memory": memory})
+    assert back.layers_by_chunk == (3, 2, 2, 2, 6, 6, 6, 5)
+    assert list(memory.stages_to_frame()["layers_by_chunk"]) == ["3 5", "2 6", "2 6", "2 6"]
+    assert make_plan().layers_by_chunk == ()
 
 
 def test_a_false_fits_is_refused() -> None:
@@ -66,7 +88,7 @@ def test_json_goes_there_and_back() -> None:
 
 def test_json_keys_are_the_contract() -> None:
     report = json.loads(make_report().model_dump_json())
-    assert report["schema_version"] == "2.3"
+    assert report["schema_version"] == "2.4"
     assert {
         "workload",
         "cluster",
