@@ -192,9 +192,9 @@ def _show_hardware(name: str, json: bool) -> None:
     if json:
         _print_json({key: spec.model_dump(mode="json") for key, spec in specs.items()})
         return
-    for spec in specs.values():
+    for key, spec in specs.items():
         rows = []
-        for path, value in _facts(spec):
+        for path, value in _facts(spec, key):  # as --set hardware.PATH has it
             if isinstance(value, Curve):
                 error = f", median error {value.median_abs_error:.1%}" if value.median_abs_error is not None else ""
                 fitted = f"{value.points} points{error}" if value.points else "a fitted form"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -71,8 +71,12 @@ def _sentence(cls: type[BaseModel], raw: object, problem: Mapping[str, Any], pre
     place = (prefix + path).rstrip(".") or "the file"
     kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")
     if kind == "extra_forbidden":
-        known = _field_names(owner)
-        return f"{short(place, 120)} is no field here; {did_you_mean(problem['loc'][-1], known)}"
+        name = problem["loc"][-1]
+        elsewhere = {".".join(names) for names in _paths(cls) if names[-1] == name} - {path}
+        # a field of one other place: what it is in was left out, or another written
+        there = f"did you mean {prefix}{min(elsewhere)}?" if len(elsewhere) == 1 else ""
+        hint = there or did_you_mean(name, _field_names(owner))
+        return f"{short(place, 120)} is no field here; {hint}"
     if kind == "missing":
         return f"{place} is missing; add it"
     if kind in ("union_tag_not_found", "union_tag_invalid"):
@@ -132,6 +136,15 @@ def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list
         path += f".{part}" if path else part
     ends = [t for t in owners if isinstance(t, type) and issubclass(t, BaseModel)]
     return path, ends or last_owner
+
+
+def _paths(cls: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """Paths of all fields of a spec and of the specs in it, but for those in mappings by name."""
+    for name, field in cls.model_fields.items():
+        yield (field.alias or name,)
+        for inner in _flat(field.annotation):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from ((field.alias or name, *path) for path in _paths(inner))
 
 
 def _flat(*annotations: Any) -> list[Any]:

@@ -448,7 +448,13 @@ def test_show_hardware_says_where_every_number_comes_from(cli: Cli) -> None:
         facts = list(_facts(json.loads(done.stdout)))
         assert len(facts) > 20
         assert all(fact["provenance"] and fact["source"] for fact in facts)
-    assert "assumed" in cli("show", "hardware", "h100-hgx").stdout
+    shown = cli("show", "hardware", "h100-hgx").stdout
+    assert "assumed" in shown
+    field = "node.intra.bandwidth_bytes_per_s"  # what is shown can be set
+    assert field in shown
+    change = f'hardware.{field}="400 GB/s"'
+    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "dp=8", "--no-replay", "--set", change)
+    assert done.returncode == 0, done.stderr
 
 
 def _facts(raw: Any) -> Iterator[dict[str, Any]]:

@@ -163,6 +163,12 @@ def load_yaml_text(text: str) -> dict[str, Any]:
         ("num_layers:", "num_layrs:", "x.yaml: model.num_layrs is no field here; did you mean num_layers?"),
         ("num_heads: 32", "num_heads: 6", "model.attention.num_heads (6) must be a multiple of num_kv_heads (8)"),
         ("num_heads:", "num_headz:", "model.attention.num_headz is no field here; did you mean num_heads?"),
+        ("  seq_len: 8192", "  num_layers: 8", "batch.num_layers is no field here; did you mean model.num_layers?"),
+        (
+            "    kind: gqa",
+            "    kv_lora_rank: 8\n    kind: gqa",
+            "model.attention.kv_lora_rank is no field here; use one of",
+        ),
         ("kind: gqa", "kind: gpa", "model.attention.kind (gpa) must be one of gqa, mla"),
         ("    kind: gqa\n", "", "model.attention.kind must be one of gqa, mla"),
         ("num_layers: 32", "num_layers: '32'", "model.num_layers ('32') must be a whole number"),
@@ -228,6 +234,10 @@ def test_cluster_errors() -> None:
     assert "num_gpus (0)" in _refused(lambda: load_cluster("h100-hgx", 0))
     assert "has no unit" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_bytes": 96}))
     assert "did you mean memory_bytes?" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_byte": "9 GiB"}))
+    said = _refused(lambda: load_cluster("h100-hgx", 8, {"intra.bandwidth_bytes_per_s": "400 GB/s"}))
+    assert said.endswith("intra is no field here; did you mean node.intra?")
+    said = _refused(lambda: load_cluster("h100-hgx", 8, {"efficiency": 0.5}))  # of both links
+    assert said.endswith("efficiency is no field here; use one of name, gpu, node, num_gpus")
 
 
 def test_a_users_node_finds_its_gpu_beside_it_or_bundled(tmp_path: Path) -> None:
