@@ -19,6 +19,7 @@ from mofa.specs.base import (
     WattsFact,
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves
+from mofa.units import format_bytes
 
 
 class GpuSpec(Spec):
@@ -40,6 +41,16 @@ class GpuSpec(Spec):
     context_bytes: BytesFact
     """Device memory of the CUDA context and the loaded kernels."""
     curves: GpuCurves
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        usable, memory = self.usable_memory_bytes.value, self.memory_bytes.value
+        if usable > memory:
+            raise ValueError(
+                f"usable_memory_bytes ({format_bytes(usable)}) must be at most memory_bytes ({format_bytes(memory)}); "
+                "correct one of them (the GB of a datasheet's memory are GiB)"
+            )
+        return self
 
 
 class LinkSpec(Spec):

@@ -146,11 +146,12 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
         changed = {**changed, "gpu": rescaled_gpu(changed["gpu"], gpu)}
-    cluster = build(ClusterSpec, changed, _changed(where, overrides))
     given = {str(key) for key in overrides or {}}
-    if "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given):
-        cluster = _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where))
-    return cluster
+    scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given)
+    if scales and isinstance(changed.get("gpu"), dict):  # all of it, until it can be scaled
+        changed["gpu"] = {**changed["gpu"], "usable_memory_bytes": changed["gpu"]["memory_bytes"]}
+    cluster = build(ClusterSpec, changed, _changed(where, overrides))
+    return _with_usable_memory_scaled(cluster, build(ClusterSpec, raw, where)) if scales else cluster
 
 
 @lru_cache(maxsize=32)

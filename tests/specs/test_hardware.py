@@ -136,6 +136,15 @@ def test_cuda_reports_a_little_less_than_the_datasheet(name: str) -> None:
     assert 0.98 < spec.usable_memory_bytes.value / spec.memory_bytes.value < 1.0
 
 
+def test_no_more_is_usable_than_there_is() -> None:
+    data = raw("gpus", "h100-sxm")
+    data["usable_memory_bytes"]["value"] = data["memory_bytes"]["value"]
+    assert GpuSpec.model_validate(data).usable_memory_bytes.value == 80 * GIB
+    data["usable_memory_bytes"]["value"] = "160 GiB"
+    with pytest.raises(ValidationError, match=r"usable_memory_bytes \(160.00 GiB\) .* memory_bytes \(80.00 GiB\)"):
+        GpuSpec.model_validate(data)
+
+
 @pytest.mark.parametrize("name", NODES)
 def test_efficiencies_are_marked_assumed_until_measured(name: str) -> None:
     spec = node(name)

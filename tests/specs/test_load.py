@@ -233,6 +233,10 @@ def test_cluster_errors() -> None:
     assert "did you mean h100-hgx?" in _refused(lambda: load_cluster("h100-hgk", 8))
     assert "num_gpus (0)" in _refused(lambda: load_cluster("h100-hgx", 0))
     assert "has no unit" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_bytes": 96}))
+    said = _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.usable_memory_bytes": "160 GiB"}))
+    assert "gpu.usable_memory_bytes (160.00 GiB) must be at most memory_bytes (80.00 GiB); correct one" in said
+    smaller = load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "40 GiB"}).gpu  # scales what is usable, no contradiction
+    assert 0.98 < smaller.usable_memory_bytes.value / smaller.memory_bytes.value < 1.0
     assert "did you mean memory_bytes?" in _refused(lambda: load_cluster("h100-hgx", 8, {"gpu.memory_byte": "9 GiB"}))
     said = _refused(lambda: load_cluster("h100-hgx", 8, {"intra.bandwidth_bytes_per_s": "400 GB/s"}))
     assert said.endswith("intra is no field here; did you mean node.intra?")
