@@ -67,6 +67,25 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
     return min(plain), max(plain)
 
 
+ALIGNED = {"bf16": 8, "fp8": 16}
+"""Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
+Matrix Multiplication Background User's Guide, section 2.2)."""
+
+
+def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
+    """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
+
+    The forward passes are enough: the products of the backward ones have the same operands.
+    """
+    found: dict[int, dict[str, None]] = {}
+    for op in (op for tape in tapes for op in tape.ops):
+        if isinstance(op.work, Gemm | Grouped) and op.work.format in ALIGNED:
+            for size in set(_span([op.work.n, op.work.k])):
+                if size % ALIGNED[op.work.format]:
+                    found.setdefault(int(size), {})[op.name] = None
+    return {size: tuple(found[size]) for size in sorted(found)}
+
+
 def component_provenance(
     cluster: ClusterSpec,
     gemm_format: GemmFormat,

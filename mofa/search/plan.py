@@ -15,7 +15,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPO
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.provenance import Sizes, component_provenance, tape_sizes
+from mofa.cost.provenance import Sizes, component_provenance, tape_sizes, unaligned
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
@@ -147,7 +147,9 @@ class Candidate:
     def _plan(self, time: TimeReplayed | None, memory: Memory) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
-        return _plan(*self.job, self.costed, self.convention, sizes, time, memory)
+        plan = _plan(*self.job, self.costed, self.convention, sizes, time, memory)
+        notes = _alignment_note(unaligned(block.forward for block in blocks))
+        return plan.model_copy(update={"notes": plan.notes + notes})
 
 
 def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
@@ -318,6 +320,19 @@ def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: Strategy
             "micro-batch; the time gained is of bytes not moved: a model, no measurement"
         ),
     )
+
+
+def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """Which sizes of matrix products are slower on tensor cores than predicted."""
+    if not sizes:
+        return ()
+    named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())
+    note = (
+        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16, 16 of fp8): {named}; "
+        "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background), by how much is not predicted: the "
+        "step is optimistic"
+    )
+    return (note,)
 
 
 def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool) -> tuple[str, ...]:
