@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -78,6 +78,17 @@ class Found:
     costed: Costed
     reason: IntN
     short: FloatN
+
+    def with_layers(self, some: Mapping[int, Breakdown]) -> Found:
+        """The same but for these positions in ``costed``, whose rows recompute and cost what is given."""
+        layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
+        for i, one in some.items():
+            at = np.array([i])
+            number = one.table.recompute_layers
+            layers[costed.rows[at]] = costed.table.recompute_layers[at] = number
+            costed.device_bytes[at] = one.device_bytes
+            costed.put(at, one)
+        return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
 
 @dataclass(frozen=True)

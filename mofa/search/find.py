@@ -177,13 +177,19 @@ def find_plans(
         loads = loads_of(workload, found.space.degrees)
 
         def candidate(i: int) -> Candidate:
-            row = costed.table.take(np.array([i]))
-            return Candidate(workload, cluster, framework, row, loads, flops_convention)
+            row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
+            solved = space.recompute[mode][1] == SOLVED
+            return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
 
         final = Final()
         if replay:
             order = judge.order if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
+    if final.changed:
+        found = found.with_layers({i: one.costed for i, one in final.changed.items()})
+        costed = found.costed
+        some = costed.take(best)
+        best = best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
     for i, over in final.too_big.items():
         reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over

@@ -1,4 +1,4 @@
-"""How many layers of each chunk to recompute whole: as few as fit."""
+"""How many layers of each chunk to recompute whole: as few as fit, and more where a replay finds them too few."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.search.feasible import Job
 from mofa.search.space import SOLVED, Combinations
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.workload import WorkloadSpec
 
 COST_AT_ONCE = 200_000
 """Rows costed in one call. [-]"""
@@ -45,10 +47,7 @@ def solve_layers(
     for value in np.unique(code):
         same = code == value
         first = int(np.argmax(same))
-        stages = split_layers(
-            job.workload.model, int(pp[first]), int(vpp[first]), job.framework.name, splits=job.framework.splits_layers
-        )
-        largest[same] = stages.largest_chunk
+        largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]))
     unneeded, fits = device[plain] <= limit, device[whole] <= limit
     drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
     number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
@@ -63,6 +62,38 @@ def solve_layers(
     kept = rows[keep[~everything]]
     layers[kept] = number[~everything]
     return kept, layers
+
+
+def more_layers(
+    workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
+) -> int | None:
+    """How many layers of a chunk to recompute in place of those of a strategy that lacks so much memory when played.
+
+    One more at least, and no more than save what it lacks in closed form, so that no number is passed over that fits.
+
+    Parameters
+    ----------
+    estimator
+        Of this strategy alone, a table of one row.
+
+    Returns
+    -------
+    int or None
+        None where one more is all of them.
+    """
+    table = estimator.table
+    fewest = int(table.recompute_layers[0]) + 1
+    numbers = np.arange(fewest - 1, _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0])))
+    if len(numbers) < 2:
+        return None
+    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    too_few = numbers[device[0] - device <= lacking_bytes]
+    return max(fewest, int(too_few[-1]))
+
+
+def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int) -> int:
+    """Layers of the largest chunk. [-]"""
+    return split_layers(workload.model, pp, vpp, framework.name, splits=framework.splits_layers).largest_chunk
 
 
 def _fewest_layers(

@@ -19,6 +19,7 @@ from mofa.cost.provenance import Sizes, component_provenance, tape_sizes, unalig
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
+from mofa.search.layers import more_layers
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory, replayed_stage
 from mofa.search.result import Plan, Time
@@ -57,15 +58,17 @@ class Candidate:
 
     def __init__(
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
-        loads: RoutingLoads, convention: FlopsConvention,
+        loads: RoutingLoads, convention: FlopsConvention, *, solved: bool = False,
     ) -> None:  # fmt: skip
         self.number = next(_numbers)
         self.job = (workload, cluster, framework, row)
         self.loads = loads
         self.convention: FlopsConvention = convention
+        self.solved = solved
+        """Whether the search chose how many layers it recomputes whole, as the fewest that fit in closed form."""
 
     def __getstate__(self) -> dict[str, object]:
-        sent = ("number", "job", "loads", "convention", "time")
+        sent = ("number", "job", "loads", "convention", "solved", "time")
         return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
@@ -110,6 +113,15 @@ class Candidate:
         cluster = self.job[1]
         room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
         return self.replayer.fullest_bytes(self.costed.detail.device_bytes[0].tolist(), room) - room
+
+    def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
+        """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
+        workload, cluster, framework, row = self.job
+        number = more_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
+        if number is None:
+            return None
+        row = replace(row, recompute_layers=np.array([number]))
+        return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
     def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The memory of a rank, played; over the time of a step where its computations' ``spans`` are given."""

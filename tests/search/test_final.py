@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
-from mofa.search.final import PATIENCE, REPLAYED, Final, replay_best
-from mofa.search.find import find_plans
+from mofa.search.final import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.find import estimate, find_plans
 from mofa.search.plan import Candidate
 from mofa.search.workers import Workers
+from mofa.specs.load import load_cluster, load_workload
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
 from tests.search.test_find import DENSE
@@ -30,9 +32,16 @@ class _Fake:
 
     passes = 0
     pipeline = (0, 1, 1, 1)
+    more: _Fake | None = None
+    """What takes its place where it does not fit."""
+
+    def recomputing_more(self, lacking_bytes: float) -> _Fake | None:
+        assert lacking_bytes > 0
+        return self.more
 
     def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
-        assert replay
+        if not replay:
+            return make_plan(self.time.step_s, self.device_gib)
         self.explained += explain
         self.played += not explain
         return make_plan(self.time.step_s, self.device_gib)
@@ -71,6 +80,56 @@ def test_no_more_are_played_than_promised() -> None:
     assert found.rows == [0] and len(found.too_big) == PATIENCE - 1
     none = _best([_Fake(1.0, 90.0) for _ in range(PATIENCE + 5)] + [_Fake(2.0)])
     assert none.rows == [PATIENCE + 5]
+
+
+def _chain(*fakes: _Fake) -> _Fake:
+    """The first, in whose place the others are tried."""
+    for one, more in pairwise(fakes):
+        one.more = more
+    return fakes[0]
+
+
+def test_a_row_recomputes_more_until_it_fits() -> None:
+    first = _chain(_Fake(1.0, 90.0), _Fake(1.5, 85.0), _Fake(2.5, 70.0), _Fake(2.6))
+    found = _best([first, _Fake(2.0), _Fake(3.0)])
+    assert [p.step_s for p in found.plans] == [2.0, 2.5, 3.0]
+    assert found.rows == [1, 0, 2] and not found.too_big
+    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).time.step_s == 2.5
+    quickest = _best([_chain(_Fake(1.0, 90.0), _Fake(2.5)), _Fake(2.0)], top=1)
+    assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.too_big
+
+
+def test_a_row_is_given_up_after_some_numbers_of_layers() -> None:
+    never = [_Fake(1.0 + i, 90.0) for i in range(MORE_LAYERS + 2)]
+    found = _best([_chain(*never), _Fake(9.0)])
+    assert found.rows == [1] and set(found.too_big) == {0}
+    assert [f.played for f in never] == [1] * (MORE_LAYERS + 1) + [0]
+
+
+def test_a_row_that_is_slower_than_those_looked_at_waits_for_its_place() -> None:
+    fakes = [_chain(_Fake(1.0, 90.0), more := _Fake(1.5))]
+    fakes += [_Fake(1.0, 90.0) for _ in range(REPLAYED - 1)]
+    found = _best([*fakes, _Fake(1.4), _Fake(1.6)], top=1)
+    assert [p.step_s for p in found.plans] == [1.4] and more.played == 0
+    assert [p.step_s for p in _best([*fakes, _Fake(1.6)], top=1).plans] == [1.5]
+
+
+def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> None:
+    job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 3)
+    fix = {"pp": 3, "micro_batch": 1}
+    closed = find_plans(job, machines, fix=fix, replay=False)
+    search = find_plans(job, machines, fix=fix)
+    before, report = closed.report, search.report
+    best, hopeful = report.plans[0], before.plans[0]
+    n, fewest = (int(p.strategy.recompute.removeprefix("full:")) for p in (best, hopeful))
+    assert n > fewest and best.memory.fits
+    assert not estimate(job, machines, f"pp=3 micro_batch=1 recompute=full:{n - 1}", explain=False).memory.fits
+    assert report.space == before.space and report.rejected == before.rejected
+    assert len(report.plans) == report.feasible
+    table = search.table()
+    assert list(table.recompute[table.fits]).count(f"full:{n}") == 1 and f"full:{fewest}" not in set(table.recompute)
+    fixed = find_plans(job, machines, fix=fix | {"recompute": f"full:{fewest}"}).report
+    assert not fixed.plans and fixed.rejected["memory"] == 1  # that very number was asked for
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
