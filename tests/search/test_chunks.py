@@ -25,13 +25,13 @@ def cluster(gigabytes: float) -> mofa.ClusterSpec:  # type: ignore[name-defined]
 
 
 def test_mact_fits_where_no_chunks_do_not_and_is_faster_than_the_most() -> None:
-    report = plan_chunks(UNEVEN, cluster(84), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4)
+    report = plan_chunks(UNEVEN, cluster(86), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4)
     by = {p.name: p for p in report.policies}
     assert not by["fixed 1"].fits and by["fixed 8"].fits and by["mact"].fits
     assert by["fixed 8"].step_s > by["mact"].step_s > by["fixed 1"].step_s
     assert by["mact"].peak_bytes <= report.limit_bytes < by["fixed 1"].peak_bytes
     wary = plan_chunks(
-        UNEVEN, cluster(84), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4, headroom=10.0
+        UNEVEN, cluster(86), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4, headroom=10.0
     ).policies[-1]
     assert wary.name == "past" and wary.fits and wary.mean_chunks > by["mact"].mean_chunks
     assert np.shape(report.chunks) == (4, 5) and report.layers == (3, 4, 5, 6, 7)
@@ -85,13 +85,13 @@ def test_memory_agrees_with_the_replay() -> None:
 
 def test_the_search_picks_chunks_where_nothing_else_fits() -> None:
     fixed = {"tp": 1, "pp": 1, "cp": 1, "ep": 32, "micro_batch": 1, "recompute": "full"}
-    without = mofa.find_plans(UNEVEN, cluster(84), fix=fixed, top=1, replay=False).report
-    found = mofa.find_plans(UNEVEN, cluster(84), fix=fixed, with_=["token_chunks"], top=9, replay=False).report
+    without = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, top=1, replay=False).report
+    found = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, with_=["token_chunks"], top=9, replay=False).report
     assert not without.plans
     chunks = [plan.strategy.token_chunks for plan in found.plans]
     assert chunks and chunks == sorted(chunks) and min(chunks) > 1  # the fewest that fit are the fastest
     assert found.space == 4 * without.space
-    only = mofa.find_plans(UNEVEN, cluster(84), fix={**fixed, "token_chunks": 8}, top=9, replay=False).report
+    only = mofa.find_plans(UNEVEN, cluster(86), fix={**fixed, "token_chunks": 8}, top=9, replay=False).report
     assert [plan.strategy.token_chunks for plan in only.plans] == [8]
 
 
@@ -164,10 +164,10 @@ def test_dropping_bounds_the_load_that_is_chunked() -> None:
     strategy = "ep=32 micro_batch=1 recompute=full"
     dropping = UNEVEN.routing.model_copy(update={"capacity_factor": 1.0})
     bounded = plan_chunks(
-        UNEVEN.model_copy(update={"routing": dropping}), cluster(84), strategy, framework=MEGATRON, iterations=2
+        UNEVEN.model_copy(update={"routing": dropping}), cluster(86), strategy, framework=MEGATRON, iterations=2
     )
     assert {c for row in bounded.chunks for c in row} == {1}
-    plain = plan_chunks(UNEVEN, cluster(84), strategy, framework=MEGATRON, iterations=2)
+    plain = plan_chunks(UNEVEN, cluster(86), strategy, framework=MEGATRON, iterations=2)
     assert plain.policies[0].peak_bytes > bounded.policies[0].peak_bytes
 
 
