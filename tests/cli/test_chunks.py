@@ -35,7 +35,7 @@ def test_a_trace_has_its_own_iterations(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     trace = tmp_path / "t.csv"
     trace.write_text("iteration,layer,expert,tokens\n" + "\n".join(rows) + "\n")
-    assert main((*COMMAND, "--trace", str(trace), "--json", "--set", "hardware.gpu.memory_bytes=86 GB")) == 0
+    assert main((*COMMAND, "--trace", str(trace), "--json", "--set", "hardware.gpu.memory_bytes=88 GB")) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["chunks"]) == 2
     assert found["chunks"][0] == [1] * 5 and min(found["chunks"][1]) > 1  # even at first, then all on one rank

@@ -27,7 +27,8 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
 
 JOB = mofa.load_workload("llama3-8b", tokens="1T")
-NODES = mofa.load_cluster("h100-hgx", 64)
+NODES = mofa.load_cluster("h100-hgx", 64, overrides={"gpu.memory_bytes": "81.5 GiB"})
+"""As much more memory than an H100 has as lets plans fit of which the tests compare the long runs."""
 MEGATRON = mofa.load_framework("megatron")
 FIX = {"fix": {"recompute": "none"}, "without": ("vpp", "cp")}
 
