@@ -20,6 +20,8 @@ from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, first_l
 from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
+FEW = 64
+"""Combinations up to which tensors of several sizes are looked at in one go. [-]"""
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
@@ -227,20 +229,25 @@ def _larger(
     """Of tensors (tensors, K) and scratch (ops, K) larger than each size: what is kept, and the most alive beyond it in
     the forward and at all. (sizes, K) each"""
     saved, forward, most = (np.zeros(large.shape) for _ in range(3))
-    widest, widest_scratch = sizes.max(axis=1), scratch.max(axis=1)
-    for i, size in enumerate(large):
-        least = size.min()
-        some = np.flatnonzero(widest > least)
-        big = np.where(sizes[some] > size, sizes[some], 0.0)
-        saved[i] = big[across[some]].sum(axis=0)
-        alive_at = there[:, some]
-        grows = widest_scratch > least  # without scratch no more is alive than before but where something is born
-        grows[0] = True
-        grows[1:] |= (alive_at[1:] > alive_at[:-1]).any(axis=1)
-        at = np.flatnonzero(grows)
-        alive = alive_at[at] @ big + np.where(scratch[at] > size, scratch[at], 0.0)
-        forward[i] = alive[at < boundary].max(axis=0, initial=0.0) - saved[i]
-        most[i] = alive.max(axis=0, initial=0.0) - saved[i]
+    if not len(large):
+        return saved, forward, most
+    least = large.min()
+    some = np.flatnonzero((sizes > least).any(axis=1))
+    sizes, there, across = sizes[some], there[:, some], across[some]
+    grows = (scratch > least).any(axis=1)  # else no more is alive than before but where something is born
+    grows[0] = True
+    grows[1:] |= (there[1:] > there[:-1]).any(axis=1)
+    at = np.flatnonzero(grows)
+    there, scratch, ahead = there[at], scratch[at], int(np.count_nonzero(at < boundary))
+    at_once = len(large) if large.shape[1] < FEW else 1  # of one combination NumPy's calls are all it takes
+    for first in range(0, len(large), at_once):
+        of = slice(first, first + at_once)
+        shape = large[of].shape
+        big = np.where(sizes[:, None] > large[of], sizes[:, None], 0.0).reshape(len(some), -1)
+        alive = there @ big + np.where(scratch[:, None] > large[of], scratch[:, None], 0.0).reshape(len(at), -1)
+        saved[of] = big[across].sum(axis=0).reshape(shape)
+        forward[of] = alive[:ahead].max(axis=0, initial=0.0).reshape(shape) - saved[of]
+        most[of] = alive.max(axis=0, initial=0.0).reshape(shape) - saved[of]
     return saved, np.maximum(forward, 0.0), np.maximum(most, 0.0)
 
 
