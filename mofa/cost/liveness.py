@@ -243,8 +243,9 @@ def _larger(
     for first in range(0, len(large), at_once):
         of = slice(first, first + at_once)
         shape = large[of].shape
-        big = np.where(sizes[:, None] > large[of], sizes[:, None], 0.0).reshape(len(some), -1)
-        alive = there @ big + np.where(scratch[:, None] > large[of], scratch[:, None], 0.0).reshape(len(at), -1)
+        num = shape[0] * shape[1]
+        big = np.where(sizes[:, None] > large[of], sizes[:, None], 0.0).reshape(len(some), num)
+        alive = there @ big + np.where(scratch[:, None] > large[of], scratch[:, None], 0.0).reshape(len(at), num)
         saved[of] = big[across].sum(axis=0).reshape(shape)
         forward[of] = alive[:ahead].max(axis=0, initial=0.0).reshape(shape) - saved[of]
         most[of] = alive.max(axis=0, initial=0.0).reshape(shape) - saved[of]
