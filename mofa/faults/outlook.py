@@ -316,7 +316,7 @@ def _writing_behind(
     else:
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
-        if fast is not None:  # storage follows every so manieth at most
+        if fast is not None:  # one copy in so many at least goes on to storage
             bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_APART))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
