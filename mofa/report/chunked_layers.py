@@ -55,10 +55,9 @@ LAYER_WORDS = """\
 One MoE layer of plain PyTorch, forward and backward, whose tokens go through dispatch, experts and combine in chunks,
 each recomputed in the backward pass (`mofa calibrate run --families chunked_moe`, [calibration.md](calibration.md)).
 Experts are loaded by a Zipf law, the popular ones on the first rank. Predicted by the planner's own form: the tape with
-its chunks, the bundled profile's curves, the tensors' lives; nothing is fitted on these layers. One and two GPUs; four
-were not at hand. The second set was predicted before it was measured, and how far off that was is in [moe.md](moe.md).
-Peaks are the fullest rank's, weights and main gradients included; steps the slowest rank's. Errors are mean absolute
-ones by group, then signed."""
+its chunks, the bundled profile's curves, the tensors' lives; nothing is fitted on these layers. The second
+set was predicted before it was measured, and how far off that was is in [moe.md](moe.md). Peaks are the fullest rank's,
+weights and main gradients included; steps the slowest rank's. Errors are mean absolute ones by group, then signed."""
 
 
 def layer_tables(layers: Sequence[Layer]) -> list[str]:
