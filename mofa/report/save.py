@@ -30,8 +30,10 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
     Raises
     ------
     SpecError
-        If it cannot hold the file, or the directory.
+        If it cannot hold the file, or the directory; or where ``-`` was meant as standard output.
     """
+    if str(path) == "-":
+        raise SpecError("-: a name is needed, and this one is of no file; name one, or /dev/stdout for standard output")
     if directory:
         if path.exists() and not path.is_dir():
             raise SpecError(f"{path}: is a file, not a directory; name another directory")

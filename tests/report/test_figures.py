@@ -166,3 +166,5 @@ def test_places_that_cannot_be_written_are_said_before_the_work(tmp_path: Path) 
         check_writable(tmp_path / "file", directory=True)
     with pytest.raises(SpecError, match="is a file, not a directory"):
         check_writable(tmp_path / "file" / "sub", directory=True)
+    with pytest.raises(SpecError, match="/dev/stdout"):
+        check_writable(Path("-"))
