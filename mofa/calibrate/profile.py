@@ -222,6 +222,9 @@ def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
         put("dtensor_op_s", (s["dtensor_mm"] + s.get("dtensor_add", s["dtensor_mm"])) / 2, "addition and product")
     if "sync" in s:
         put("sync_s", s["sync"], "torch.cuda.synchronize after a kernel")
+    if {"mm_new_rows", "mm_seen_rows"} <= set(s):
+        words = "a product with a number of rows that is new to the library, less one with a number that is not"
+        put("gemm_choice_s", s["mm_new_rows"] - s["mm_seen_rows"], words)
     return made
 
 

@@ -362,7 +362,7 @@ def copy_cases() -> list[Case]:
 
 HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm", "eager_linear_grad", "eager_rmsnorm",
             "eager_silu", "eager_backward_per_op", "dtensor_add", "dtensor_mm", "compiled_call", "compiled_kernel",
-            "sync", "item", "nonzero")  # fmt: skip
+            "sync", "item", "nonzero", "mm_new_rows", "mm_seen_rows")  # fmt: skip
 
 
 def host_cases() -> list[Case]:

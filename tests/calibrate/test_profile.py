@@ -104,6 +104,19 @@ def test_profile_of_one_gpu_keeps_the_bundled_links(tmp_path: Path) -> None:
     )
 
 
+def test_a_choice_of_a_kernel_is_what_a_new_number_of_rows_takes_longer(tmp_path: Path) -> None:
+    shutil.copytree(FOLDERS[0], tmp_path / "m")
+    for op, median_s in (("mm_new_rows", 150e-6), ("mm_seen_rows", 20e-6)):
+        sample = Sample(median_s, median_s, median_s, 7)
+        append_row(tmp_path / "m", Case("host", op, "python", "bf16", "grid", {"ops": 200}), sample, "NVIDIA H200", "h")
+    written = fit([tmp_path / "m"], "mine", tmp_path / "profiles")
+    host = GpuSpec.model_validate(yaml.safe_load(written["gpus"].read_text())).curves.host
+    assert host.gemm_choice_s.value == pytest.approx(130e-6)
+    assert "new to the library" in host.gemm_choice_s.source
+    bundled = load_cluster("h200-hgx", 8).gpu.curves.host
+    assert host.item_s.value == bundled.item_s.value  # it was not measured
+
+
 def test_folders_of_different_gpus(tmp_path: Path) -> None:
     append_row(
         tmp_path,

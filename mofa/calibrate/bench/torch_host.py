@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -30,6 +31,8 @@ def host_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
         return _graph_launch(x, num)
     if op == "sync":
         return _sync(device)
+    if op in ("mm_new_rows", "mm_seen_rows"):
+        return summarise(_product_issue(pool, num, again=op == "mm_seen_rows"))
     if op == "eager_backward_per_op":
         return _backward_issue(weight, x, num)
     if op == "compiled_kernel":
@@ -72,6 +75,27 @@ def _issue(call: Callable[[], Any], num: int, device: str) -> list[float]:
         if i >= 2:
             times.append((time.perf_counter() - before) / num)
     _synchronize(device)
+    return times
+
+
+def _product_issue(pool: Pool, num: int, *, again: bool) -> list[float]:
+    """Host time of products with as many rows as none had before, or as the one right before had. [s]
+
+    A new number makes the library choose a kernel; one that was never used is then loaded as well, which takes
+    milliseconds and which a median leaves out.
+    """
+    width = 2048
+    start = width if again else width // 4  # the other op's numbers are not new any more
+    times = []
+    for rows in random.Random(num).sample(range(start, start + 6 * num), num):
+        x, weight = pool.view(rows, width), pool.view(width, width)
+        for _ in range(1 + again):
+            _synchronize(pool.device)
+            before = time.perf_counter()
+            torch.mm(x, weight)
+            taken = time.perf_counter() - before
+        times.append(taken)
+    _synchronize(pool.device)
     return times
 
 
