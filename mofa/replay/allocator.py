@@ -11,15 +11,14 @@ off. When the device has no room, all free segments are given back and the reque
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from mofa.replay.expandable import extend, least_expandable, unmap
 from mofa.replay.pools import (
     ALLOCATED,
     FREE,
     MIN_BLOCK,
     ROUND_LARGE,
-    SHIFT,
     SMALL_SIZE,
     UNMAPPED,
     WAITING,
@@ -27,8 +26,8 @@ from mofa.replay.pools import (
     OutOfDeviceMemory,
     Pool,
     Segment,
+    address_of,
     page_size,
-    reach,
     segment_size,
 )
 
@@ -95,22 +94,18 @@ class Allocator:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small."""
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
-        keys = pool.keys
-        at = bisect_left(keys, size << SHIFT - 9)
-        if at == len(keys):
+        at = pool.first(size)
+        if at == len(pool.lists):
             block = self.grow(pool, size)
         else:
-            if self.expandable:
-                at = self.least_expandable(pool, at)
-            free = pool.blocks[at]
+            free = least_expandable(pool, at) if self.expandable else pool.lists[at][0]
+            pool.take(free)
             if free.size - size > pool.most_kept:  # the rest stays where it is, as the same free block
                 block = self._low_end(free, size)
-                pool.cut(at, free)
+                pool.put(free)
             else:
                 block = free
                 block.state = ALLOCATED
-                del keys[at]
-                del pool.blocks[at]
         allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
@@ -151,28 +146,28 @@ class Allocator:
             if block.events:
                 block.state = WAITING
                 return
-        self._join(block)
+        self.join(block)
 
     def finish(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
             if not block.events:
-                self._join(block)
+                self.join(block)
 
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
         for stream in list(self._waiting):
             self.finish(stream)
         for pool in self._pools.values():
-            for block in list(pool.blocks):
+            for block in list(pool.blocks()):
                 if self.expandable:
-                    self._unmap(block)
+                    unmap(self, block)
                 elif block.previous is None and block.following is None:
                     self._return(block)
 
     # -- free blocks
-    def _join(self, block: Block) -> Block:
+    def join(self, block: Block) -> Block:
         """Make a block free; its free neighbours and it become one, which is returned."""
         pool = block.pool
         before, after = block.previous, block.following
@@ -182,6 +177,7 @@ class Allocator:
         if left:
             assert before is not None
             free = before
+            pool.take(free)
             free.size += block.size
             last = after
             if right:
@@ -197,26 +193,18 @@ class Allocator:
         elif right:
             assert after is not None
             free = after
+            pool.take(free)
             free.address = block.address
             free.size += block.size
             free.previous = before
             if before is not None:
                 before.following = free
-        else:
-            pool.put(free)
         if free is not block:
             block.state = ALLOCATED
             pool.spare.append(block)
-            pool.grown(bisect_left(pool.keys, free.key), free)
+        pool.put(free)
         free.freed_at = self._searches
         return free
-
-    def least_expandable(self, pool: Pool, at: int) -> int:
-        """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
-        blocks = pool.blocks
-        while at + 1 < len(blocks) and reach(blocks[at + 1]) < reach(blocks[at]):
-            at += 1
-        return at
 
     # -- segments
     def grow(self, pool: Pool, size: int) -> Block:
@@ -252,20 +240,22 @@ class Allocator:
         if self.expandable:
             if self.fraction and self.capacity is not None and self.reserved + whole > self.capacity:
                 return None
-            return self._extend(pool, size)
-        if not self._reserve(whole):
+            return extend(self, pool, size)
+        if not self.reserve(whole):
             return None
         self.num_segments += 1
-        return Block(pool, self._address(whole), whole, FREE)
+        return Block(pool, self.address(whole), whole, FREE)
 
-    def _address(self, size: int) -> int:
+    def address(self, size: int) -> int:
+        """Where the device puts a new segment."""
         if self.place is not None:
             return self.place(size)
         address = self._next_address
         self._next_address += -(-size // ROUND_LARGE) * ROUND_LARGE
         return address
 
-    def _reserve(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
+        """Ask the device for so many bytes; whether it has them."""
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
@@ -285,7 +275,7 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        whole = [b for p in pools for b in p.blocks if b.previous is None and b.following is None]
+        whole = [b for p in pools for b in p.blocks() if b.previous is None and b.following is None]
         age = float(sum(self._searches - b.freed_at for b in whole))
         reclaimed = 0
         while whole and reclaimed < target:
@@ -299,118 +289,27 @@ class Allocator:
                 self._return(block)
             whole = [b for b in whole if b not in old]
 
-    # -- expandable segments
-    def _extend(self, pool: Pool, size: int) -> Block | None:
-        block = self._range(pool, size)
-        free = self._map(block, min(block.size, size)) if block.state == UNMAPPED else block
-        while free is not None and free.size < size:
-            behind = free.following
-            assert behind is not None and behind.state == UNMAPPED
-            free = self._map(behind, min(size - free.size, behind.size))
-        if free is not None:
-            pool.take(free)
-        return free
-
-    def _range(self, pool: Pool, size: int) -> Block:
-        """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
-        for _, unmapped in pool.unmapped:
-            first = unmapped
-            if first.previous is not None and first.previous.state == FREE:
-                first = first.previous
-            room, piece = 0, first
-            while True:
-                room += piece.size
-                if room >= size:
-                    return first
-                if piece.following is None or piece.following.state not in (FREE, UNMAPPED):
-                    break
-                piece = piece.following
-        page = page_size(pool)
-        space = 1 << 40 if self.capacity is None else -(-self.capacity * 9 // 8 // page) * page
-        block = Block(pool, self._address(space), space, UNMAPPED)
-        insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
-        return block
-
-    def _map(self, block: Block, size: int) -> Block | None:
-        """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
-        pool = block.pool
-        page = page_size(pool)
-        mapped = min(-(-size // page) * page, block.size)
-        if not self._reserve(mapped):
-            return None
-        del pool.unmapped[bisect_left(pool.unmapped, block.address, key=lambda item: item[0])]
-        if mapped < block.size:
-            rest = Block(pool, block.address + mapped, block.size - mapped, UNMAPPED)
-            rest.previous, rest.following = block, block.following
-            if rest.following is not None:
-                rest.following.previous = rest
-            block.following = rest
-            block.size = mapped
-            insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-        return self._join(block)
-
-    def _unmap(self, block: Block) -> None:
-        """Unmap the whole pages inside a free block."""
-        pool = block.pool
-        page = page_size(pool)
-        start = self._base(block)
-        low = start + -(-(block.address - start) // page) * page
-        high = start + (block.address + block.size - start) // page * page
-        if high <= low:
-            return
-        pool.take(block)
-        if block.address < low:
-            front = Block(pool, block.address, low - block.address, FREE)
-            front.previous, front.following = block.previous, block
-            if front.previous is not None:
-                front.previous.following = front
-            block.previous = front
-            pool.put(front)
-        if high < block.address + block.size:
-            back = Block(pool, high, block.address + block.size - high, FREE)
-            back.previous, back.following = block, block.following
-            if back.following is not None:
-                back.following.previous = back
-            block.following = back
-            pool.put(back)
-        block.address, block.size, block.state = low, high - low, UNMAPPED
-        self.reserved -= block.size
-        for near in (block.previous, block.following):
-            if near is not None and near.state == UNMAPPED:
-                del pool.unmapped[bisect_left(pool.unmapped, near.address, key=lambda item: item[0])]
-                block.size += near.size
-                if near is block.previous:
-                    block.address, block.previous = near.address, near.previous
-                    if near.previous is not None:
-                        near.previous.following = block
-                else:
-                    block.following = near.following
-                    if near.following is not None:
-                        near.following.previous = block
-        insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
-
-    def _base(self, block: Block) -> int:
-        while block.previous is not None:
-            block = block.previous
-        return block.address
-
     # -- what is there
     def fingerprint(self) -> tuple[object, ...]:
         """Equal for two states with the same live blocks in which every later request is answered alike: free blocks,
         unmapped ranges and what has been asked of the device."""
         return (
             self.reserved, self._next_address,
-            tuple((i, tuple(p.keys), tuple(at for at, _ in p.unmapped)) for i, p in sorted(self._pools.items())),
+            tuple(
+                (i, *((size, *map(address_of, one)) for size, one in zip(p.sizes, p.lists, strict=True) if one),
+                 tuple(at for at, _ in p.unmapped))
+                for i, p in sorted(self._pools.items())
+            ),
         )  # fmt: skip
 
     def free_bytes(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
-        return {(p.stream, p.small): sum(k >> SHIFT << 9 for k in p.keys) for p in self._pools.values()}
+        return {(p.stream, p.small): sum(size * len(one) for size, one in p.bins.items()) for p in self._pools.values()}
 
     def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
         firsts: dict[int, Block] = {}
-        for block in (*live, *(b for p in self._pools.values() for b in p.blocks)):
+        for block in (*live, *(b for p in self._pools.values() for b in p.blocks())):
             while block.previous is not None:
                 block = block.previous
             firsts[block.address] = block

@@ -16,26 +16,28 @@ Kept = tuple[Block, Act]
 class Pass:
     """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
-    Where it is played from notes, ``held`` has them instead (:mod:`mofa.replay.routine`). ``places`` numbers where they
-    lie: two passes with the same number hold the same addresses.
+    Where it is played from notes, ``held`` has them instead (:mod:`mofa.replay.routine`). ``place`` is the number of
+    where they lie, -1 as long as none was asked for.
     """
 
-    __slots__ = ("held", "out", "places", "slots")
+    __slots__ = ("held", "out", "place", "slots")
 
     def __init__(self) -> None:
         self.slots: list[Slots] = []
         self.out: Block | None = None
         self.held: Held | None = None
-        self.places = 0
+        self.place = -1
 
-    def settle(self, numbers: dict[object, int]) -> None:
-        """Number where it lies, as ``numbers`` have it."""
-        if self.held is not None:
-            where: object = self.held.places
-        else:
-            blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
-            where = blocks, self.out.address if self.out is not None else -1
-        self.places = numbers.setdefault(where, len(numbers))
+    def placed(self, numbers: dict[object, int]) -> int:
+        """The number of where it lies, as ``numbers`` have it: two passes with the same one hold the same addresses."""
+        if self.place < 0:
+            if self.held is not None:
+                where: object = self.held.places
+            else:
+                blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
+                where = blocks, self.out.address if self.out is not None else -1
+            self.place = numbers.setdefault(where, len(numbers))
+        return self.place
 
     def unfold(self) -> None:
         """Take the slots out of ``held``, to be played op by op."""

@@ -64,8 +64,8 @@ def play(
         Whether rounds and steps that repeat are left out; they change nothing but the journal's length.
     """
     allocator = Allocator(capacity, expandable=expandable)
-    player = Player(rank, allocator, skip_rounds=skip_rounds)
     with no_collection():
+        player = Player(rank, allocator, skip_rounds=skip_rounds)
         player.start()
         ready = allocator.allocated
         before: object = None

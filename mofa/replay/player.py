@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from mofa.cost.peak import WORKSPACE
 from mofa.replay import deepspeed
@@ -21,12 +22,9 @@ from mofa.replay.journal import (
 from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
-from mofa.replay.rounds import LONG, Rounds
-from mofa.replay.routine import Held, Notes, Routine, repeat
+from mofa.replay.routine import Notes
 from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
-
-TRIES = 3
-"""Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
+from mofa.replay.steady import Steady
 
 
 class Player:
@@ -38,8 +36,6 @@ class Player:
         self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
         self.notes: Notes | None = None
-        self.routines: dict[tuple[str, int], Routine] = {}
-        self.tries: dict[tuple[str, int], int] = {}
         self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []  # per step: peak, first event and its bytes, event after
@@ -48,17 +44,13 @@ class Player:
         self.held: dict[str, Kept] = {}
         self.cache: list[Kept] = []
         self.passes: dict[tuple[int, int], Pass] = {}
-        self.places: dict[object, int] = {}
         self.first = True
         self.accumulators: dict[int, list[Kept]] = {}
         self.begun: set[int] = set()
         self.threads: set[str] = set()
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
-        kinds = len({k for k, _, _ in rank.computations})
-        sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
-        self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
-        self.repeats = skip_rounds
+        self.steady = Steady(self, skip_rounds=skip_rounds)
 
     # -- memory
     def new(self, nbytes: int, act: Act) -> Kept:
@@ -97,6 +89,13 @@ class Player:
     def note(self) -> tuple[int, int]:
         """Where the journal and the allocated memory stand, before something is done."""
         return len(self.journal.sizes), self.a.allocated
+
+    @contextmanager
+    def noting(self, notes: Notes) -> Iterator[None]:
+        """While all that is taken and freed is noted down."""
+        self.notes, self.take, self.free = notes, notes.take, notes.free
+        yield
+        self.notes, self.take, self.free = None, self.a.take, self.a.free
 
     def look(self, start: tuple[int, int]) -> None:
         """Whether what was done since then went higher than anything in this step."""
@@ -154,7 +153,7 @@ class Player:
                         self.new(r.boundary_bytes, act)
         gathered = gather(self)
         self.look(start)
-        self.compute()
+        self.steady.compute()
         start = self.note()
         if gathered:
             self.journal.computations.append((start[0], "reduce", 0, 0))
@@ -165,94 +164,11 @@ class Player:
         optimize(self)
         self.look(start)
 
-    def compute(self) -> None:
-        """All forwards and backwards, but for rounds that would only repeat others."""
-        acts, passes = self.rank.computations, self.passes
-        rounds = Rounds(acts, self.round_sizes)
-        retries: dict[int, int] = {}
-        n = 0
-        while n < len(acts):
-            self.computation(*acts[n])
-            n += 1
-            if len(self.begun) < len(self.rank.chunks) or not rounds.end(n) or not rounds.same(len(passes)):
-                continue
-            last = acts[n - 1][2]
-            retries[n] = self.a.num_retries
-            skipped, period = rounds.repeated(n, self.state(last))
-            if not skipped:
-                if self.step == 1:
-                    skipped, period = rounds.settled(n, self.a.peak_reserved, rounds.quiet)
-                else:
-                    skipped, period = rounds.settled(n, (self.highest[-1][0], self.a.peak_reserved), LONG)
-            if skipped:
-                shift = acts[n + skipped - 1][2] - last
-                moved = {(k, j + shift): at for (k, j), at in passes.items()}
-                passes.clear()
-                passes.update(moved)
-                self.journal.left_out.append((len(self.journal.computations), skipped, period))
-                in_period = self.a.num_retries - retries.get(n - period, self.a.num_retries)
-                self.a.num_retries += in_period * (skipped // period)
-                n += skipped
-
-    def state(self, last: int) -> object:
-        """Equal for two ends of rounds after which all goes alike; ``last`` is the micro-batch of the last act."""
-        if self.turned or self.input_grads:  # each waits for the next step's, so that nothing comes back in this one
-            return object()
-        return self.a.fingerprint(), tuple((c, i - last, at.places) for (c, i), at in self.passes.items())
-
     def between(self) -> object:
         """Equal for the ends of two steps after which all goes alike."""
         kept = (block for block, _ in self.grads)
         late = (block for items in (self.turned, self.input_grads) for _, block in sorted(items.items()))
         return self.a.fingerprint(), tuple(b.address for b in (*kept, *late))
-
-    def computation(self, kind: str, c: int, i: int) -> None:
-        self.journal.computations.append((len(self.journal.sizes), kind, c, i))
-        if not self.repeats or (kind in "BW" and c not in self.begun):  # the first gradients stay
-            self.play(kind, c, i)
-        elif (kind, c) in self.routines:
-            self.repeat(kind, c, i)
-        elif self.tries.get((kind, c), 0) < TRIES:
-            self.note_down(kind, c, i)
-        else:
-            self.play(kind, c, i)
-
-    def repeat(self, kind: str, c: int, i: int) -> None:
-        """A computation from the notes of an earlier one."""
-        at = self.passes.get((c, i))
-        if at is None:
-            at = self.passes[c, i] = Pass()
-            at.held = Held()
-        if at.held is None:  # begun before there were notes
-            self.play(kind, c, i)
-            return
-        start, before, end = repeat(self.routines[kind, c], at.held, self.a, self.journal, self.overflow)
-        if self.a.peak_allocated > self.highest[-1][0]:
-            self.highest[-1] = (self.a.peak_allocated, start, before, end)
-        if kind in "BW":
-            del self.passes[c, i]
-        else:
-            at.settle(self.places)
-
-    def note_down(self, kind: str, c: int, i: int) -> None:
-        """A computation op by op, to be repeated later if nothing but its own pass is touched."""
-        at = self.passes.get((c, i))
-        if at is not None and at.held is None:
-            self.play(kind, c, i)
-            return
-        self.tries[kind, c] = self.tries.get((kind, c), 0) + 1
-        notes = Notes(self.a, self.journal, at.held if at is not None else None)
-        if at is not None:
-            at.unfold()
-        self.notes, self.take, self.free = notes, notes.take, notes.free
-        self.play(kind, c, i)
-        self.notes, self.take, self.free = None, self.a.take, self.a.free
-        at = self.passes.get((c, i))
-        routine = notes.routine([*at.slots, [at.out]] if at is not None else ())
-        if routine is not None:
-            self.routines[kind, c] = routine
-        if at is not None:
-            at.held = notes.held if routine is not None else None
 
     def play(self, kind: str, c: int, i: int) -> None:
         """A computation op by op."""
@@ -314,7 +230,6 @@ class Player:
                 self.drop(output)
         else:
             at.out = x
-        at.settle(self.places)
         self.passes[c, i] = at
 
     def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
@@ -374,7 +289,7 @@ class Player:
         if hold:
             if at.slots:
                 self.clear(self.scripts[c][-1].above, at.slots[-1])
-            at.settle(self.places)
+            at.place = -1
         else:
             del self.passes[c, i]
         deepspeed.after_backward(self)

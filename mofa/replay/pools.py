@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 MIN_BLOCK = 512
 SMALL_SIZE = 1 << 20
@@ -12,8 +14,8 @@ LARGE_SEGMENT = 20 << 20
 MIN_LARGE_SEGMENT = 10 << 20
 ROUND_LARGE = 2 << 20
 
-SHIFT = 38
-"""A key is a size over an address, both in units of 512 B: small enough an integer to be compared quickly."""
+MOST_EMPTY = 64
+"""New sizes of free blocks after which sizes that none has any more are forgotten. [-]"""
 FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
 
 
@@ -29,7 +31,7 @@ class OutOfDeviceMemory(Exception):
 class Block:
     """A piece of a segment; what :meth:`Allocator.malloc` returns. ``size`` is what it takes, rounding included. [B]"""
 
-    __slots__ = ("address", "events", "following", "freed_at", "key", "pool", "previous", "size", "state")
+    __slots__ = ("address", "events", "following", "freed_at", "pool", "previous", "size", "state")
 
     def __init__(self, pool: Pool, address: int, size: int, state: int) -> None:
         self.pool, self.address, self.size, self.state = pool, address, size, state
@@ -37,64 +39,78 @@ class Block:
         self.following: Block | None = None
         self.events = 0
         self.freed_at = 0
-        self.key = 0  # while free
 
 
 class Pool:
-    """Free blocks of one stream and size class, and their keys, in order; unmapped ranges sorted by address.
+    """Free blocks of one stream and size class; unmapped ranges sorted by address.
 
-    ``spare`` are blocks that neighbours took in, to be used again and so ``ALLOCATED``; a rest larger than
-    ``most_kept`` is split off. [B]
+    Blocks of one size are a bin, the lowest address first. ``bins`` has them by size, ``sizes`` and ``lists`` the sizes
+    in order and their bins; some are empty. Those of the sizes ``kept`` stay, as requests know them. ``spare`` are
+    blocks that neighbours took in, to be used again and so ``ALLOCATED``; a rest larger than ``most_kept`` is split
+    off. [B]
     """
 
-    __slots__ = ("blocks", "keys", "most_kept", "small", "spare", "stream", "unmapped")
+    __slots__ = ("bins", "kept", "lists", "most_kept", "new", "sizes", "small", "spare", "stream", "unmapped")
 
     def __init__(self, stream: int, small: bool, expandable: bool = False) -> None:
         self.stream, self.small = stream, small
         self.most_kept = 0 if small or expandable else SMALL_SIZE
-        self.keys: list[int] = []
-        self.blocks: list[Block] = []
+        self.bins: dict[int, list[Block]] = {}
+        self.sizes: list[int] = []
+        self.lists: list[list[Block]] = []
+        self.kept: set[int] = set()
+        self.new = 0
         self.spare: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
+    def blocks(self) -> Iterator[Block]:
+        """All free blocks, in the order in which they are looked through: by size, then by address."""
+        return (block for one in self.lists for block in one)
+
     def put(self, block: Block) -> None:
         """One more free block."""
-        key = block.key = block.size << SHIFT - 9 | block.address >> 9
-        at = bisect_left(self.keys, key)
-        self.keys.insert(at, key)
-        self.blocks.insert(at, block)
+        one = self.bins.get(block.size)
+        if one is None:
+            one = self.open(block.size)
+        if one and one[-1].address > block.address:
+            insort(one, block, key=address_of)
+        else:
+            one.append(block)
 
     def take(self, block: Block) -> None:
         """One that is free no more."""
-        at = bisect_left(self.keys, block.key)
-        del self.keys[at]
-        del self.blocks[at]
+        self.bins[block.size].remove(block)
 
-    def grown(self, at: int, block: Block) -> None:
-        """The free block at a position is larger than its key says."""
-        keys = self.keys
-        key = block.key = block.size << SHIFT - 9 | block.address >> 9
-        if at + 1 < len(keys) and keys[at + 1] < key:
-            del keys[at]
-            del self.blocks[at]
-            at = bisect_left(keys, key, at)
-            keys.insert(at, key)
-            self.blocks.insert(at, block)
-        else:
-            keys[at] = key
+    def first(self, size: int) -> int:
+        """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""
+        lists = self.lists
+        at = bisect_left(self.sizes, size)
+        while at < len(lists) and not lists[at]:
+            at += 1
+        return at
 
-    def cut(self, at: int, block: Block) -> None:
-        """The free block at a position is smaller than its key says."""
-        keys = self.keys
-        key = block.key = block.size << SHIFT - 9 | block.address >> 9
-        if at and keys[at - 1] > key:
-            del keys[at]
-            del self.blocks[at]
-            at = bisect_left(keys, key, 0, at)
-            keys.insert(at, key)
-            self.blocks.insert(at, block)
-        else:
-            keys[at] = key
+    def bin(self, size: int) -> list[Block]:
+        """The bin of a size, which stays the same list for good."""
+        self.kept.add(size)
+        return self.bins[size] if size in self.bins else self.open(size)
+
+    def open(self, size: int) -> list[Block]:
+        """A new bin; so many of them after which empty ones are closed."""
+        self.new += 1
+        if self.new > MOST_EMPTY:
+            self.new = 0
+            kept = self.kept
+            self.bins = {size: one for size, one in self.bins.items() if one or size in kept}
+            self.sizes = sorted(self.bins)
+            self.lists = [self.bins[size] for size in self.sizes]
+        one = self.bins[size] = []
+        at = bisect_left(self.sizes, size)
+        self.sizes.insert(at, size)
+        self.lists.insert(at, one)
+        return one
+
+
+address_of = attrgetter("address")
 
 
 @dataclass(frozen=True)

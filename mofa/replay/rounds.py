@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 QUIET = 160
 """Forwards without more being asked of the device after which a first step counts as steady, where a rank has several
 chunks: in the best plans of DeepSeek-V3 on 2,048 GPUs, 120 ranks, up to 128 pass between one segment and the next. [-]
@@ -10,6 +12,8 @@ TURNS = 8
 """How often all that is in flight comes and goes meanwhile, where it has one chunk: up to 4.5 times there. [-]"""
 FEWEST = 48
 """Forwards that are waited for in any case. [-]"""
+EAGER = 32
+"""Rounds whose whole state is put down; most that come back soon do so at once. [-]"""
 LONG = 1024
 """The same of a later step, without a new peak either. [-]"""
 
@@ -29,7 +33,7 @@ class Rounds:
     def __init__(self, acts: tuple[tuple[str, int, int], ...], sizes: tuple[int, ...]) -> None:
         self.acts, self.sizes = acts, sizes
         self.size = self.start = 0
-        self.states: dict[object, int] = {}
+        self.states: dict[object, dict[object, int]] = {}
         self.peaks: object = None
         self.changed = 0
         self.flying = 0
@@ -60,10 +64,20 @@ class Rounds:
                 return 0
         return max(shift, 0)
 
-    def repeated(self, n: int, state: object) -> tuple[int, int]:
-        """How many computations can be left out here as the ``state`` came back, and how many those are that repeat."""
-        since = self.states.get(state)
-        self.states[state] = n
+    def repeated(self, n: int, held: object, free: Callable[[], object]) -> tuple[int, int]:
+        """How many computations can be left out here as the state came back, and how many those are that repeat.
+
+        The state is what is ``held`` where and what is ``free``. That takes longer to put down: behind the first
+        :data:`EAGER` rounds it is only where the former has come back.
+        """
+        known = self.states.get(held)
+        if known is None:
+            known = self.states[held] = {}
+            if len(self.states) > EAGER:
+                return 0, 0
+        state = free()
+        since = known.get(state)
+        known[state] = n
         return (0, 0) if since is None else (self._following(n, n - since), n - since)
 
     @property

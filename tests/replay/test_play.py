@@ -196,7 +196,7 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
         for n in range(2, 2 * m, 2):
             assert rounds.end(n)
             if rounds.same(1):
-                assert rounds.repeated(n, n) == (0, 0)
+                assert rounds.repeated(n, n, lambda: 0) == (0, 0)
                 skipped, period = rounds.settled(n, n // 2 >= new_peak_at, QUIET)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)

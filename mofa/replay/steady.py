@@ -1,0 +1,123 @@
+"""A rank's forwards and backwards of a step: played op by op, repeated from notes, or left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mofa.replay.passes import Pass
+from mofa.replay.repeat import repeat
+from mofa.replay.rounds import LONG, Rounds
+from mofa.replay.routine import Held, Notes, Routine
+
+if TYPE_CHECKING:
+    from mofa.replay.player import Player
+
+TRIES = 3
+"""Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
+
+
+class Steady:
+    """Leads a player through the computations of its steps."""
+
+    def __init__(self, player: Player, *, skip_rounds: bool) -> None:
+        self.player = player
+        rank = player.rank
+        kinds = len({k for k, _, _ in rank.computations})
+        sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
+        self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
+        self.repeats = skip_rounds
+        self.routines: dict[tuple[str, int], Routine] = {}
+        self.tries: dict[tuple[str, int], int] = {}
+        self.places: dict[object, int] = {}
+
+    def compute(self) -> None:
+        """All forwards and backwards, but for rounds that would only repeat others."""
+        player = self.player
+        acts, passes, begun = player.rank.computations, player.passes, player.begun
+        num_chunks = len(player.rank.chunks)
+        rounds = Rounds(acts, self.round_sizes)
+        retries: dict[int, int] = {}
+        n = 0
+        while n < len(acts):
+            self._computation(*acts[n])
+            n += 1
+            if len(begun) < num_chunks or not rounds.end(n) or not rounds.same(len(passes)):
+                continue
+            last = acts[n - 1][2]
+            retries[n] = player.a.num_retries
+            skipped, period = rounds.repeated(n, self._held(last), player.a.fingerprint)
+            if not skipped:
+                if player.step == 1:
+                    skipped, period = rounds.settled(n, player.a.peak_reserved, rounds.quiet)
+                else:
+                    peaks = player.highest[-1][0], player.a.peak_reserved
+                    skipped, period = rounds.settled(n, peaks, LONG)
+            if skipped:
+                shift = acts[n + skipped - 1][2] - last
+                moved = {(k, j + shift): at for (k, j), at in passes.items()}
+                passes.clear()
+                passes.update(moved)
+                player.journal.left_out.append((len(player.journal.computations), skipped, period))
+                in_period = player.a.num_retries - retries.get(n - period, player.a.num_retries)
+                player.a.num_retries += in_period * (skipped // period)
+                n += skipped
+
+    def _held(self, last: int) -> object:
+        """Equal for two ends of rounds at which the same lies in the same places; ``last`` is the micro-batch of the
+        last act."""
+        player = self.player
+        if player.turned or player.input_grads:  # each waits for the next step's: nothing comes back in this one
+            return object()
+        return tuple([(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()])
+
+    def _computation(self, kind: str, c: int, i: int) -> None:
+        player = self.player
+        player.journal.computations.append((len(player.journal.sizes), kind, c, i))
+        if not self.repeats or (kind in "BW" and c not in player.begun):  # the first gradients stay
+            player.play(kind, c, i)
+            return
+        routine = self.routines.get((kind, c))
+        if routine is not None:
+            self._repeat(routine, kind, c, i)
+        elif self.tries.get((kind, c), 0) < TRIES:
+            self._note_down(kind, c, i)
+        else:
+            player.play(kind, c, i)
+
+    def _repeat(self, routine: Routine, kind: str, c: int, i: int) -> None:
+        """A computation from the notes of an earlier one."""
+        player = self.player
+        at = player.passes.get((c, i))
+        if at is None:
+            at = player.passes[c, i] = Pass()
+            at.held = Held()
+        elif at.held is None:  # begun before there were notes
+            player.play(kind, c, i)
+            return
+        start, before, end = repeat(routine, at.held, player.a, player.journal, player.overflow)
+        if player.a.peak_allocated > player.highest[-1][0]:
+            player.highest[-1] = (player.a.peak_allocated, start, before, end)
+        if kind in "BW":
+            del player.passes[c, i]
+        else:
+            at.place = -1
+
+    def _note_down(self, kind: str, c: int, i: int) -> None:
+        """A computation op by op, to be repeated later if nothing but its own pass is touched."""
+        player = self.player
+        at = player.passes.get((c, i))
+        if at is not None and at.held is None:
+            player.play(kind, c, i)
+            return
+        self.tries[kind, c] = self.tries.get((kind, c), 0) + 1
+        notes = Notes(player.a, player.journal, at.held if at is not None else None)
+        if at is not None:
+            at.unfold()
+        with player.noting(notes):
+            player.play(kind, c, i)
+        at = player.passes.get((c, i))
+        routine = notes.routine([*at.slots, [at.out]] if at is not None else ())
+        if routine is not None:
+            self.routines[kind, c] = routine
+        if at is not None:
+            at.held = notes.held if routine is not None else None
