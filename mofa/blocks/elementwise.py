@@ -143,24 +143,45 @@ def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
     return np.full(num_k, x) if isinstance(x, PLAIN) else np.asarray(np.broadcast_to(x, (num_k,)))
 
 
-def first_largest(array: NDArray[np.float64], axis: int = 0) -> NDArray[np.intp]:
-    """Where the largest entry is along an axis; of those that only rounding tells apart, the first.
+def first_largest(array: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Where the largest entry of each row is; of those that only rounding tells apart, the first. (n, R) -> (n,)
 
     Sums of the same numbers differ in their last bits with the number of candidates that are summed at once.
 
     Examples
     --------
-    >>> first_largest(np.array([1.0, 3.0, 3.0 + 1e-15]))
-    np.int64(1)
+    >>> first_largest(np.array([[1.0, 3.0, 3.0 + 1e-15]]))
+    array([1])
     """
-    largest = np.expand_dims(array.max(axis=axis) if axis == 0 else row_max(array), axis)
-    enough = array >= largest - 1e-12 * np.abs(largest)
-    if array.ndim == 2 and axis == 1 and len(array) > FEW:  # one column after the other: rows are short
+    enough = array >= _about(row_max(array))[:, None]
+    if len(array) > FEW:  # one column after the other: rows are short
         first = np.zeros(len(array), dtype=np.intp)
         for column in reversed(range(array.shape[1])):
             first[enough[:, column]] = column
         return first
-    return np.asarray(np.argmax(enough, axis=axis))[()]
+    return np.asarray(np.argmax(enough, axis=1))
+
+
+def largest_of_parts(
+    array: NDArray[np.float64], begins: NDArray[np.intp]
+) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """The largest entry of each column in each part of the rows, and its row as :func:`first_largest` says. (parts, K)
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0], [3.0], [3.0 + 1e-15], [2.0], [0.0]])
+    >>> [found.tolist() for found in largest_of_parts(rows, np.array([0, 3]))]
+    [[[3.000000000000001], [2.0]], [[1], [3]]]
+    """
+    largest = np.maximum.reduceat(array, begins, axis=0)
+    part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(array)))
+    rows = np.where(array >= _about(largest)[part], np.arange(len(array))[:, None], len(array))
+    return largest, np.minimum.reduceat(rows, begins, axis=0)
+
+
+def _about(largest: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From where on numbers are as large as these but for rounding."""
+    return np.asarray(largest - 1e-12 * np.abs(largest))
 
 
 def row_max(array: NDArray[np.float64]) -> NDArray[np.float64]:

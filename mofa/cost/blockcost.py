@@ -22,7 +22,7 @@ from mofa.blocks.op import Format, Op
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
-from mofa.cost.liveness import BlockMemory, block_memory
+from mofa.cost.liveness import BlockMemory, block_memories
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.scan import PhaseTime, scan
 from mofa.cost.topology import Group, process_groups
@@ -276,8 +276,10 @@ def block_costs(
         tuple(_weights(tapes[_label(kind, modes[0])], num_k) for kind in kinds), _weights(tapes["embedding"], num_k),
         _weights(tapes["head"], num_k),
     )  # fmt: skip
-    large = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-    costed = _costed(tapes, machine, large, per_combination(activation, num_k))
+    # the sizes of weights, and the largest activation of a layer: the ends of the model have larger ones
+    sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
+    large = np.concatenate([sizes, per_combination(activation, num_k)[None]])
+    costed = _costed(tapes, machine, large)
     blocks = {spec: tuple(costed[_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
@@ -341,25 +343,21 @@ def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
     return tuple(out)
 
 
-def _costed(
-    tapes: Mapping[str, BlockTapes], machine: Machine, large: ArrayK, widest: ArrayK
-) -> dict[str, BlockCost]:  # fmt: skip
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: ArrayK) -> dict[str, BlockCost]:
     """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once.
 
-    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive; of the embedding and
-    the head behind these also of those larger than ``widest`` (K,), the largest activation of a layer. [B]
+    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
     """
     num_k = machine.num_k
     timed = time_works((op for b in tapes.values() for tape in (b.forward, b.backward) for op in tape.ops), machine)
+    memories = block_memories(tapes.values(), num_k, large)
     forwards: dict[int, tuple[PhaseTime, ArrayK]] = {}
     out = {}
-    for name, block in tapes.items():
+    for (name, block), memory in zip(tapes.items(), memories, strict=True):
         forward = forwards.get(id(block.forward))
         if forward is None:
             forward = scan(block.forward, machine, timed=timed), tape_flops(block.forward, num_k)
             forwards[id(block.forward)] = forward
-        sizes = np.concatenate([large, widest[None]]) if name in ("embedding", "head") else large
-        memory = block_memory(block, num_k, sizes)
         out[name] = BlockCost(
             forward[0], scan(block.backward, machine, timed=timed), memory, forward[1],
             tape_flops(block.backward, num_k), cached_bytes(block, num_k),

@@ -48,7 +48,7 @@ def step_time(rows: Rows) -> StepTime:
     each = passes(rows)
     fwd, bwd = each.of_stages()
     stage_s = fwd + bwd
-    slowest = first_largest(stage_s, axis=1)
+    slowest = first_largest(stage_s)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
     hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     m = rows.num_micro_batches.astype(float)

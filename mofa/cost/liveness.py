@@ -7,23 +7,22 @@ ops counts once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, first_largest, stacked, where
-from mofa.blocks.op import KINDS, Op, Tensor
+from mofa.blocks.elementwise import largest_of_parts, stacked, where
+from mofa.blocks.op import KINDS
+from mofa.cost.lifetimes import NUMBER, BlockLives
 
 ArrayK = NDArray[np.float64]
+IntA = NDArray[np.intp]
 FEW = 64
-"""Combinations up to which tensors of several sizes are looked at in one go. [-]"""
-NUMBER = {kind: i for i, kind in enumerate(KINDS)}
-"""The place of each kind among :data:`mofa.blocks.op.KINDS`."""
+"""Combinations up to which several blocks, and tensors of several sizes, are looked at in one go. [-]"""
 
 
 @dataclass(frozen=True)
@@ -84,172 +83,197 @@ class BlockMemory:
         )
 
 
-class _Interval(NamedTuple):
-    tensor: str
-    kind: int
-    start: int
-    end: int
-    bytes: FloatK
-
-
-_Extension = tuple[int, BoolK, str]
-"""Up to where a view keeps its source alive, for which candidates, and the view."""
-
-
-class _Lifetimes:
-    """Intervals of allocation over the joined op list."""
-
-    def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor]) -> None:
-        self.ops, self.tensors = ops, tensors
-        self.birth: dict[str, int] = {}
-        self.death: dict[str, int] = {}
-        for i, op in enumerate(ops):
-            for name in op.reads:
-                self.death[name] = i
-            for name in op.writes:
-                self.birth.setdefault(name, i)
-                self.death[name] = i
-
-    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[_Interval]:
-        """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
-        shares = self.shares
-        death = {**self.death, **end_of}
-        extension: dict[str, list[_Extension]] = {}
-        # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
-        for name in sorted(shares, key=lambda n: -self.birth[n]):
-            source, mask = shares[name]
-            end = death.get(name, self.birth[name])
-            if mask is True:
-                death[source] = max(death.get(source, 0), end)
-                extension.setdefault(source, []).extend(extension.pop(name, []))
-            else:
-                extension.setdefault(source, []).append((end, mask, name))
-                for later, other, leaf in extension.get(name, []):
-                    extension[source].append((later, other & mask, leaf))
-        result = []
-        for name in {**starts, **self.birth}:
-            _, mask = shares.get(name, ("", False))
-            if mask is True or (name not in death and name not in starts):
-                continue
-            start = self.birth[name] if name in self.birth else starts[name]
-            tensor, end = self.tensors[name], death.get(name, start)
-            own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
-            result.append(_Interval(name, kind, start, end, own))
-            if name not in extension:
-                continue
-            leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
-            for i, (later, _, leaf) in enumerate(leaves):
-                if later > end:  # up to here the memory lives on where any leaf does that ends here or later
-                    needed: BoolK = False
-                    for _, other, _ in leaves[i:]:
-                        needed = needed | other
-                    result.append(_Interval(leaf, kind, end + 1, later, where(needed, own, 0.0)))
-                    end = later
-        return result
-
-    @cached_property
-    def shares(self) -> dict[str, tuple[str, BoolK]]:
-        """Names whose memory is another's, whose, and for which candidates; True where for all."""
-        shares: dict[str, tuple[str, BoolK]] = {}
-        for op in self.ops:
-            mask = op.shares() if op.reads else False
-            if mask is False or not anywhere(mask):
-                continue
-            if everywhere(mask):
-                mask = True
-            for name in op.writes if everywhere(op.view) else op.writes[:1]:
-                if name not in shares:
-                    shares[name] = op.reads[0], mask
-        return shares
-
-
 def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> BlockMemory:
     """Bytes kept and peaks of one block, tensors above each of the sizes ``large`` (sizes, num_k) also apart."""
-    forward, backward = block.forward, block.backward
-    ops = forward.ops + backward.ops
-    boundary, last = len(forward.ops), len(ops) - 1
-    lives = _Lifetimes(ops, {**forward.tensors, **backward.tensors})
-    end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
-    end_of.update(dict.fromkeys(backward.outputs, last))
-    # gathered buffers go when the next block's weights are copied out, the last block's at the end
-    end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
-    starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
-    found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
+    return block_memories([block], num_k, large)[0]
+
+
+def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | None = None) -> list[BlockMemory]:
+    """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
     large = np.zeros((0, num_k)) if large is None else large
-    if not found:
-        return _nothing(num_k, len(large))
-    sizes = stacked([f.bytes for f in found], num_k)
-    kinds, start, end = (np.array(column) for column in list(zip(*found, strict=True))[1:4])
-    at = np.arange(len(ops))[:, None]
-    there = ((start <= at) & (at <= end)).astype(float)
-    is_kind = (np.arange(len(KINDS))[:, None] == kinds).astype(float)
-    scratch = stacked([where(op.present, op.scratch, 0.0) for op in ops], num_k)
-    alive = there @ sizes + scratch
-
-    def peak(begin: int, stop: int) -> tuple[ArrayK, ArrayK, NDArray[np.intp]]:
-        """The most alive at one op of a tape, its kinds, and the op."""
-        if stop == begin:
-            return np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.full(num_k, last)
-        which = begin + first_largest(alive[begin:stop])
-        by_kind = np.zeros((len(KINDS), num_k))
-        for op in np.unique(which).tolist():  # few ops are at the peak of some combination
-            lives = there[op] > 0
-            np.copyto(by_kind, is_kind[:, lives] @ sizes[lives], where=which == op)
-        here = which, np.arange(num_k)
-        by_kind[NUMBER["scratch"]] += scratch[here]
-        return alive[here], by_kind, which
-
-    forward_peak, forward_kinds, forward_op = peak(0, boundary)
-    backward_peak, backward_kinds, backward_op = peak(boundary, len(ops))
-    across = (start < boundary) & (boundary <= end)
-    apart = {w for op in ops if op.stream.startswith("fsdp") for w in op.writes}
-    own = np.array([f.tensor not in apart for f in found])
-    own_sizes = np.where(own[:, None], sizes, 0.0)
-    large_saved, large_forward, large_peak = _larger(own_sizes, scratch, there, across, boundary, large)
-    saved_kinds = is_kind[:, across] @ sizes[across]
-    return BlockMemory(
-        saved=saved_kinds.sum(axis=0),
-        saved_kinds=saved_kinds,
-        saved_slack=(rounded_bytes(sizes[across]) - sizes[across]).sum(axis=0),
-        largest=own_sizes.max(axis=0),
-        large_saved=large_saved,
-        large_forward=large_forward,
-        large_peak=large_peak,
-        held=_held(lives, found, sizes, boundary),
-        above=_above(lives, found, sizes, boundary),
-        pool_slack=_pool_slack(found, ops, there, sizes, backward_op),
-        forward_peak=forward_peak, forward_kinds=forward_kinds, forward_op=forward_op,
-        backward_peak=backward_peak, backward_kinds=backward_kinds, backward_op=backward_op,
-    )  # fmt: skip
+    lives = [BlockLives.of(block) for block in blocks]
+    some = [block for block in lives if block.found]
+    at_once = max(len(some), 1) if num_k < FEW else 1
+    parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]
+    memories = iter([memory for part in parts for memory in part])
+    return [next(memories) if block.found else _nothing(num_k, len(large)) for block in lives]
 
 
-def _larger(
-    sizes: ArrayK, scratch: ArrayK, there: ArrayK, across: NDArray[np.bool_], boundary: int, large: ArrayK
-) -> tuple[ArrayK, ArrayK, ArrayK]:
-    """Of tensors (tensors, K) and scratch (ops, K) larger than each size: what is kept, and the most alive beyond it in
-    the forward and at all. (sizes, K) each"""
-    saved, forward, most = (np.zeros(large.shape) for _ in range(3))
-    if not len(large):
-        return saved, forward, most
-    least = large.min()
-    some = np.flatnonzero((sizes > least).any(axis=1))
-    sizes, there, across = sizes[some], there[:, some], across[some]
-    grows = (scratch > least).any(axis=1)  # else no more is alive than before but where something is born
-    grows[0] = True
-    grows[1:] |= (there[1:] > there[:-1]).any(axis=1)
-    at = np.flatnonzero(grows)
-    there, scratch, ahead = there[at], scratch[at], int(np.count_nonzero(at < boundary))
-    at_once = len(large) if large.shape[1] < FEW else 1  # of one combination NumPy's calls are all it takes
+def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[BlockMemory]:
+    """Blocks that all allocate something, in one go."""
+    joined = _Joined.of(blocks, num_k)
+    sizes, kept = joined.sizes, np.flatnonzero(joined.across)
+    peak, peak_kinds, peak_op = _peaks(joined)
+    of_block = joined.of_block[:, kept]
+    saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
+    slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
+    held, above = (joined.sums([getattr(block, name) for block in blocks]) for name in ("held", "above"))
+    own = sizes.copy()
+    for block, first in zip(blocks, joined.first, strict=True):
+        for pool in block.pools.values():
+            own[first + np.array(pool, dtype=np.intp)] = 0.0
+    largest = np.maximum.reduceat(own, joined.first, axis=0)
+    large_saved, large_forward, large_peak = _larger(joined, own, large)
+    return [
+        BlockMemory(
+            saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
+            large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i], held=held[i],
+            above=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
+            forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
+            backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
+        )
+        for i, (block, first) in enumerate(zip(blocks, joined.first, strict=True))
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The tensors of several blocks, whose ops are counted on from one block to the next."""
+
+    sizes: ArrayK
+    """(tensors, K) [B]"""
+    scratch: ArrayK
+    """(ops, K) [B]"""
+    kind: IntA
+    start: IntA
+    end: IntA
+    """Of each tensor: its kind, the first and the last op at which it is alive. (tensors,)"""
+    block: IntA
+    """Of each tensor. (tensors,)"""
+    first: IntA
+    """The first tensor of each block. (blocks,)"""
+    bounds: IntA
+    """Where the forward and the backward of each block begin, and the last one ends. (2 * blocks + 1,)"""
+
+    @classmethod
+    def of(cls, blocks: Sequence[BlockLives], num_k: int) -> _Joined:
+        """The blocks one after the other."""
+        _, kind, start, end, nbytes = zip(*(found for b in blocks for found in b.found), strict=True)
+        bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
+        count = [len(b.found) for b in blocks]
+        block = np.repeat(np.arange(len(blocks)), count)
+        begin = bounds[::2][block]
+        scratch = stacked([where(op.present, op.scratch, 0.0) for b in blocks for op in b.ops], num_k)
+        return cls(
+            stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, block,
+            np.cumsum([0, *count[:-1]]), bounds,
+        )  # fmt: skip
+
+    @cached_property
+    def is_kind(self) -> NDArray[np.bool_]:
+        """(len(KINDS), tensors)"""
+        return np.asarray(np.arange(len(KINDS))[:, None] == self.kind)
+
+    @cached_property
+    def of_block(self) -> NDArray[np.bool_]:
+        """(blocks, tensors)"""
+        return np.asarray(np.arange(len(self.first))[:, None] == self.block)
+
+    @cached_property
+    def across(self) -> NDArray[np.bool_]:
+        """Which tensors are kept from the forward for the backward. (tensors,)"""
+        boundary = self.bounds[1::2][self.block]
+        return np.asarray((self.start < boundary) & (boundary <= self.end))
+
+    def sums(self, chosen: Sequence[Sequence[int]]) -> ArrayK:
+        """The bytes of some tensors of each block, by their places in it. (blocks, K) [B]"""
+        some = np.zeros((len(chosen), len(self.sizes)))
+        for row, first, places in zip(some, self.first, chosen, strict=True):
+            row[first + np.array(places, dtype=np.intp)] = 1.0
+        return np.asarray(some @ self.sizes)
+
+    def there(self, ops: IntA, tensors: IntA | slice = slice(None)) -> NDArray[np.bool_]:
+        """Which of some tensors are alive at some ops. (ops, tensors)"""
+        at = ops[:, None]
+        return np.asarray((self.start[tensors] <= at) & (at <= self.end[tensors]))
+
+    def alive(self) -> ArrayK:
+        """What is alive at each op, block by block: no other's tensors are. (ops, K) [B]"""
+        out = np.empty_like(self.scratch)
+        ops = np.arange(len(out))
+        tensors = np.append(self.first, len(self.sizes))
+        for begin, end, mine, others in zip(self.bounds[:-1:2], self.bounds[2::2], tensors, tensors[1:], strict=False):
+            there = self.there(ops[begin:end], slice(mine, others))
+            np.matmul(there.astype(float), self.sizes[mine:others], out=out[begin:end])
+        return np.add(out, self.scratch, out=out)
+
+
+def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
+    """The most alive at one op of each tape, (tapes, K), its kinds, (tapes, len(KINDS), K), and the op of the block."""
+    sizes, scratch, bounds, num_k = joined.sizes, joined.scratch, joined.bounds, joined.sizes.shape[1]
+    some = np.flatnonzero(np.diff(bounds))  # a tape without ops holds nothing
+    most, at = largest_of_parts(joined.alive(), bounds[some])
+    ops, which = np.unique(at, return_inverse=True)  # few ops are at the peak of some combination
+    found = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
+    here = np.arange(num_k)
+    num = len(bounds) - 1
+    peak, kinds, op = np.zeros((num, num_k)), np.zeros((num, len(KINDS), num_k)), np.zeros((num, num_k), dtype=np.intp)
+    peak[some], op[some] = most, at - np.repeat(bounds[:-1:2], 2)[some, None]
+    kinds[some] = found[which.reshape(at.shape), :, here].swapaxes(1, 2)
+    kinds[some, NUMBER["scratch"]] += scratch[at, here]
+    return peak, kinds, op
+
+
+def _larger(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[ArrayK, ArrayK, ArrayK]:
+    """Of tensors (tensors, K) and scratch larger than each size: what each block keeps, and the most alive beyond it in
+    the forward and at all. (blocks, sizes, K) each"""
+    at_once = max(len(large), 1) if large.shape[1] < FEW else 1
+    saved, ahead, behind = (np.zeros((len(joined.first), *large.shape)) for _ in range(3))
     for first in range(0, len(large), at_once):
         of = slice(first, first + at_once)
-        shape = large[of].shape
-        num = shape[0] * shape[1]
-        big = np.where(sizes[:, None] > large[of], sizes[:, None], 0.0).reshape(len(some), num)
-        alive = there @ big + np.where(scratch[:, None] > large[of], scratch[:, None], 0.0).reshape(len(at), num)
-        saved[of] = big[across].sum(axis=0).reshape(shape)
-        forward[of] = alive[:ahead].max(axis=0, initial=0.0).reshape(shape) - saved[of]
-        most[of] = alive.max(axis=0, initial=0.0).reshape(shape) - saved[of]
-    return saved, np.maximum(forward, 0.0), np.maximum(most, 0.0)
+        saved[:, of], ahead[:, of], behind[:, of] = _larger_at_once(joined, sizes, large[of])
+    return saved, np.maximum(ahead - saved, 0.0), np.maximum(np.maximum(ahead, behind) - saved, 0.0)
+
+
+def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[ArrayK, ArrayK, ArrayK]:
+    """Of what is larger than each size: what is kept, the most alive in the forward and in the backward."""
+
+    def larger(some: ArrayK) -> tuple[IntA, ArrayK]:
+        """Where any is, and its bytes or 0. (some, sizes * K)"""
+        is_larger = some[:, None] > large
+        at = np.flatnonzero(is_larger.any(axis=(1, 2)))
+        return at, (is_larger[at] * some[at, None]).reshape(-1, large.size)
+
+    tensors, held = larger(sizes)
+    ops, scratch = larger(joined.scratch)
+    at = _moments(joined, tensors, ops)
+    alive = joined.there(at, tensors).astype(float) @ held
+    alive[np.searchsorted(at, ops)] += scratch
+    kept = (joined.of_block & joined.across)[:, tensors].astype(float) @ held
+    bounds = np.searchsorted(at, joined.bounds)
+    tapes = np.flatnonzero(np.diff(bounds))
+    most = np.zeros((len(bounds) - 1, large.size))
+    most[tapes] = np.maximum.reduceat(alive, bounds[tapes])
+    shape = -1, *large.shape
+    return kept.reshape(shape), most[::2].reshape(shape), most[1::2].reshape(shape)
+
+
+def _moments(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
+    """These ops and those at which most of some tensors is alive: before one goes, if any came since one went."""
+    born, dies = np.zeros((2, len(joined.scratch)), dtype=bool)
+    tapes = np.flatnonzero(np.diff(joined.bounds))
+    born[joined.start[tensors]] = born[joined.bounds[tapes]] = True
+    dies[joined.end[tensors]] = dies[joined.bounds[tapes + 1] - 1] = True
+    ends = np.flatnonzero(dies)
+    come = np.cumsum(born)[ends]
+    more = np.zeros(len(born), dtype=bool)
+    more[ends[np.diff(come, prepend=0) > 0]] = more[ops] = True
+    return np.flatnonzero(more)
+
+
+def _pool_slack(block: BlockLives, sizes: ArrayK, at: IntA) -> ArrayK:
+    """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it. (K,) [B]
+
+    ``sizes`` begin with the block's tensors, (tensors, K); its peak is ``at`` these ops, (K,).
+    """
+    total = np.zeros(sizes.shape[1])
+    for pool in block.pools.values():
+        start, end = (np.array([getattr(block.found[i], name) for i in pool]) for name in ("start", "end"))
+        if pool:
+            ops = np.arange(len(block.ops))[:, None]
+            alive = ((start <= ops) & (ops <= end)).astype(float) @ sizes[pool]
+            total += alive.max(axis=0) - alive[at, np.arange(len(total))]
+    return total
 
 
 def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
@@ -275,42 +299,3 @@ def rounded_bytes(nbytes: ArrayK) -> ArrayK:
     """
     unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)
     return np.ceil(nbytes / unit) * unit
-
-
-def _held(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: int) -> ArrayK:
-    """What the weights' gradients read that the backward by inputs made, or was given. (K,) [B]"""
-    sources = {name: source for name, (source, _) in lives.shares.items()}
-    late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
-    own = {name for op in late for name in op.writes}
-    needed: set[str] = set()
-    for name in (name for op in late for name in op.reads):
-        seen: str | None = name
-        while seen is not None:  # a view keeps what it is a view of
-            needed.add(seen)
-            seen = sources.get(seen)
-    born = [i for i, f in enumerate(found) if f.start >= boundary and f.tensor in needed and f.tensor not in own]
-    return np.asarray(sizes[born].sum(axis=0))
-
-
-def _above(lives: _Lifetimes, found: list[_Interval], sizes: ArrayK, boundary: int) -> ArrayK:
-    """What was kept for ops behind the last weight, the loss most of all. (K,) [B]"""
-    products = (i for i, op in enumerate(lives.ops) if i >= boundary and op.name.endswith((".dgrad", *WEIGHT_ENDS)))
-    first = next(products, boundary)
-    gone = [i for i, f in enumerate(found) if f.start < boundary <= f.end < first]
-    return np.asarray(sizes[gone].sum(axis=0))
-
-
-def _pool_slack(
-    found: list[_Interval], ops: tuple[Op, ...], matrix: ArrayK, sizes: ArrayK, at: NDArray[np.intp]
-) -> ArrayK:
-    """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it."""
-    num_k = sizes.shape[1]
-    total = np.zeros(num_k)
-    pools = {op.stream for op in ops if op.stream.startswith("fsdp")}
-    stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
-    for name in pools:
-        columns = [j for j, f in enumerate(found) if stream_of.get(f.tensor) == name]
-        if columns:
-            alive = matrix[:, columns] @ sizes[columns]
-            total += alive.max(axis=0) - alive[np.minimum(at, len(alive) - 1), np.arange(num_k)]
-    return total

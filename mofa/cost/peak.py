@@ -443,7 +443,7 @@ def stage_bytes(rows: Rows) -> StageBytes:
 def stage_peaks(rows: Rows) -> Peak:
     """The peak of every stage and what was alive then on the fullest."""
     stages = stage_bytes(rows)
-    fullest = first_largest(stages.device, axis=1)
+    fullest = first_largest(stages.device)
     at = np.arange(len(rows.table))
     parts = stages.instants.parts(at, stages.instant[at, fullest], fullest)
     return Peak(stages, fullest, parts, tuple(one.name for one in stages.instants.all))

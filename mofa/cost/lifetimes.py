@@ -1,0 +1,157 @@
+"""Which tensors a block allocates, from which op of its two joined tapes to which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
+from mofa.blocks.op import KINDS, Op, Tensor
+
+NUMBER = {kind: i for i, kind in enumerate(KINDS)}
+"""The place of each kind among :data:`mofa.blocks.op.KINDS`."""
+
+
+class Interval(NamedTuple):
+    """One allocation, alive from one op to another, both counted. (K,) [B]"""
+
+    tensor: str
+    kind: int
+    start: int
+    end: int
+    bytes: FloatK
+
+
+_Extension = tuple[int, BoolK, str]
+"""Up to where a view keeps its source alive, for which candidates, and the view."""
+
+
+class Lifetimes:
+    """Intervals of allocation over the joined op list."""
+
+    def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor]) -> None:
+        self.ops, self.tensors = ops, tensors
+        self.birth: dict[str, int] = {}
+        self.death: dict[str, int] = {}
+        for i, op in enumerate(ops):
+            for name in op.reads:
+                self.death[name] = i
+            for name in op.writes:
+                self.birth.setdefault(name, i)
+                self.death[name] = i
+
+    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[Interval]:
+        """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
+        shares = self.shares
+        death = {**self.death, **end_of}
+        extension: dict[str, list[_Extension]] = {}
+        # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
+        for name in sorted(shares, key=lambda n: -self.birth[n]):
+            source, mask = shares[name]
+            end = death.get(name, self.birth[name])
+            if mask is True:
+                death[source] = max(death.get(source, 0), end)
+                extension.setdefault(source, []).extend(extension.pop(name, []))
+            else:
+                extension.setdefault(source, []).append((end, mask, name))
+                for later, other, leaf in extension.get(name, []):
+                    extension[source].append((later, other & mask, leaf))
+        result = []
+        for name in {**starts, **self.birth}:
+            _, mask = shares.get(name, ("", False))
+            if mask is True or (name not in death and name not in starts):
+                continue
+            start = self.birth[name] if name in self.birth else starts[name]
+            tensor, end = self.tensors[name], death.get(name, start)
+            own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
+            result.append(Interval(name, kind, start, end, own))
+            if name not in extension:
+                continue
+            leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
+            for i, (later, _, leaf) in enumerate(leaves):
+                if later > end:  # up to here the memory lives on where any leaf does that ends here or later
+                    needed: BoolK = False
+                    for _, other, _ in leaves[i:]:
+                        needed = needed | other
+                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0)))
+                    end = later
+        return result
+
+    @cached_property
+    def shares(self) -> dict[str, tuple[str, BoolK]]:
+        """Names whose memory is another's, whose, and for which candidates; True where for all."""
+        shares: dict[str, tuple[str, BoolK]] = {}
+        for op in self.ops:
+            mask = op.shares() if op.reads else False
+            if mask is False or not anywhere(mask):
+                continue
+            if everywhere(mask):
+                mask = True
+            for name in op.writes if everywhere(op.view) else op.writes[:1]:
+                if name not in shares:
+                    shares[name] = op.reads[0], mask
+        return shares
+
+
+@dataclass(frozen=True)
+class BlockLives:
+    """What a block allocates, by its two tapes joined; the others are positions in ``found``."""
+
+    ops: tuple[Op, ...]
+    boundary: int
+    """The first op of the backward tape."""
+    found: list[Interval]
+    held: list[int]
+    """What the weights' gradients read that the backward by inputs made, or was given."""
+    above: list[int]
+    """What was kept for ops behind the last weight, the loss most of all."""
+    pools: dict[str, list[int]]
+    """What is written on other streams that have memory of their own, by stream."""
+
+    @classmethod
+    def of(cls, block: BlockTapes) -> BlockLives:
+        """The lives of a block's tensors."""
+        forward, backward = block.forward, block.backward
+        ops = forward.ops + backward.ops
+        boundary, last = len(forward.ops), len(ops) - 1
+        lives = Lifetimes(ops, {**forward.tensors, **backward.tensors})
+        end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
+        end_of.update(dict.fromkeys(backward.outputs, last))
+        # gathered buffers go when the next block's weights are copied out, the last block's at the end
+        end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
+        starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
+        found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
+        return cls(ops, boundary, found, _held(lives, found, boundary), _above(ops, found, boundary),
+                   _pools(ops, found))  # fmt: skip
+
+
+def _held(lives: Lifetimes, found: list[Interval], boundary: int) -> list[int]:
+    sources = {name: source for name, (source, _) in lives.shares.items()}
+    late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
+    own = {name for op in late for name in op.writes}
+    needed: set[str] = set()
+    for name in {name for op in late for name in op.reads}:
+        seen: str | None = name
+        while seen is not None and seen not in needed:  # a view keeps what it is a view of
+            needed.add(seen)
+            seen = sources.get(seen)
+    needed -= own
+    return [i for i, f in enumerate(found) if f.start >= boundary and f.tensor in needed]
+
+
+def _above(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> list[int]:
+    products = (i for i, op in enumerate(ops[boundary:], boundary) if op.name.endswith((".dgrad", *WEIGHT_ENDS)))
+    first = next(products, boundary)
+    return [i for i, f in enumerate(found) if f.start < boundary <= f.end < first]
+
+
+def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:
+    pools: dict[str, list[int]] = {op.stream: [] for op in ops if op.stream.startswith("fsdp")}
+    stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
+    for i, f in enumerate(found if pools else ()):
+        if (stream := stream_of.get(f.tensor)) in pools:
+            pools[stream].append(i)
+    return pools
