@@ -206,7 +206,7 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     p = group.size
     sent = np.asarray(payload_bytes) * (p - 1) / p
     intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s, fabric.inter_bytes_per_s)
-    crossings = np.where(group.spans, group.num_domains - 1, 0)
+    crossings = group.num_domains - 1
     latency = crossings * fabric.inter_latency_s + (p - 1 - crossings) * fabric.intra_latency_s
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
 
@@ -285,9 +285,10 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     array([0.0025, 0.02  ])
     """
     payload = np.asarray(payload_bytes, dtype=np.float64)
-    intra = np.where(group.spans, 0.0, payload / fabric.intra_bytes_per_s)
-    inter = np.where(group.spans, payload / fabric.inter_bytes_per_s, 0.0)
-    latency = np.where(group.spans, fabric.inter_latency_s, fabric.intra_latency_s)
+    inside, spans = (group.size > 1) & ~group.spans, group.spans
+    intra = np.where(inside, payload / fabric.intra_bytes_per_s, 0.0)
+    inter = np.where(spans, payload / fabric.inter_bytes_per_s, 0.0)
+    latency = np.where(spans, fabric.inter_latency_s, fabric.intra_latency_s)
     return _called(payload, group, fabric.startup_s + latency, intra, inter)
 
 
@@ -412,9 +413,6 @@ def _ring_loads(
 
 
 def _called(payload_bytes: FloatK, group: Group, start_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK) -> CollectiveTime:
-    """Start and bytes together, where there is anyone to send to and anything to send."""
+    """Start and bytes together, where there is anyone to send to and anything to send; else there are no bytes."""
     called = (group.size > 1) & (np.asarray(payload_bytes) > 0)
-    total, intra, inter = (
-        np.where(called, seconds, 0.0) for seconds in (start_s + np.maximum(intra_s, inter_s), intra_s, inter_s)
-    )
-    return CollectiveTime(total, intra, inter)
+    return CollectiveTime(np.where(called, start_s + np.maximum(intra_s, inter_s), 0.0), intra_s, inter_s)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mofa.cost import forms
-from mofa.specs.curves import AttentionForm, GemmFormat
+from mofa.specs.curves import GemmFormat
 from mofa.specs.hardware import GpuSpec
 
 FloatN = NDArray[np.float64]
@@ -181,14 +181,13 @@ def attention_s(
     )
     (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, "bwd" if backward else "fwd", d_qk, d_v))
     form, wider = curve.form, (d_qk + d_v) / (near_qk + near_v)
-    if wider != 1.0:
-        form = AttentionForm(**{**form.__dict__, "unit_s": form.unit_s * wider})
     rows = np.maximum(q, 1.0)
     triangle = rows * (rows + 1.0) / 2.0
     full = pairs > triangle * 1.001
     keys = np.where(full, pairs / rows, rows)
     time_s = forms.attention_s(
-        batch, heads, kv_heads, rows, keys, d_qk, d_v, ~full, form, backward=backward, sustained=curve.sustained
+        batch, heads, kv_heads, rows, keys, d_qk, d_v, ~full, form, backward=backward,
+        sustained=curve.sustained / wider,
     )
     band = np.minimum(pairs / triangle, 1.0)
     time_s = form.floor_s + (time_s - form.floor_s) * np.where(full, 1.0, band)

@@ -12,8 +12,8 @@ from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.critical_path import OncePerStep
-from mofa.cost.rows import Rows, chunk_params
-from mofa.cost.topology import Group
+from mofa.cost.rows import Rows
+from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
@@ -65,12 +65,8 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
 
 def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
     """Seconds over all parameters of each chunk, dense and expert ones one after the other. (g, R, vpp) [s]"""
-    params = chunk_params(rows.workload, rows.framework, rows.grids, rows.layout)
-    dense, expert = (
-        collective_s(kind, part * bytes_per_param, _of_chunks(rows.groups[name]), rows.costs.machine.fabric)
-        for part, name in zip(params, ("fsdp", "efsdp"), strict=True)
-    )
-    return np.asarray(dense + expert)
+    group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
+    return np.asarray(collective_s(kind, rows.params * bytes_per_param, group, rows.costs.machine.fabric).sum(axis=0))
 
 
 def _slowdown(rows: Rows) -> ArrayN:
@@ -111,7 +107,10 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     slow = _slowdown(rows)
     zero = rows.grids.zero[:, None, None]
     scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
-    reduces = np.where(scatters, _over(rows, "reduce_scatter", width), _over(rows, "all_reduce", width))[rows.grid]
+    reduces = _over(rows, "reduce_scatter", width)
+    if not scatters.all():
+        reduces = np.where(scatters, reduces, _over(rows, "all_reduce", width))
+    reduces = reduces[rows.grid]
     each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
     gathers = np.where(zero >= 1, _over(rows, "all_gather", each), 0.0)[rows.grid]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)

@@ -15,7 +15,7 @@ from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
-from mofa.cost.topology import Group
+from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -128,10 +128,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         )
     if kind[0] is Collective:
         places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
-        group = Group(
-            np.array([g.size for g in places]), np.array([g.ranks_per_domain for g in places]),
-            np.array([g.ranks_per_node for g in places]),
-        )  # fmt: skip
+        group = stacked_groups(places)
         time = collective_time(
             kind[1], column("payload"), group, machine.fabric, imbalance=column("imbalance"), spread=machine.spread
         )
@@ -211,7 +208,9 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
-    like = [curves.stream_like(w.like, op.compiled).form for w, op in zip(works, ops, strict=True)]
+    kinds = [(work.like, op.compiled) for work, op in zip(works, ops, strict=True)]
+    known = {kind: curves.stream_like(*kind).form for kind in set(kinds)}
+    like = [known[kind] for kind in kinds]
     moved = stacked([w.bytes for w in works], num_k)
     launches = np.maximum(stacked([op.launches for op in ops], num_k), 1.0)
     busy = (moved > 0) | (launches > 1)

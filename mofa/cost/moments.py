@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rows import Rows, chunk_params
+from mofa.cost.rows import Rows
 from mofa.orders import Action, order_of
 from mofa.orders.interleaved import rounds
 
@@ -139,8 +139,7 @@ class Moments:
         self.saved = plain, full
         self.held = self._put_off() if rows.schedule in ("zbv", "interleaved-zb") else np.zeros_like(kept)
         self.layers_behind = _behind(rows)
-        dense, expert = chunk_params(rows.workload, rows.framework, rows.grids, lay)
-        params = dense + expert
+        params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
         in_rounds = stages.vpp > 1 and rows.schedule != "zbv"
         each = np.array([rounds(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches])

@@ -252,6 +252,8 @@ class Rows:
     """A candidate of each grid. (g,)"""
     groups: dict[str, Group]
     """Of each grid. (g,)"""
+    params: ArrayN
+    """Dense and expert parameters of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
     shards: Shards
     """Of each grid. (g, R)"""
     static: StaticBytes
@@ -341,7 +343,8 @@ def make_rows(
     first, grid = unique_rows([table.tp, table.cp, table.dp, table.ep, table.etp, table.zero, table.balancing])
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
-    shards = stage_shards(workload, framework, grids, lay, groups)
+    params = chunk_params(workload, framework, grids, lay)
+    shards = stage_shards(framework, params, groups)
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None],
@@ -351,29 +354,25 @@ def make_rows(
     static = replace(static, grads=static.grads + more)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, where[table.recompute],
-        whole[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, shards, static,
+        whole[table.recompute], layers, mtp, lay, m, grid, first, grids, groups, params, shards, static,
     )  # fmt: skip
 
 
-def stage_shards(
-    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout, groups: dict[str, Group]
-) -> Shards:
-    """Parameters of every stage on one rank, of each grid of ranks."""
-    dense, expert = (params.sum(axis=2) for params in chunk_params(workload, framework, table, lay))
+def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> Shards:
+    """Parameters of every stage on one rank, of each grid of ranks; ``params`` are its chunks'."""
+    dense, expert = params.sum(axis=3)
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")
     return Shards(
         dense, expert, groups[ranks[0]].size[:, None].astype(float), groups[ranks[1]].size[:, None].astype(float)
     )
 
 
-def chunk_params(
-    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout
-) -> tuple[ArrayN, ArrayN]:
-    """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (g, R, vpp) each [params]"""
+def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+    """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (2, g, R, vpp) [params]"""
     model, counts = workload.model, lay.stages.counts[:, lay.shown.stage]
     tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
-    dense = np.zeros((len(table), *counts.shape[1:]))
-    expert = np.zeros_like(dense)
+    params = np.zeros((2, len(table), *counts.shape[1:]))
+    dense, expert = params
     for i, kind in enumerate(lay.stages.kinds):
         p = layer_params(model, kind.moe)
         dense += counts[i] * ((p.matrices_tp + p.shared) / tp + p.replicated)[..., None]
@@ -393,4 +392,4 @@ def chunk_params(
         expert[:, :, -1] += head * model.num_mtp_layers * p.routed / spread
         if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding
             dense[:, :, -1] += head * model.vocab * model.hidden / tp
-    return dense, expert
+    return params

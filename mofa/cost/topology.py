@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -54,6 +54,14 @@ class Group:
     def spans(self) -> NDArray[np.bool_]:
         """Whether the group leaves its fast domain."""
         return self.ranks_per_domain < self.size
+
+
+def stacked_groups(groups: Sequence[Group]) -> Group:
+    """Several kinds of process group as one, along a new first axis."""
+    return Group(
+        np.array([group.size for group in groups]), np.array([group.ranks_per_domain for group in groups]),
+        np.array([group.ranks_per_node for group in groups]),
+    )  # fmt: skip
 
 
 def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -> IntK:

@@ -9,7 +9,6 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.rows import chunk_params
 from mofa.replay.ranks import rows_of
 from mofa.search.feasible import Job, check
 from mofa.search.playing import estimator_of
@@ -95,6 +94,6 @@ def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predic
     job, machines = mofa.load_workload("deepseek-v3"), mofa.load_cluster("h200-hgx", 64)
     estimator = estimator_of(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
     rows = rows_of(estimator)
-    dense, expert = chunk_params(job, estimator.framework, rows.grids, rows.layout)
+    dense, expert = rows.params
     assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
     np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))
