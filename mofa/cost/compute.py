@@ -186,8 +186,7 @@ def attention_s(
     full = pairs > triangle * 1.001
     keys = np.where(full, pairs / rows, rows)
     time_s = forms.attention_s(
-        batch, heads, kv_heads, rows, keys, d_qk, d_v, ~full, form, backward=backward,
-        sustained=curve.sustained / wider,
+        batch, heads, kv_heads, rows, keys, d_qk, d_v, ~full, form, backward=backward, sustained=curve.sustained / wider
     )
     band = np.minimum(pairs / triangle, 1.0)
     time_s = form.floor_s + (time_s - form.floor_s) * np.where(full, 1.0, band)

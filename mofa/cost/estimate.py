@@ -239,16 +239,18 @@ class _Collector:
         self.reserved[at] = most.reserved[here, peak.fullest]
         self.device[at] = most.device[here, peak.fullest]
         self.fullest[at], self.slowest[at] = rows.layout.shown.stage[peak.fullest], time.slowest
-        self.memory[:, at] = _components(rows, peak.parts, self.allocated[at], self.reserved[at], most.communicators)
+        # what is alive on every stage, or on the fullest alone
+        pp = most.allocated.shape[1]
+        row, stage = (np.repeat(here, pp), np.tile(np.arange(pp), len(at))) if self.keep else (here, peak.fullest)
+        live = most.instants.parts(row, most.instant[row, stage], stage)
+        of_fullest = live[:, here * pp + peak.fullest] if self.keep else live
+        self.memory[:, at] = _components(rows, of_fullest, self.allocated[at], self.reserved[at], most.communicators)
         base = len(self.names)
         self.names = (*self.names, *peak.names)
         self.instant[at] = base + most.instant[here, peak.fullest]
         self.flops[at] = hardware_flops(rows)
         self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
         if self.keep:
-            pp = rows.layout.stages.pp
-            row, stage = np.repeat(here, pp), np.tile(np.arange(pp), len(at))
-            live = most.instants.parts(row, most.instant[row, stage], stage)
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row])  # fmt: skip
             counts = rows.layout.counts.sum(axis=1)

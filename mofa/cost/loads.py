@@ -109,9 +109,9 @@ class RoutingLoads:
 
     def columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
         """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
-        keys, inverse = np.unique(ep * 2 + (balancing > 0), return_inverse=True)
-        rows = np.array([self._row(int(key) // 2, bool(key % 2)) for key in keys]).reshape(-1, 4)
-        return LoadColumns(*rows[inverse].T)
+        keys = list(zip(ep.tolist(), (balancing > 0).tolist(), strict=True))
+        known = {key: self._row(*key) for key in set(keys)}
+        return LoadColumns(*np.array([known[key] for key in keys]).reshape(-1, 4).T)
 
     def _row(self, ep: int, scheduled: bool) -> tuple[float, float, float, float]:
         if scheduled and ep in self.scheduled:

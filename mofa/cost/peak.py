@@ -375,8 +375,7 @@ class _Instants:
                 some = acts[here]
                 left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
                 live = live + kept[:, here] * np.where(some > 0, left, 0.0)
-            for row, kind in zip(_ROW, live, strict=True):
-                out[row, here] += kind
+            out[_ROW[:, None], here] += live
             out[place["weight_copies"], here] += _at(one.copies, where)
             if i == len(self.all) - 1:
                 out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
@@ -420,11 +419,10 @@ class StageBytes:
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of each stage, which is the fullest (n,), and what is alive there (len(LIVE_COMPONENTS), n)."""
+    """Peak of each stage, which is the fullest (n,), and the names of the instants."""
 
     stages: StageBytes
     fullest: NDArray[np.intp]
-    parts: ArrayN
     names: tuple[str, ...]
 
 
@@ -441,12 +439,9 @@ def stage_bytes(rows: Rows) -> StageBytes:
 
 
 def stage_peaks(rows: Rows) -> Peak:
-    """The peak of every stage and what was alive then on the fullest."""
+    """The peak of every stage and which is the fullest."""
     stages = stage_bytes(rows)
-    fullest = first_largest(stages.device)
-    at = np.arange(len(rows.table))
-    parts = stages.instants.parts(at, stages.instant[at, fullest], fullest)
-    return Peak(stages, fullest, parts, tuple(one.name for one in stages.instants.all))
+    return Peak(stages, first_largest(stages.device), tuple(one.name for one in stages.instants.all))
 
 
 def _reserved(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:

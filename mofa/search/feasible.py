@@ -185,8 +185,8 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
     offered = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
-    ok = np.isin(t.schedule, [SCHEDULES.index(s) for s in offered])
-    interleaved = np.isin(t.schedule, [SCHEDULES.index(s) for s in ("interleaved", "interleaved-zb", "zbv")])
+    ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
+    interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
     ok &= (t.vpp == 1) | interleaved
     ok &= ~interleaved | ((t.pp > 1) & (t.vpp > 1))
     return np.asarray(~ok, dtype=float)
@@ -398,9 +398,10 @@ def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = 
             miss = np.stack([rule.short(job, mode) for mode in in_modes], axis=1)
         else:
             miss = rule.short(job, degrees)[:, None]
-        if not np.any(miss > 0):
+        is_short = miss > 0
+        if not is_short.any():
             continue
-        new = (reason < 0) & (miss > 0)
+        new = (reason < 0) & is_short
         reason[new] = i
         short[new] = np.broadcast_to(miss, new.shape)[new]
     return Verdict(reason.reshape(-1), short.reshape(-1))

@@ -237,23 +237,25 @@ def _memory(cluster: ClusterSpec, costed: Breakdown, split: Stages) -> Memory:
     capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
     detail = costed.detail
     assert detail is not None
-    stages = []
-    for r in range(detail.allocated_bytes.shape[1]):
-        parts = {name: float(detail.components_bytes[i, 0, r]) for i, name in enumerate(MEMORY_COMPONENTS)}
-        stages.append(
-            StageMemory(
-                stage=r,
-                num_layers=int(detail.layers[0, r]),
-                layers_by_chunk=tuple(map(len, split.layers[r])),
-                recomputed_layers=int(detail.recomputed_layers[0, r]),
-                in_flight_micro_batches=float(detail.in_flight[0, r]),
-                instant=costed.instants[int(detail.instant[0, r])],
-                allocated_bytes=float(detail.allocated_bytes[0, r]),
-                reserved_bytes=float(detail.reserved_bytes[0, r]),
-                device_bytes=float(detail.device_bytes[0, r]),
-                by_component=parts,
+    of_stages = zip(
+        *(
+            getattr(detail, name)[0].tolist()
+            for name in (
+                "layers", "recomputed_layers", "in_flight", "instant", "allocated_bytes", "reserved_bytes",
+                "device_bytes",
             )
+        ),
+        detail.components_bytes[:, 0].T.tolist(), strict=True,
+    )  # fmt: skip
+    stages = [
+        StageMemory(
+            stage=r, num_layers=layers, layers_by_chunk=tuple(map(len, split.layers[r])), recomputed_layers=recomputed,
+            in_flight_micro_batches=in_flight, instant=costed.instants[instant], allocated_bytes=allocated,
+            reserved_bytes=reserved, device_bytes=device,
+            by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
         )
+        for r, (layers, recomputed, in_flight, instant, allocated, reserved, device, parts) in enumerate(of_stages)
+    ]  # fmt: skip
     device = float(costed.device_bytes[0])
     return Memory(
         allocated_bytes=float(costed.allocated_bytes[0]),

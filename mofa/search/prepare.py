@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.load import routing_loads
@@ -72,7 +70,7 @@ def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
             kind, name = workload.routing.kind, workload.model.name
             raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
         return RoutingLoads({}, {})
-    degrees = sorted({int(e) for e in np.unique(table.ep) if workload.model.moe.num_experts % int(e) == 0})
+    degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
     loads = routing_loads(workload.routing, workload.model, degrees)
-    balanced = sorted({int(e) for e in np.unique(table.ep[table.balancing > 0])} & set(degrees))
+    balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
     return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +52,7 @@ def complete_strategy(
         raise SpecError(
             f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
         )
-    check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
-    given = StrategySpec(**cast("dict[str, Any]", fields))
+    given = check_strategy(fields, f"{where}: strategy" if where != "strategy" else where)
     replica = given.tp * given.cp * given.pp
     if num_gpus % replica:
         raise StrategyError(

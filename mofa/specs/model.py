@@ -167,7 +167,7 @@ class ModelSpec(Spec):
 
     @property
     def num_moe_layers(self) -> int:
-        return sum(self.is_moe_layer(i) for i in range(self.num_layers))
+        return 0 if self.moe is None else max(self.num_layers - self.moe.first_k_dense, 0) // self.moe.every
 
     @property
     def num_dense_layers(self) -> int:

@@ -114,12 +114,12 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
     return out
 
 
-def check_strategy(raw: Mapping[str, Any], where: str) -> None:
-    """Raise SpecError unless every named field of a strategy is known and of its type."""
+def check_strategy(raw: Mapping[str, Any], where: str) -> StrategySpec:
+    """The strategy of these fields alone; raises SpecError unless each is known and of its type."""
     for key in raw:
         if key not in STRATEGY_KEYS:
             raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
-    build(StrategySpec, dict(raw), where)
+    return build(StrategySpec, dict(raw), where)
 
 
 def _strategy_value(key: str, text: str) -> object:

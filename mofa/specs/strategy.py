@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -39,8 +40,9 @@ class RecomputeSpec(Spec):
     """Token chunks of the layers with experts, each recomputed besides (MemFine); no part of the text. [-]"""
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Self:
-        """Read the text of a strategy.
+        """Read the text of a strategy, each once.
 
         >>> RecomputeSpec.parse("selective").modules
         ('core_attn',)
