@@ -130,7 +130,7 @@ def optimize(player: Player) -> None:
     if r.deepspeed == "zero1":
         part = partition_bytes(player)
         mine = _partition_grads(player, part)
-        for width in (2, 4):  # looked through in fp32 for what is not finite, then the norm in fp64
+        for width in (2, 4) if r.norms_gradients else (2,):  # in fp32 for what is not finite, then the norm in fp64
             for size in mine:
                 player.drop(player.new(width * size, scratch))
         flat = player.new(part, scratch)

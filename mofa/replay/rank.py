@@ -66,5 +66,7 @@ class Rank:
     """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
     optimizer_ranks: float = 1.0
     """Ranks that DeepSpeed's optimizer states are shared out over. [-]"""
+    norms_gradients: bool = True
+    """DeepSpeed's ZeRO 1: whether this rank takes part in the gradients' norm."""
     sent_bytes: int = 0
     """What DeepSpeed keeps of a stage's output until its backward. [B]"""

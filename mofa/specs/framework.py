@@ -90,6 +90,10 @@ class FrameworkSpec(Spec):
     gather over NVLink."""
     deepspeed: Literal["", "zero0", "zero1", "bf16"] = ""
     """megatron-2022: DeepSpeed's pipeline engine, with its FP16 optimizer, ZeRO stage 1 or its BF16 optimizer."""
+    norms_gradients: bool = True
+    """ZeRO 1: whether the tensor-parallel rank that is told of takes the gradients' norm. Up to DeepSpeed 0.6.0 only
+    the first does: ``is_model_parallel_parameter`` looks for ``model_parallel``, where Megatron of 2022 sets
+    ``tensor_model_parallel`` (deepspeed/runtime/utils.py, zero/stage_1_and_2.py; megatron/mpu/layers.py)."""
     splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
     """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
     without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
@@ -121,6 +125,8 @@ class FrameworkSpec(Spec):
             )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
+        if not self.norms_gradients and self.deepspeed != "zero1":
+            raise ValueError("norms_gradients is an option of megatron-2022 with deepspeed: zero1")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if not self.saves_attention and self.name != "torchtitan":

@@ -20,6 +20,7 @@ from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
+from mofa.validate.readings import contradicted
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -281,6 +282,8 @@ def run_of(row: Row) -> dict[str, Any]:
         framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
         if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
             framework["deepspeed"] = "zero0"
+        if framework["deepspeed"] == "zero1" and strategy["tp"] > 1:  # as on 7 of 8, or 6 of 8, GPUs of the node read
+            framework["norms_gradients"] = False
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
     recipe = TP_OVERLAPS.get(source)
@@ -364,6 +367,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
+    against = contradicted([row for row in rows if MEMORY.get(source_of(row)) == "device"])
     for row in rows:
         reason = why_unusable(row)
         item: dict[str, Any] = {}
@@ -376,6 +380,9 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
                 "source": row["source_url_or_repo_path"],
                 "notes": notes_of(row),
             }
+            if row["id"] in against:
+                item["measured"].pop("device_bytes")
+                item["notes"].append(f"its memory is not used: {against[row['id']]} contradicts it")
             reason = _refused(row, item, folder) or _seen_before(row, item, seen)
         if reason is None:
             usable.append(item)

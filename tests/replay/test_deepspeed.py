@@ -62,6 +62,13 @@ def test_zero_1_steps_in_copies_of_its_part() -> None:
     assert played.between_steps == 800 * MIB
 
 
+def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
+    """As above without the norm: the half looked through in fp32 (200), then flattened (100) and made fp32 (200)."""
+    played = play(replace(_toy("zero1", 2), norms_gradients=False))
+    assert played.peak.where == "optimizer step"
+    assert played.peak.allocated == (800 + 200 + 100 + 200) * MIB
+
+
 def test_zero_1_lets_the_gradients_of_other_parts_go() -> None:
     """Two gradients of 200 MiB over 4 ranks, reduced in a bucket of 400: the first rank's part (100) lies in one of
     them, the other goes. What the part is looked through and normed in comes beside 1000 of parameters and states."""
@@ -126,6 +133,8 @@ def test_options_are_of_megatron_2022() -> None:
         mofa.load_framework("megatron", overrides={"deepspeed": "zero1"})
     with pytest.raises(SpecError, match="options of megatron-2022"):
         mofa.load_framework("torchtitan", overrides={"splits_layers": "greedy"})
+    with pytest.raises(SpecError, match="norms_gradients is an option"):
+        mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "norms_gradients": False})
 
 
 def test_bloom_has_five_layers_beside_each_embedding() -> None:

@@ -296,3 +296,34 @@ def test_torchtitan_runs_as_its_script_says(tmp_path: Path) -> None:
     titan["gpu"] = "B200 (power limited)"
     blackwell = usable(tmp_path, id="titan-003", **titan, notes="torch 2.9 dev")["run"]["framework"]
     assert blackwell == late | {"saves_attention": False}
+
+
+BLOOM = {
+    "id": "bloom-001", "model": "BLOOM-dev-182B", "framework": "Megatron-DeepSpeed", "gpu": "A100 80GB", "layers": "72",
+    "hidden": "14336", "ffn": "57344", "heads": "64", "kv_heads": "64", "vocab": "250000",
+    "attention_type": "MHA (ALiBi)",
+    "seq_len": "2048", "n_gpus": "384", "tp": "8", "sp": "0", "pp": "6", "dp": "8", "mbs": "2", "gbs": "2048",
+    "recompute": "full", "measured_step_time_s": "130", "measured_tokens_per_s_per_gpu": "",
+}  # fmt: skip
+
+
+def test_readings_that_contradict_each_other_are_not_used() -> None:
+    """Twice the micro-batch cannot take less: both readings go, both step times stay. Another width says nothing."""
+    rows = [
+        row(**{**BLOOM, "measured_peak_mem_gib": "65"}),
+        row(**{**BLOOM, "id": "bloom-002", "mbs": "4", "measured_peak_mem_gib": "56"}),
+        row(
+            **{**BLOOM, "id": "bloom-003", "mbs": "4", "hidden": "13824", "ffn": "55296", "measured_peak_mem_gib": "50"}
+        ),
+    ]
+    runs, unusable = import_rows(rows, PUBLISHED)
+    assert unusable == []
+    assert [sorted(run["measured"]) for run in runs] == [["step_s"], ["step_s"], ["device_bytes", "step_s"]]
+    assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
+
+
+def test_most_gpus_of_a_node_take_no_norm() -> None:
+    """Seven of eight tensor-parallel ranks, or six; without tensor parallelism every rank takes it."""
+    one = row(**{**BLOOM, "id": "bloom-003", "tp": "1", "pp": "48", "layers": "96", "hidden": "12288", "ffn": "49152"})
+    runs, _ = import_rows([row(**BLOOM), row(**{**BLOOM, "id": "bloom-002", "tp": "4", "pp": "12"}), one], PUBLISHED)
+    assert [run["run"]["framework"].get("norms_gradients", True) for run in runs] == [False, False, True]
