@@ -68,8 +68,8 @@ class BlockCost:
 class WeightClass:
     """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
 
-    params: ArrayK
-    number: ArrayK
+    params: FloatK
+    number: FloatK
     expert: bool
 
 
@@ -80,11 +80,12 @@ class Weights:
     layers: tuple[tuple[WeightClass, ...], ...]
     embedding: tuple[WeightClass, ...]
     head: tuple[WeightClass, ...]
+    num_k: int
 
     @cached_property
     def sizes(self) -> ArrayK:
         """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
-        largest = np.max([weight.params for kind in self.layers for weight in kind], axis=0)
+        largest = self.params[: sum(map(len, self.layers))].max(axis=0)
         alike = self.params[:, None] == self.params[None]
         total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
         again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
@@ -109,12 +110,12 @@ class Weights:
     @cached_property
     def params(self) -> ArrayK:
         """Of all weights: the parameters of each. (W, K) [params]"""
-        return np.stack([weight.params for _, weight in self._all])
+        return stacked([weight.params for _, weight in self._all], self.num_k)
 
     @cached_property
     def numbers(self) -> ArrayK:
         """Of all weights: how many there are. (W, K) [-]"""
-        return np.stack([weight.number for _, weight in self._all])
+        return stacked([weight.number for _, weight in self._all], self.num_k)
 
 
 @dataclass(frozen=True)
@@ -273,8 +274,8 @@ def block_costs(
         }
     machine = Machine(cluster, groups, framework, num_k, spread)
     weights = Weights(
-        tuple(_weights(tapes[_label(kind, modes[0])], num_k) for kind in kinds), _weights(tapes["embedding"], num_k),
-        _weights(tapes["head"], num_k),
+        tuple(_weights(tapes[_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
+        _weights(tapes["head"]), num_k,
     )  # fmt: skip
     # the sizes of weights, and the largest activation of a layer: the ends of the model have larger ones
     sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
@@ -332,14 +333,13 @@ def _all_tapes(
     return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops, widest
 
 
-def _weights(block: BlockTapes, num_k: int) -> tuple[WeightClass, ...]:
+def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     out, seen = [], set()
     for op in block.forward.ops:
         if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
-            number = stacked([maximum(op.num_weights, 1.0)], num_k)[0]
-            params = stacked([op.weight_params], num_k)[0] / number
-            out.append(WeightClass(params, number, op.name.startswith("experts.")))
+            number = maximum(op.num_weights, 1.0)
+            out.append(WeightClass(op.weight_params / number, number, op.name.startswith("experts.")))
     return tuple(out)
 
 

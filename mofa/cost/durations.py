@@ -68,8 +68,8 @@ PRODUCTS = (Gemm, Grouped, Attention)
 """Work that the power limit slows down."""
 UNTIMED = (type(None), HostSync)
 """Work that takes the device no time."""
-Timed = Mapping[Hashable, FloatK]
-"""Seconds of each distinct work, by :func:`_work_key`; the ops that it was made of must live as long."""
+Timed = Mapping[int, FloatK]
+"""Seconds of the work of each op that has any, by the op's ``id``; the ops must live as long."""
 
 
 def _work_key(op: Op) -> Hashable:
@@ -101,14 +101,14 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
     """
-    timed: dict[Hashable, FloatK] = {}
+    seconds: dict[Hashable, FloatK] = {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
-    distinct = {_work_key(op): op for op in ops if type(op.work) not in UNTIMED}
-    for key, op in distinct.items():
+    keys = {id(op): (_work_key(op), op) for op in ops if type(op.work) not in UNTIMED}
+    for key, op in dict(keys.values()).items():
         kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
-        timed.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
-    return timed
+        seconds.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
+    return {name: seconds[key] for name, (key, _) in keys.items()}
 
 
 def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
@@ -148,8 +148,8 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
         timed = time_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
-        if type(op.work) not in UNTIMED:
-            out[i] = where(op.present, timed[_work_key(op)], 0.0)
+        if (took := timed.get(id(op))) is not None:
+            out[i] = took if op.present is True else where(op.present, took, 0.0)
     return _throttled(out, ops, machine)
 
 
@@ -170,6 +170,8 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
             kinds[_work_kind(op)].append(i)
         if op.stream == "compute":
             whole = whole + seconds[i]
+    if not kinds:
+        return seconds
     powered = {kind: _powered_curve(kind, machine) for kind in kinds}
     shares: dict[Any, FloatK] = {
         kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()

@@ -84,12 +84,11 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     alone_s = sum(exposed.values(), 0.0)
     hidden = {}
     computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
-    total = sum(alone.values(), 0.0)
     for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
         beside = sent - alone[name]
         hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
         # what runs beside another wait costs nothing, nor does what makes a wait the shorter
-        share = computing / maximum(total - alone[name], 1e-12)
+        share = computing / maximum(alone_s - alone[name], 1e-12)
         exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
     if clocks is None:
         device_s = alone_s - exposed["host_idle"]
@@ -139,12 +138,11 @@ def _carries(tape: Tape) -> bool:
     written."""
     if _synchronises(tape):
         return True
-    written: set[str] = set()
-    before: set[str] = set()
-    for op in tape.ops:
-        before.update(set(op.reads) - written)
-        written.update(op.writes)
-    return not before.isdisjoint(written)
+    first: dict[str, int] = {}
+    for i, op in enumerate(tape.ops):
+        for name in op.writes:
+            first.setdefault(name, i)
+    return any(first.get(name, -1) >= i for i, op in enumerate(tape.ops) for name in op.reads)
 
 
 class _Step(NamedTuple):
