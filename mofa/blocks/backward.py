@@ -1,7 +1,7 @@
 """The backward pass of a tape, derived: one rule per kind of work, never written twice; with recomputation.
 
 Names: ``d:x`` is the gradient of x, ``x~`` the recomputed copy of x. What the forward pass keeps is what the backward
-tape reads; :mod:`mofa.cost.lifetimes` finds it on the two tapes joined.
+tape reads; :mod:`mofa.blocks.lifetimes` finds it on the two tapes joined.
 """
 
 from __future__ import annotations

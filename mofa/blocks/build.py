@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from mofa.blocks.backward import NO_RECOMPUTE, OUTSIDE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.lifetimes import BlockLives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.parts import linear, stream
@@ -45,6 +46,11 @@ class BlockTapes:
     name: str
     forward: Tape
     backward: Tape
+
+    @cached_property
+    def lives(self) -> BlockLives:
+        """What the block allocates, from which op to which."""
+        return BlockLives.of(self.forward, self.backward)
 
 
 def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks import build
-from mofa.blocks.backward import NO_RECOMPUTE
-from mofa.blocks.build import BlockKind, BlockTapes
-from mofa.blocks.chunks import chunked
+from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
-from mofa.blocks.frameworks import persistent_buffers, primitives_of
-from mofa.blocks.frameworks.recompute import modes as recompute_of
-from mofa.blocks.op import Format, Op
+from mofa.blocks.frameworks import persistent_buffers
+from mofa.blocks.op import Format
+from mofa.blocks.tapes import label, model_tapes
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
@@ -267,26 +265,27 @@ def block_costs(
         )  # fmt: skip
     num_k, kinds = len(first), build.block_kinds(workload.model)
     modes = wanted_modes(table)
-    tapes, forward_ops, activation = _all_tapes(ctx, framework, kinds, modes)
+    known = model_tapes(ctx, modes)
+    tapes = known.blocks
     if drop:
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
     machine = Machine(cluster, groups, framework, num_k, spread)
     weights = Weights(
-        tuple(_weights(tapes[_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
+        tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
     )  # fmt: skip
     # the sizes of weights, and the largest activation of a layer: the ends of the model have larger ones
     sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-    large = np.concatenate([sizes, per_combination(activation, num_k)[None]])
+    large = np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
     costed = _costed(tapes, machine, large)
-    blocks = {spec: tuple(costed[_label(kind, spec)] for kind in kinds) for spec in modes}
+    blocks = {spec: tuple(costed[label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
-    body, with_head = persistent_buffers(framework, ctx, forward_ops)
+    body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
     return Costs(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
         per_combination(with_head, num_k),
@@ -301,36 +300,6 @@ def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
         wanted |= {base_mode(spec) for spec in used}
     return tuple(sorted(wanted, key=str))
-
-
-def _label(kind: BlockKind, spec: RecomputeSpec) -> str:
-    return f"{kind.name} recompute={spec}"
-
-
-def _all_tapes(
-    ctx: Context, framework: FrameworkSpec, kinds: tuple[BlockKind, ...], modes: tuple[RecomputeSpec, ...]
-) -> tuple[dict[str, BlockTapes], list[Op], FloatK]:
-    """Every block by its label; of the layers the forward ops and the bytes of the largest activation, which are the
-    same in all modes. [B]"""
-    p, model = primitives_of(framework), ctx.model
-    tapes: dict[str, BlockTapes] = {}
-    ops: list[Op] = []
-    widest: FloatK = 0.0
-    for kind in kinds:
-        forward = build.block_forward(ctx, p, kind)
-        ops += forward.ops
-        for tensor in forward.tensors.values():
-            widest = maximum(widest, tensor.bytes) if tensor.kind == "activation" else widest
-        chunks_of = {
-            c: chunked(forward, c, overlap=framework.chunk_overlap) for c in {spec.token_chunks for spec in modes}
-        }
-        for spec in modes:
-            recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
-            whole = chunks_of[spec.token_chunks] if kind.moe else forward
-            tapes[_label(kind, spec)] = build.block(ctx, p, kind, recompute, whole)
-    if model.num_mtp_layers:
-        tapes["mtp"] = build.mtp_entry(ctx, p)
-    return {**tapes, "embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}, ops, widest
 
 
 def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:

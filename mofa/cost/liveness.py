@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import largest_of_parts, stacked, where
+from mofa.blocks.lifetimes import NUMBER, BlockLives
 from mofa.blocks.op import KINDS
-from mofa.cost.lifetimes import NUMBER, BlockLives
 
 ArrayK = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -91,7 +91,7 @@ def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> 
 def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | None = None) -> list[BlockMemory]:
     """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
     large = np.zeros((0, num_k)) if large is None else large
-    lives = [BlockLives.of(block) for block in blocks]
+    lives = [block.lives for block in blocks]
     some = [block for block in lives if block.found]
     at_once = max(len(some), 1) if num_k < FEW else 1
     parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mofa.blocks.backward import WEIGHT_ENDS
-from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
-from mofa.blocks.op import KINDS, Op, Tensor
+from mofa.blocks.op import KINDS, Op, Tape, Tensor
 
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
@@ -112,9 +111,8 @@ class BlockLives:
     """What is written on other streams that have memory of their own, by stream."""
 
     @classmethod
-    def of(cls, block: BlockTapes) -> BlockLives:
-        """The lives of a block's tensors."""
-        forward, backward = block.forward, block.backward
+    def of(cls, forward: Tape, backward: Tape) -> BlockLives:
+        """The lives of the tensors of a block's tapes."""
         ops = forward.ops + backward.ops
         boundary, last = len(forward.ops), len(ops) - 1
         lives = Lifetimes(ops, {**forward.tensors, **backward.tensors})

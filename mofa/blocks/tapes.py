@@ -1,0 +1,73 @@
+"""All tapes of a model: each kind of layer under each recomputation, the ends of the model, the prediction layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mofa.blocks import build
+from mofa.blocks.backward import NO_RECOMPUTE
+from mofa.blocks.build import BlockKind, BlockTapes
+from mofa.blocks.chunks import chunked
+from mofa.blocks.context import Context
+from mofa.blocks.elementwise import PLAIN, FloatK, maximum
+from mofa.blocks.frameworks import primitives_of
+from mofa.blocks.frameworks.recompute import modes as recompute_of
+from mofa.blocks.op import Op
+from mofa.specs.strategy import RecomputeSpec
+
+KEPT = 16
+"""Contexts of one combination whose tapes are kept, half a MiB each. [-]"""
+
+
+@dataclass(frozen=True)
+class ModelTapes:
+    """Every block by its name; of the layers the forward ops and the largest activation, the same in all modes. [B]"""
+
+    blocks: dict[str, BlockTapes]
+    layer_ops: tuple[Op, ...]
+    largest_activation: FloatK
+
+
+def label(kind: BlockKind, spec: RecomputeSpec) -> str:
+    """The name of a kind of layer under a recomputation."""
+    return f"{kind.name} recompute={spec}"
+
+
+def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+    """The tapes of a model.
+
+    Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
+    share that differ in what blocks do not depend on, such as the pipeline.
+    """
+    return known_tapes(ctx, modes) if isinstance(ctx.tp, PLAIN) else _described(ctx, modes)
+
+
+@lru_cache(maxsize=KEPT)
+def known_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+    """As :func:`model_tapes`, of one combination."""
+    return _described(ctx, modes)
+
+
+def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+    framework, model = ctx.framework, ctx.model
+    p = primitives_of(framework)
+    tapes: dict[str, BlockTapes] = {}
+    ops: list[Op] = []
+    largest: FloatK = 0.0
+    for kind in build.block_kinds(model):
+        forward = build.block_forward(ctx, p, kind)
+        ops += forward.ops
+        for tensor in forward.tensors.values():
+            largest = maximum(largest, tensor.bytes) if tensor.kind == "activation" else largest
+        chunks_of = {
+            c: chunked(forward, c, overlap=framework.chunk_overlap) for c in {spec.token_chunks for spec in modes}
+        }
+        for spec in modes:
+            recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
+            whole = chunks_of[spec.token_chunks] if kind.moe else forward
+            tapes[label(kind, spec)] = build.block(ctx, p, kind, recompute, whole)
+    if model.num_mtp_layers:
+        tapes["mtp"] = build.mtp_entry(ctx, p)
+    ends = {"embedding": build.embedding(ctx, p), "head": build.head(ctx, p)}
+    return ModelTapes({**tapes, **ends}, tuple(ops), largest)
