@@ -134,8 +134,8 @@ def one_estimate(workload: str, cluster: str, gpus: int, strategy: str, repeat: 
     new, known = ([1e3 * timed(forget) for _ in range(repeat)] for forget in (True, False))
     print(
         f"mofa.estimate {workload} {cluster} {gpus} GPUs, {strategy!r}: median {statistics.median(new):.1f} ms, "
-        f"{min(new):.1f} to {max(new):.1f} ms in {repeat}; of layers known from an estimate before "
-        f"{statistics.median(known):.1f} ms, {min(known):.1f} to {max(known):.1f} ms; the first call {1e3 * first:.0f} ms"
+        f"{min(new):.1f} to {max(new):.1f} in {repeat}; of layers known from an estimate before "
+        f"{statistics.median(known):.1f} ms, {min(known):.1f} to {max(known):.1f}; the first call {1e3 * first:.0f} ms"
     )
 
 
