@@ -185,6 +185,15 @@ class Clock:
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
+    def put_off(self, seconds: float) -> None:
+        """All of it that much later. [s]"""
+        self.compute += seconds
+        self.host += seconds
+        self.streams = {name: at + seconds for name, at in self.streams.items()}
+        self.ready = {name: (at + seconds, family) for name, (at, family) in self.ready.items()}
+        self.flying = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.flying]  # type: ignore[misc]
+        self.gaps = [(begin + seconds, end + seconds) for begin, end in self.gaps]
+
     # -- what decides what comes next
     def settle(self, longest: float) -> Relative:
         """Forget what can matter no more and give the rest relative to the computing stream.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
@@ -16,256 +14,23 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
 from mofa.cost.streams import OWN_ORDER
-from mofa.orders import Action, Order, Program, order_of, program_of
+from mofa.orders import Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
-from mofa.replay.clock import Clock, Relative
+from mofa.replay.clock import Clock
 from mofa.replay.collection import no_collection
-from mofa.replay.computed import Left, Result
-from mofa.replay.pieces import Book, Chunk, Phase, chunks_of
-from mofa.replay.pipeline import CAUSES, Flights, run
+from mofa.replay.pieces import Book, chunks_of
+from mofa.replay.pipeline import Flights, run
+from mofa.replay.rank_time import Plan, RankTime
 from mofa.replay.ranks import rows_of
-from mofa.replay.reductions import Added, Extra, added
+from mofa.replay.reductions import added
 from mofa.replay.score import FAMILY
-from mofa.replay.timed import Computation, Spot, TimeReplayed, Transfer
+from mofa.replay.stretch import Stretch, lengthen, stretches
+from mofa.replay.timed import Computation, TimeReplayed, Transfer
 from mofa.replay.wiring import Wiring, wire
 from mofa.specs.framework import PYTORCH_MODULES
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]
-_PLAIN = Extra()
-
-
-@dataclass
-class _Plan:
-    """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
-
-    rows: Rows
-    order: Order
-    books: tuple[Book, ...]
-    hop_s: float
-    slowdown: float
-    """What computing loses beside a hand-over. [-]"""
-    host_waits: bool
-    """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    cache: dict[tuple[object, ...], dict[Relative, Result]] | None
-    watched: frozenset[tuple[int, int]]
-    """Ranks and micro-batches whose ops are kept."""
-    jitter: float = 0.0
-    seed: int = 0
-    kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """Chunks that hold the same, by number."""
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How a rank's chunk computes one kind of action: what it plays (None: nothing), and results by what precedes."""
-
-    phase: Phase | None
-    chunk: int
-    variant: int
-    longest: float = 0.0
-    """Time after which nothing from before a computation matters to it. [s]"""
-    every: Extra = field(default_factory=Extra)
-    known: dict[Relative, Result] | None = None
-
-
-@dataclass
-class _Player:
-    """One rank: its clock, what it computes, and how its time went."""
-
-    plan: _Plan
-    rank: int
-    chunks: tuple[Chunk, ...]
-    added: Added
-    clock: Clock
-    uses: dict[int, list[float]] = field(default_factory=dict)
-    """Of each result how often it was used, stretched by jitter; and the result."""
-    results: dict[int, Result] = field(default_factory=dict)
-    ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
-    """By kind of action, stage and variant."""
-    last: tuple[Left, float] = Left((), (), (), ()), 0.0
-    """What the last computation left, and when it ended."""
-    spans: list[Computation] = field(default_factory=list)
-    ops: list[Spot] = field(default_factory=list)
-    idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    pp_s: float = 0.0
-    bubble_s: float = 0.0
-    hidden_pp_s: float = 0.0
-    factors: NDArray[np.float64] | None = None
-
-    def __post_init__(self) -> None:
-        self.num_variants = len(self.plan.books)
-        self.plain = not self.plan.jitter and not self.plan.watched
-        self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
-        if self.plan.jitter:
-            shape = (4, len(self.chunks), self.plan.order.num_micro_batches)
-            draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
-            self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
-
-    def ready(self) -> float:
-        clock = self.clock
-        return clock.compute if clock.compute >= clock.host else clock.host
-
-    def compute(self, action: Action, beside: int) -> None:
-        clock = self.clock
-        start = clock.compute
-        kind, stage, micro_batch = action
-        way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
-        if way.phase is not None:
-            if self.plain and way.known is not None and action not in self.added.once:
-                state = clock.settle(way.longest)
-                result = way.known.get(state)
-                if result is None:
-                    result = way.known[state] = self._play(way, _PLAIN, False)
-                self._apply(result, start, 1.0)
-            else:
-                first, factor = len(self.ops), self._factor(action, way.chunk)
-                self._apply(self._result(action, way), start, factor)
-                if factor != 1.0:
-                    self._stretch(first, start, factor)
-        if beside and self.plan.hop_s:
-            slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
-            self.pp_s += slow
-            self.hidden_pp_s += self.plan.hop_s
-            clock.compute += slow
-        self.spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
-
-    def _stretch(self, first: int, start: float, factor: float) -> None:
-        """Jitter stretches what the computing stream does; the others keep their times."""
-        self.ops[first:] = [
-            spot if spot.stream not in ("compute", "wait") else
-            spot._replace(start_s=start + factor * (spot.start_s - start), end_s=start + factor * (spot.end_s - start))
-            for spot in self.ops[first:]
-        ]  # fmt: skip
-
-    def _factor(self, action: Action, c: int) -> float:
-        return 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
-
-    def wait_until(self, time: float, cause: str) -> None:
-        clock = self.clock
-        now = clock.compute
-        if time > now:
-            wait, hop_s = time - now, self.plan.hop_s
-            self.idle["fill" if not self.spans else cause] += wait
-            if wait > hop_s:
-                self.pp_s += hop_s
-                self.bubble_s += wait - hop_s
-            else:
-                self.pp_s += wait
-            clock.idle_until(time)
-
-    def exchanged(self) -> None:
-        if self.plan.host_waits:
-            self.clock.synchronise()
-
-    # -- computing
-    def _way(self, action: Action) -> _Way:
-        c, variant = action.stage // self.plan.order.pp, action.micro_batch % self.num_variants
-        phase: Phase | None = action.kind  # type: ignore[assignment]
-        if action.stage == 0 and action.kind in ("I", "W"):
-            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
-        way = _Way(phase, c, variant)
-        if phase is not None:
-            book, cache = self.plan.books[variant], self.plan.cache
-            every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
-            of = (self.rank, c) if every is not _PLAIN else None
-            known = None if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            way = _Way(phase, c, variant, sum(book.score(p.label, phase).longest for p in self.chunks[c]), every, known)
-        self.ways[action.kind, action.stage, variant] = way
-        return way
-
-    def _result(self, action: Action, way: _Way) -> Result:
-        """What a computation does that may be none of the plain ones, which are looked up."""
-        once = self.added.once.get(action)
-        watched = (self.rank, action.micro_batch) in self.plan.watched
-        if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
-            self.look_back()
-        state = self.clock.settle(way.longest if once is None else np.inf)
-        if once is not None or watched or way.known is None:
-            return self._play(way, once or _PLAIN, watched)
-        result = way.known.get(state)
-        if result is None:
-            result = way.known[state] = self._play(way, _PLAIN, False)
-        return result
-
-    def _play(self, way: _Way, once: Extra, watched: bool) -> Result:
-        c, book, phase, every, clock = way.chunk, self.plan.books[way.variant], way.phase, way.every, self.clock
-        assert phase is not None
-        labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
-        start = clock.compute
-        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
-        place = ""
-
-        def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
-            self.ops.append(Spot(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
-
-        clock.watch = watch if watched else None
-        clock.steps(once.before)
-        clock.steps(every.before)
-        for i, piece in enumerate(labels):
-            place = piece.name
-            inserted: dict[int, list[object]] = {}
-            for extra in (once, every):
-                for line, steps in extra.lines.get(i, {}).items():
-                    inserted.setdefault(line, []).extend(steps)
-            part = book.score(piece.label, phase, inserted)  # type: ignore[arg-type]
-            follow = book.drafts[labels[i + 1].label, "F" if phase == "F" else "B"].given if i + 1 < len(labels) else ""
-            clock.play(part, follow)
-        clock.wait_for((part.out,))
-        clock.steps(every.after)
-        clock.steps(once.after)
-        clock.watch = None
-        clock.settle(np.inf)
-        now = clock.compute
-        left = Left(
-            tuple((n, at - now) for n, at in clock.streams.items()),
-            tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
-            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
-            tuple((begin - now, end - now) for begin, end in clock.gaps),
-        )
-        counts = np.array([clock.exposed, clock.beside, clock.waited])
-        return Result(now - start, clock.host - now, left, left.ahead(), counts)
-
-    def _apply(self, result: Result, start: float, factor: float) -> None:
-        clock = self.clock
-        now = start + result.seconds
-        clock.host = now + result.host
-        self.last = result.left, now
-        self._leave(result.left if clock.own_order or self.factors is not None else result.ahead, now)
-        clock.compute = start + factor * result.seconds
-        use = self.uses.get(id(result))
-        if use is None:
-            self.uses[id(result)] = [factor, 1.0]
-            self.results[id(result)] = result
-        else:
-            use[0] += factor
-            use[1] += 1.0
-
-    def _leave(self, left: Left, now: float) -> None:
-        clock = self.clock
-        if left.streams or clock.streams:
-            clock.streams = {name: now + at for name, at in left.streams}
-        if left.ready or clock.ready:
-            clock.ready = {name: (now + at, family) for name, at, family in left.ready}
-        if left.flying or clock.flying:
-            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in left.flying]
-        if left.gaps or clock.gaps:
-            clock.gaps = [(now + begin, now + end) for begin, end in left.gaps]
-
-    def look_back(self) -> None:
-        """What the last computation left that is over as well: for what may have been launched long ago."""
-        left, now = self.last
-        since = [gap for gap in self.clock.gaps if gap[1] > now]
-        self._leave(left, now)
-        self.clock.gaps += since
-
-    # -- what it came to
-    def counts(self) -> NDArray[np.float64]:
-        """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
-        total = np.zeros((3, len(EXPOSED)))
-        for key, (factor, times) in self.uses.items():
-            total += self.results[key].counts * np.array([[factor], [times], [factor]])
-        return total
 
 
 def time_of(
@@ -307,34 +72,53 @@ def time_of(
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    if order is None:
-        with no_collection():
-            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
-        order = wiring.program.order
-    else:
-        wiring = wire(_own(order, stages.pp, stages.vpp, num))
     books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
     curves = rows.cluster.gpu.curves
-    plan = _Plan(
-        rows, order, books, _hop_seconds(rows), curves.overlap_slowdown.value,
+    plan = Plan(
+        rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
         rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES,
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
-    optimizer = _optimizer_seconds(rows)
-    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in books for d in b.drafts.values()
-                    for line in d.lines) or rows.mode.pipelined  # fmt: skip
-    players = []
-    for r in range(stages.pp):
-        chunks = chunks_of(rows, order, r)
-        extra = added(rows, books[0], chunks, order, r)
-        clock = Clock(curves.host.sync_s.value, own_order=own_order)
-        players.append(_Player(plan, r, chunks, extra, clock))
-    ends = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
-    for player, seconds in zip(players, ends, strict=True):
-        player.clock.compute = player.clock.host = seconds - min(ends)
+    plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
-        flights = run(wiring, players, plan.hop_s)
-        return _finish(plan, players, optimizer, flights if detail else None)
+        for stretch in stretches(rows.schedule, stages.pp, num) if plain else ():
+            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
+            ranks = _ranks(plan, wiring.program.order, stretch)
+            run(wiring, ranks, plan.hop_s)
+            if lengthen(stretch, ranks):
+                return _finish(plan, ranks, None)
+        if order is None:
+            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+        else:
+            wiring = wire(_own(order, stages.pp, stages.vpp, num))
+        ranks = _ranks(plan, wiring.program.order)
+        flights = run(wiring, ranks, plan.hop_s)
+        return _finish(plan, ranks, flights if detail else None)
+
+
+def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
+    """The ranks in front of a step, each as much later as its optimizer is."""
+    rows = plan.rows
+    sync_s = rows.cluster.gpu.curves.host.sync_s.value
+    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.books for d in b.drafts.values()
+                    for line in d.lines) or rows.mode.pipelined  # fmt: skip
+    ranks = []
+    for r in range(order.pp):
+        chunks = chunks_of(rows, order, r)
+        extra = added(rows, plan.books[0], chunks, order, r)
+        marked = frozenset(stretch.marks(order, r)) if stretch is not None else frozenset[int]()
+        ranks.append(RankTime(plan, order, r, chunks, extra, Clock(sync_s, own_order=own_order), marked))
+    ends = _ends(rows, ranks)
+    for rank, seconds in zip(ranks, ends, strict=True):
+        rank.clock.compute = rank.clock.host = seconds - min(ends)
+    return ranks
+
+
+def _ends(rows: Rows, ranks: Sequence[RankTime]) -> list[float]:
+    """How long each rank's optimizer and what follows it take. [s]"""
+    return [
+        seconds + rank.added.after_optimizer_s for seconds, rank in zip(_optimizer_seconds(rows), ranks, strict=True)
+    ]
 
 
 @lru_cache(maxsize=8)
@@ -355,12 +139,9 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
     return program
 
 
-def _finish(
-    plan: _Plan, players: Sequence[_Player], optimizer: Sequence[float], flights: Flights | None
-) -> TimeReplayed:  # fmt: skip
-    rows = plan.rows
-    begins = [optimizer[r] + p.added.after_optimizer_s for r, p in enumerate(players)]
-    begins = [begin - min(begins) for begin in begins]
+def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) -> TimeReplayed:
+    rows, optimizer = plan.rows, _optimizer_seconds(plan.rows)
+    last = _ends(rows, players)
     ends, tails = [], []
     for player in players:
         clock = player.clock
@@ -376,9 +157,7 @@ def _finish(
         first, head = 0, rows.layout.stages.head_stage
         meet = max(meet, max(ends[first], ends[head]) + tied)
     norm = float(norm_seconds(rows)[0])
-    step = (
-        meet + norm + max(o + p.added.after_optimizer_s for o, p in zip(optimizer, players, strict=True)) - max(begins)
-    )
+    step = meet + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):

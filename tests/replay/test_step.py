@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mofa.orders import Action, Order, order_of
 from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
 from mofa.replay.step import time_of
+from mofa.replay.stretch import lengthen
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 
@@ -68,6 +70,42 @@ def test_looking_up_changes_nothing(case: tuple[str, str, int, str, str, int]) -
         assert a == pytest.approx(b, rel=1e-6, abs=1e-7)
     for mine, other in zip(fast.spans, full.spans, strict=True):
         np.testing.assert_allclose([s.end_s for s in mine], [s.end_s for s in other], rtol=1e-8)
+
+
+LONG = (
+    ("llama3-8b", "h100-hgx", 8, "pp=1 dp=8 micro_batch=1", "megatron", 256),
+    ("llama3-8b", "h200-hgx", 8, "pp=4 dp=2 micro_batch=1 recompute=full", "torchtitan", 256),
+    ("mixtral-8x7b", "h100-hgx", 32, "tp=2 sp=true pp=4 ep=4 micro_batch=1", "megatron", 256),
+    ("deepseek-v2-lite", "h100-hgx", 8, "pp=2 ep=4 micro_batch=1 recompute=full", "torchtitan", 256),
+)
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda c: f"{c[0]} {c[4]} {c[3]}")
+def test_a_step_of_many_micro_batches_is_one_of_fewer_with_rounds_put_in(
+    case: tuple[str, str, int, str, str, int],
+) -> None:
+    """Every computation, part and cause of idling, against the step played whole."""
+    with mock.patch("mofa.replay.step.lengthen", side_effect=lengthen) as lengthened:
+        short = time_of(estimator(case), detail=False)
+        assert lengthened.call_args.args[0].played < 32
+        count = lengthened.call_count
+        whole = time_of(estimator(case), detail=True)
+        assert lengthened.call_count == count
+    assert short.step_s == pytest.approx(whole.step_s, rel=1e-12)
+    assert short.slowest == whole.slowest
+    for mine, other in zip((*short.ranks, *short.idle), (*whole.ranks, *whole.idle), strict=True):
+        assert mine == pytest.approx(other, rel=1e-9, abs=1e-12 * whole.step_s)
+    for mine_, other_ in zip(short.spans, whole.spans, strict=True):
+        assert [span[:3] for span in mine_] == [span[:3] for span in other_]
+        np.testing.assert_allclose([s[3:] for s in mine_], [s[3:] for s in other_], rtol=1e-11, atol=1e-11)
+
+
+def test_rounds_that_take_longer_each_are_not_put_in() -> None:
+    """Where the first try is not alike, more micro-batches are played, and all where those are not either."""
+    case = LONG[0]
+    with mock.patch("mofa.replay.stretch._alike", return_value=False) as alike:
+        assert time_of(estimator(case), detail=False).step_s == time_of(estimator(case)).step_s
+    assert alike.call_count == 2
 
 
 @pytest.mark.parametrize("case", CASES[:5], ids=lambda c: f"{c[0]} {c[4]} {c[3]}")

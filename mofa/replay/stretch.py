@@ -1,0 +1,80 @@
+"""A step of many micro-batches from one of fewer: rounds of a steady state that take the same seconds are put in.
+
+A pipeline's times obey a recursion of sums and maxima. Once all ranks have computed a few rounds that each began by the
+same time later and left their clocks alike, the following ones do too, until forwards run out; so a step with more
+micro-batches is the one with fewer and such rounds in between, whose computations begin by a round's time later each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mofa.orders import Action, Order
+from mofa.replay.rank_time import RankTime
+
+ALIKE = 3
+"""Rounds that are compared: as many begin by the same time after the one before them. [-]"""
+SAME = 1e-9
+"""What times of rounds may differ by, relative to a round, and still be the same. [-]"""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """``played`` micro-batches stand for ``played + rounds``: as many rounds are put in front of forward ``cut``."""
+
+    played: int
+    cut: int
+    rounds: int
+
+    def marks(self, order: Order, rank: int) -> tuple[int, ...]:
+        """The computations in front of which rounds begin: those compared, and the one behind them."""
+        return tuple(order.ranks[rank].index(Action("F", rank, self.cut - k)) for k in range(ALIKE, -1, -1))
+
+
+def stretches(schedule: str, pp: int, num_micro_batches: int) -> Iterator[Stretch]:
+    """What may stand for a step, the shortest first; nothing where it has few micro-batches.
+
+    A round of 1F1B is a forward and a backward. In front of those compared all ranks fill and even out: as many
+    micro-batches as there are ranks, mostly. Behind them no rank may be out of forwards yet, nor any on which it waits:
+    a round further on by rank. Other schedules are not lengthened: GPipe has two steady states, and Megatron's
+    interleaved first and last ranks launch receives ever further ahead.
+
+    Examples
+    --------
+    >>> next(iter(stretches("1f1b", 16, 240)))
+    Stretch(played=38, cut=20, rounds=202)
+    >>> list(stretches("1f1b", 16, 40)), list(stretches("gpipe", 16, 240))
+    ([], [])
+    """
+    for fill in (pp, 3 * pp) if schedule == "1f1b" else ():
+        cut = fill + ALIKE + 1
+        played = cut + pp + 2
+        if played <= num_micro_batches // 2:
+            yield Stretch(played, cut, num_micro_batches - played)
+
+
+def lengthen(stretch: Stretch, ranks: Sequence[RankTime]) -> bool:
+    """Put the rounds in, on all ranks; False, and nothing done, where they are not alike yet."""
+    first, *_, last = ranks[0].marks.values()
+    round_s = (last.time - first.time) / ALIKE
+    if not all(_alike(rank, round_s) for rank in ranks):
+        return False
+    for rank in ranks:
+        rank.lengthen(stretch.rounds, round_s)
+    return True
+
+
+def _alike(rank: RankTime, round_s: float) -> bool:
+    """Whether the rounds of a rank are plain ones, begin so much later each and leave its clock the same."""
+    begin, *_, end = rank.marks
+    if any(action in rank.added.once for action in rank.order.ranks[rank.rank][begin:end]):
+        return False
+    times = np.array([(span.start_s, span.end_s) for span in rank.spans[begin:end]])
+    if len(times) % ALIKE or len({len(mark.state) for mark in rank.marks.values()}) > 1:
+        return False
+    later = np.diff(times.reshape(ALIKE, -1), axis=0) - round_s
+    states = np.array([mark.state for mark in rank.marks.values()])
+    return bool(np.abs(later).max() < SAME * round_s and np.ptp(states, axis=0).max() < SAME * round_s)
