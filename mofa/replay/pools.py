@@ -14,6 +14,8 @@ LARGE_SEGMENT = 20 << 20
 MIN_LARGE_SEGMENT = 10 << 20
 ROUND_LARGE = 2 << 20
 
+MANY = 32
+"""Blocks of a size from which one is searched for by its address. [-]"""
 MOST_EMPTY = 64
 """New sizes of free blocks after which sizes that none has any more are forgotten. [-]"""
 FREE, ALLOCATED, WAITING, UNMAPPED = range(4)
@@ -79,7 +81,11 @@ class Pool:
 
     def take(self, block: Block) -> None:
         """One that is free no more."""
-        self.bins[block.size].remove(block)
+        one = self.bins[block.size]
+        if len(one) < MANY:
+            one.remove(block)
+        else:
+            del one[bisect_left(one, block.address, key=address_of)]
 
     def first(self, size: int) -> int:
         """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""

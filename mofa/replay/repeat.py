@@ -9,7 +9,7 @@ from itertools import accumulate
 from mofa.replay.allocator import Allocator
 from mofa.replay.expandable import least_expandable
 from mofa.replay.journal import Act, Journal
-from mofa.replay.pools import ALLOCATED, FREE, Block, OutOfDeviceMemory, Pool, address_of
+from mofa.replay.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
 from mofa.replay.routine import NEAR, Held, Routine
 
 Overflow = Callable[[OutOfDeviceMemory, Act, int], Block]
@@ -132,12 +132,20 @@ def _requests(
             if before is not None and not before.state:
                 bins = pool.bins
                 if after is not None and not after.state:
-                    bins[after.size].remove(after)
+                    one = bins[after.size]
+                    if len(one) < MANY:
+                        one.remove(after)
+                    else:
+                        del one[bisect_left(one, after.address, key=address_of)]
                     after.state = ALLOCATED
                     pool.spare.append(after)
                     size += after.size
                     after = after.following
-                bins[before.size].remove(before)
+                one = bins[before.size]
+                if len(one) < MANY:
+                    one.remove(before)
+                else:
+                    del one[bisect_left(one, before.address, key=address_of)]
                 pool.spare.append(free)
                 free = before
                 size += free.size
@@ -146,7 +154,11 @@ def _requests(
                 if after is not None:
                     after.previous = free
             elif after is not None and not after.state:
-                pool.bins[after.size].remove(after)
+                one = pool.bins[after.size]
+                if len(one) < MANY:
+                    one.remove(after)
+                else:
+                    del one[bisect_left(one, after.address, key=address_of)]
                 pool.spare.append(free)
                 after.address = free.address
                 after.previous = before
