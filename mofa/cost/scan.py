@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.cost.blocking import blocking
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.hostclock import NEVER as NO_WAIT
 from mofa.cost.rounds import in_turn
@@ -59,6 +60,8 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     """
     seconds = device_seconds(tape.ops, machine, timed)
     issue = in_turn(tape.ops, seconds, host_seconds(tape.ops, machine))
+    if machine.framework.launch_blocking:
+        tape, seconds, issue = blocking(tape, seconds, issue, machine)
     issued: FloatK = sum(issue, 0.0)
     plan = _plan(tape)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None

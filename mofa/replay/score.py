@@ -13,6 +13,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
+from mofa.cost.blocking import on_one_stream, waits_behind
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 from mofa.cost.rounds import in_turn
 from mofa.cost.scan import EXPOSED
@@ -106,6 +107,8 @@ class _Line(NamedTuple):
     extra: Step | None = None
     slows: float = 0.0
     communicator: str = ""
+    blocks: Sync | None = None
+    """The host's wait behind it, where launches block."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,12 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
         return root.get(tensor, tensor)
 
     share = machine.cluster.gpu.curves.overlap_slowdown.value
+    blocks = machine.framework.launch_blocking
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = in_turn(tape.ops, seconds, issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else [])
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, seconds, map(value, issue), strict=True):
+        op = on_one_stream(op) if blocks else op
         if not value(op.present):
             shared = op.writes[:1] if op.reads else ()
             lines.append(_Line(None, (), (), 0.0, 0.0))
@@ -146,8 +151,10 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
             communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
             if isinstance(op.work, Collective):
                 communicator = "world" if anywhere(machine.shares_world(op.work.group)) else op.work.group
+            wait = waits_behind(op, machine) if blocks else None
+            behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(
-                _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator)
+                _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator, behind)
             )  # fmt: skip
         for tensor in shared:
             root[tensor] = of(op.reads[0])
@@ -227,6 +234,9 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             made = tuple(name for name in line.writes if name in names.awaited or name in names.beside)
             if made:
                 flush(made)
+            if line.blocks is not None:
+                flush()
+                steps.append(line.blocks)
         if i in inserted:
             flush()
             steps += inserted[i]

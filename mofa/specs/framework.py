@@ -65,6 +65,9 @@ class FrameworkSpec(Spec):
     (pull request 1196), is in its list only since December 2025 (2095): in between it is computed again."""
     overlap_input_grads: bool = True
     """Megatron: without sequence parallelism a linear's input gradient is reduced beside its weight gradient."""
+    launch_blocking: bool = False
+    """The host waits for every kernel that it launches (``CUDA_LAUNCH_BLOCKING=1``), so that nothing runs beside
+    anything; without FSDP or overlapped gradients. What the optimizer launches is taken not to block."""
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
@@ -125,6 +128,8 @@ class FrameworkSpec(Spec):
             )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
+        if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
+            raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
         if not self.norms_gradients and self.deepspeed != "zero1":
             raise ValueError("norms_gradients is an option of megatron-2022 with deepspeed: zero1")
         if self.tp_overlap and self.name != "megatron":

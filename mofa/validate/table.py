@@ -135,6 +135,9 @@ DEEPSPEED_ZERO1 = {
 """DeepSpeed's ZeRO stage 1 lets autograd add 16-bit gradients (4 read, 2 written) and turns its partition of them into
 fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the allocator keeps
 from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
+BLOCKING_GPUS = 320
+"""From how many GPUs on the lab book's runs hang unless launches block ("always hangs", its section on hanging): its
+main script sets CUDA_LAUNCH_BLOCKING=1 ("do not remove or the training will hang"). Below, it isn't known."""
 EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
 """Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
 JUDGING_ONLY = ("korth",)
@@ -284,6 +287,7 @@ def run_of(row: Row) -> dict[str, Any]:
             framework["deepspeed"] = "zero0"
         if framework["deepspeed"] == "zero1" and strategy["tp"] > 1:  # as on 7 of 8, or 6 of 8, GPUs of the node read
             framework["norms_gradients"] = False
+        framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
     recipe = TP_OVERLAPS.get(source)

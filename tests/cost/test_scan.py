@@ -28,14 +28,15 @@ def shared(num_k: int) -> Any:
     return np.resize(SHARED, num_k)
 
 
-def machine(num_k: int = 1, slowdown: float = SLOWDOWN) -> Any:
+def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) -> Any:
     """All that the scan asks of a machine but the times of ops."""
     curves = SimpleNamespace(
         overlap_slowdown=SimpleNamespace(value=slowdown), host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S))
     )
     return SimpleNamespace(
-        num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)), shares_world=lambda _: shared(num_k)
-    )
+        num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)), shares_world=lambda _: shared(num_k),
+        framework=SimpleNamespace(launch_blocking=blocking),
+    )  # fmt: skip
 
 
 Times = dict[str, tuple[Any, Any]]
@@ -367,3 +368,16 @@ def test_exposed_is_what_the_compute_stream_takes(seed: int) -> None:
     np.testing.assert_allclose(time.total, time.exposed.sum(axis=0))
     device = sum(np.where(o.present, times[o.name][0], 0.0) for o in ops if o.stream == "compute")
     assert np.all(time.total >= np.maximum(device, time.issue) - 1e-9)
+
+
+def test_launches_that_block_leave_nothing_beside_anything() -> None:
+    """Two ops of 30 and of twice 5 s, a collective of 50 between them that one alone would wait for; issue 2, 3 and 1.
+    The host is far ahead where nothing blocks: 30 and 10 beside 50. Blocking, each launch is issued, runs and is waited
+    for (20): 2 + 30 + 20, 1 + 50 + 20, 3 + 10 + 2 x 20."""
+    times: Times = {"a": (30.0, 2.0), "c": (50.0, 1.0), "b": (10.0, 3.0)}
+    ops = op("a", "x"), send("c", "x"), op("b", "a", launches=2)
+    assert run(times, *ops, slowdown=0.0).total.tolist() == [40.0]
+    with timed(times):
+        time = scan(tape(*ops), machine(blocking=True))
+    assert parts(time) == {"gemm": 40.0, "tp": 50.0, "host_idle": 86.0}
+    assert float(time.hidden.sum()) == 0.0

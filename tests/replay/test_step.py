@@ -16,6 +16,8 @@ from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.orders import Action, Order, order_of
 from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
+from mofa.replay.clock import Clock
+from mofa.replay.score import Names, draft, score
 from mofa.replay.step import time_of
 from mofa.replay.stretch import lengthen
 from mofa.search.prepare import loads_of
@@ -132,6 +134,25 @@ def test_one_stage_is_its_micro_batches_and_the_optimizer() -> None:
     for name in ("gemm", "attention", "memory_bound", "recompute", "optimizer"):
         assert played.exposed[name] == pytest.approx(float(closed.exposed_s[TIME_COMPONENTS.index(name), 0]), rel=1e-9)
     assert played.exposed["bubble"] == 0.0
+
+
+def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
+    """A block of Megatron of 2022 played from rest takes the sum of its ops, their issue and 12.4 us a launch, with its
+    tensor-parallel sums, which otherwise hide the issue of what follows; so say the closed forms as well."""
+    workload = mofa.load_workload("llama3-8b", global_batch=8)
+    machines = mofa.load_cluster("h100-hgx", 8)
+    facts = mofa.load_framework("megatron-2022", overrides={"launch_blocking": True})
+    part = Estimator(workload, machines, facts, one_row(workload, machines, facts, "tp=8")).parts[0].costs
+    sync_s = machines.gpu.curves.host.sync_s.value
+    (label,) = [name for name in part.tapes if name.startswith("dense")]
+    tape = part.tapes[label].forward
+    drafted = draft("forward", tape, part.machine)
+    clock = Clock(sync_s)
+    clock.play(score(drafted, Names.of([drafted])), "")
+    launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
+    busy = sum(line.seconds + line.issue for line in drafted.lines)
+    assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)
+    assert float(next(iter(part.blocks.values()))[0].forward.total[0]) == pytest.approx(clock.host, rel=1e-9)
 
 
 def test_jitter_is_drawn_from_its_seed_and_only_slows() -> None:

@@ -327,3 +327,10 @@ def test_most_gpus_of_a_node_take_no_norm() -> None:
     one = row(**{**BLOOM, "id": "bloom-003", "tp": "1", "pp": "48", "layers": "96", "hidden": "12288", "ffn": "49152"})
     runs, _ = import_rows([row(**BLOOM), row(**{**BLOOM, "id": "bloom-002", "tp": "4", "pp": "12"}), one], PUBLISHED)
     assert [run["run"]["framework"].get("norms_gradients", True) for run in runs] == [False, False, True]
+
+
+def test_runs_that_would_hang_block_their_launches() -> None:
+    """The lab book: 320 GPUs and more always hang without CUDA_LAUNCH_BLOCKING=1; of fewer nothing is said."""
+    small = row(**{**BLOOM, "id": "bloom-002", "n_gpus": "8", "pp": "1", "dp": "1", "layers": "6", "gbs": "512"})
+    runs, _ = import_rows([row(**BLOOM), small], PUBLISHED)
+    assert [run["run"]["framework"]["launch_blocking"] for run in runs] == [True, False]
