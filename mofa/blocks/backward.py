@@ -62,7 +62,7 @@ class Recompute:
             return op.region
         if self.kind == "full":
             return "full"
-        for region in (*self.checkpoint, *self.discard):
+        for region in (*self.checkpoint, *self.discard) if op.region else ():
             if op.region == region or op.region.startswith(region + "."):
                 return region
         return ""
@@ -199,7 +199,8 @@ class _Differentiator:
         self.grads[name] = total
 
     def _differentiable(self, op: Op) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(r for r in op.reads if self.forward.tensors[r].grad))
+        tensors = self.forward.tensors
+        return tuple(dict.fromkeys([name for name in op.reads if tensors[name].grad]))
 
     def _differentiate(self, op: Op) -> None:
         dys = tuple(self.grads[w] for w in op.writes if w in self.grads)

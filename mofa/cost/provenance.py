@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mofa.blocks.elementwise import FloatK, stacked
+from mofa.blocks.elementwise import PLAIN, FloatK
 from mofa.blocks.op import Attention, Gemm, Grouped, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
@@ -63,13 +63,17 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
 
 def _span(sizes: list[FloatK]) -> tuple[float, float]:
-    plain = stacked(sizes, 1)[:, 0].tolist()
+    plain = [float(size) if isinstance(size, PLAIN) else float(size.item()) for size in sizes]
     return min(plain), max(plain)
 
 
 ALIGNED = {"bf16": 8, "fp8": 16}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
 Matrix Multiplication Background User's Guide, section 2.2)."""
+
+
+WITH_WIDTHS = (Gemm, Grouped)
+"""Works whose operands have a width and a depth."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
@@ -79,9 +83,10 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """
     found: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
-        if isinstance(op.work, Gemm | Grouped) and op.work.format in ALIGNED:
-            for size in set(_span([op.work.n, op.work.k])):
-                if size % ALIGNED[op.work.format]:
+        work = op.work
+        if isinstance(work, WITH_WIDTHS) and work.format in ALIGNED:
+            for size in set(_span([work.n, work.k])):
+                if size % ALIGNED[work.format]:
                     found.setdefault(int(size), {})[op.name] = None
     return {size: tuple(found[size]) for size in sorted(found)}
 

@@ -279,11 +279,15 @@ class Rows:
         """
         if self.mtp is None:
             return None
-        uniform = (self.table.recompute_layers < 0) & np.array(
-            [spec.kind == "full" for spec in self.table.recompute_modes]
-        )[self.table.recompute]
-        mode = np.where(uniform, self.full, self.base)
-        return np.asarray(getattr(self.mtp, name)[mode, self.k, 0])
+        return np.asarray(getattr(self.mtp, name)[self._mtp_mode, self.k, 0])
+
+    @cached_property
+    def _mtp_mode(self) -> NDArray[np.intp]:
+        table = self.table
+        uniform = (table.recompute_layers < 0) & np.array([s.kind == "full" for s in table.recompute_modes])[
+            table.recompute
+        ]
+        return np.where(uniform, self.full, self.base)
 
     def over_stages(self, grid: ArrayN) -> ArrayN:
         """A per-layer quantity summed over the layers of each stage. (n, R)"""

@@ -158,6 +158,10 @@ class _Step(NamedTuple):
     """Whether the op passes its first input on as it is, for some candidates at least."""
 
 
+_ALONE = _Step("compute")
+"""What happens at most ops."""
+
+
 def _plan(tape: Tape) -> tuple[_Step, ...]:
     """Which ops wait for another stream, and which must say when they end."""
     elsewhere = [op for op in tape.ops if op.stream != "compute"]
@@ -181,7 +185,7 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
         if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
             awaited.update(writes)
         record = () if watched.isdisjoint(writes) else tuple([w for w in writes if w in watched])
-        steps.append(_Step("compute", waits, record, passes))
+        steps.append(_Step("compute", waits, record, passes) if waits or record else _ALONE)
     return tuple(steps)
 
 
@@ -210,38 +214,41 @@ def _pass(
             state.host = where(op.present, woken, state.host)
             continue
         state.host = state.host + issued
-        if step.kind == "compute":
-            _compute(step, op, took, state, exposed, share)
-        else:
+        if step.kind == "async":
             state.send(op, took, step.wait, machine)
+            continue
+        if step.wait:
+            _wait(step, op, state, exposed)
+        if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
+            idle = where(took > 0.0, maximum(state.host - state.compute, 0.0), 0.0)
+            exposed["host_idle"] = exposed["host_idle"] + idle
+            state.compute = state.compute + idle + took
+            state.loss = state.loss + share * took
+            exposed[op.family] = exposed[op.family] + took
+        if step.passes:
+            state.hand_on(op, _runs(op))
+        if step.record:
+            _record(step, op, state)
     return exposed
 
 
-def _compute(
-    step: _Step, op: Op, took: FloatK, state: Streams, exposed: dict[str, FloatK], slowdown: float
-) -> None:  # fmt: skip
-    """An op of the compute stream: it waits for other streams, then for the host, then it runs."""
-    _, wait, record, passes = step
-    ready = state.ready
-    for name in wait:
-        for family, at in ready.get(name, {}).items():  # of a repetition before the first there is nothing
+def _wait(step: _Step, op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
+    """An op of the compute stream waits for other streams."""
+    for name in step.wait:
+        for family, at in state.ready.get(name, {}).items():  # of a repetition before the first there is nothing
             if family:  # else computed on the stream itself
                 late = maximum(at - state.compute, 0.0)
-                if passes:
+                if step.passes:
                     late = where(_runs(op), late, 0.0)
                 exposed[family] = exposed[family] + late
                 state.wait(name, family, late)
-    if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
-        idle = where(took > 0.0, maximum(state.host - state.compute, 0.0), 0.0)
-        exposed["host_idle"] = exposed["host_idle"] + idle
-        state.compute = state.compute + idle + took
-        state.loss = state.loss + slowdown * took
-        exposed[op.family] = exposed[op.family] + took
-    if passes:
-        state.hand_on(op, _runs(op))
-    if record:
-        made: Ready = {"": state.compute}
-        if _may_pass(op) and op.reads[0] in ready:
-            made = through(_runs(op), made, ready[op.reads[0]])
-        for name in record:
-            ready[name] = made
+
+
+def _record(step: _Step, op: Op, state: Streams) -> None:
+    """An op of the compute stream says when what other streams wait for is there."""
+    ready = state.ready
+    made: Ready = {"": state.compute}
+    if _may_pass(op) and op.reads[0] in ready:
+        made = through(_runs(op), made, ready[op.reads[0]])
+    for name in step.record:
+        ready[name] = made
