@@ -173,10 +173,12 @@ def _requests(
             one = pool.bins[size]
         except KeyError:
             one = pool.open(size)
-        if one and one[-1].address > free.address:
-            insort(one, free, key=address_of)
-        else:
+        if not one or one[-1].address < free.address:
             one.append(free)
+        elif free.address < one[0].address:
+            one.insert(0, free)
+        else:
+            insort(one, free, key=address_of)
     return rests, grown
 
 
