@@ -17,7 +17,7 @@ from mofa.blocks.op import Op
 from mofa.specs.strategy import RecomputeSpec
 
 KEPT = 16
-"""Contexts of one combination whose tapes are kept, half a MiB each. [-]"""
+"""Contexts of one combination whose tapes are kept, 0.2 to 0.4 MiB each. [-]"""
 
 
 @dataclass(frozen=True)

@@ -211,13 +211,16 @@ def block_context(
     # torchtitan's first micro-batch makes the gradients; Megatron adds to zeroed buffers from the first on
     once = 1.0 / np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
+    # Megatron's blocks are the same however its optimizer's states are shared out
+    shards: dict[str, FloatK] = {"fsdp": 1.0, "efsdp": 1.0}
+    if framework.name in PYTORCH_MODULES:
+        shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
-        micro_batch=f["micro_batch"], fsdp=_plain(groups["fsdp"].size.astype(float)),
-        efsdp=_plain(groups["efsdp"].size.astype(float)),
+        micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         unseen=_plain(_unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),

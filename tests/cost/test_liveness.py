@@ -13,7 +13,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.op import KINDS, Gemm, Op, Tape, Tensor
-from mofa.cost.liveness import BlockMemory, block_memory, rounded_bytes
+from mofa.cost.liveness import FEW, BlockMemory, block_memories, block_memory, rounded_bytes
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, llama, mla_moe, moe_llama, windowed
@@ -225,3 +225,29 @@ def test_slow_twin(model: ModelSpec, name: str, recompute: Recompute) -> None:
         np.testing.assert_allclose(memory.forward_kinds.sum(axis=0), memory.forward_peak)
         np.testing.assert_allclose(memory.backward_kinds.sum(axis=0), memory.backward_peak)
         assert np.all(memory.backward_peak >= memory.saved)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_several_blocks_in_one_go_are_what_each_is_alone(name: str) -> None:
+    """Of few combinations; a block that allocates nothing and one without a backward among them. Sizes between those of
+    the tensors tell apart what is larger than each."""
+    ctx = contexts(moe_llama(), name)
+    num_k = len(ctx.tp)
+    assert num_k < FEW
+    p = primitives_of(ctx.framework)
+    nothing, once = tape({}, "", ""), tape({"x": 1.0, "y": 10.0}, "x", "y", op("one", "x", "y"))
+    blocks = [
+        block(ctx, p, BlockKind(moe=True), FULL),
+        BlockTapes("nothing", nothing, nothing),
+        BlockTapes("once", once, nothing),
+        block(ctx, p, BlockKind(moe=False)),
+    ]
+    sizes = np.sort([np.broadcast_to(t.bytes, num_k) for t in blocks[0].forward.tensors.values()], axis=0)
+    large = 0.75 * sizes[[len(sizes) // 2, -2]]
+    for together_, alone in zip(
+        block_memories(blocks, num_k, large), (block_memory(b, num_k, large) for b in blocks), strict=True
+    ):
+        for f in fields(BlockMemory):
+            np.testing.assert_allclose(getattr(together_, f.name), getattr(alone, f.name), err_msg=f.name)
+        assert np.all(together_.large_saved[0] >= together_.large_saved[1])
+    assert block_memories([blocks[2]], 1)[0].backward_peak.tolist() == [0.0]

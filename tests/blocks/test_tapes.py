@@ -1,0 +1,57 @@
+"""All tapes of a model, and which of them are kept for the next estimate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import mofa
+from mofa.blocks.tapes import known_tapes, model_tapes
+from mofa.specs.strategy import RecomputeSpec
+from tests.blocks.small import context, together
+from tests.cost.toy import framework, mla_moe
+
+MODES = (RecomputeSpec(), RecomputeSpec(kind="full"))
+
+
+def test_a_model_has_its_layers_in_every_mode_and_its_ends() -> None:
+    tapes = model_tapes(context(mla_moe(), framework("megatron")), MODES)
+    layers = {f"{kind} recompute={mode}" for kind in ("dense", "moe") for mode in MODES}
+    assert {*layers, "embedding", "head"} <= set(tapes.blocks)
+    forward = {id(block.forward) for name, block in tapes.blocks.items() if name.startswith("moe ")}
+    assert len(forward) == 1, "a forward tape is the same in all modes"
+    largest = max(
+        np.max(t.bytes)
+        for name in layers for t in tapes.blocks[name].forward.tensors.values() if t.kind == "activation"
+    )  # fmt: skip
+    assert np.max(tapes.largest_activation) == largest
+
+
+def test_tapes_of_one_context_are_kept_and_of_another_or_of_several_not() -> None:
+    job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64)
+    known_tapes.cache_clear()
+
+    def described(strategy: str) -> int:
+        before = known_tapes.cache_info().misses
+        mofa.estimate(job, machines, strategy, replay=False)
+        return known_tapes.cache_info().misses - before
+
+    assert [described(s) for s in ("tp=2 pp=2", "tp=2 pp=4", "tp=4 pp=2", "tp=2 pp=2")] == [1, 0, 1, 0]
+    several = together([context(mla_moe(), framework("megatron"), micro_batch=batch) for batch in (1, 3)])
+    assert model_tapes(several, MODES) is not model_tapes(several, MODES)
+
+
+def test_what_a_kept_tape_says_is_what_a_new_one_says() -> None:
+    job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64)
+    other = job.model_copy(update={"batch": job.batch.model_copy(update={"seq_len": 2 * job.batch.seq_len})})
+
+    def estimates() -> list[dict[str, object]]:
+        return [
+            mofa.estimate(workload, machines, "tp=2 pp=2 recompute=selective", replay=False).model_dump()
+            for workload in (job, other)
+        ]
+
+    known_tapes.cache_clear()
+    first = estimates()
+    assert estimates() == first
+    known_tapes.cache_clear()
+    assert estimates() == first
