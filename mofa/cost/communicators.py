@@ -2,82 +2,210 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.rows import Rows
 from mofa.cost.topology import Group
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
 
 ArrayN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+BoolN = NDArray[np.bool_]
 
-ALWAYS = {
-    "fsdp1": (),
-    "megatron": ("world", "tp", "dp_cp", "dp"),
-    "megatron-2022": ("world", "tp", "dp_cp", "dp"),
-    "megatron-local": ("world", "tp", "dp_cp", "dp"),
-    "torchtitan": (),
-}
-"""Communicators that run collectives although they may have one rank (parallel_state.py; the loss reduces over tp)."""
-COLLECTIVE = {
-    "fsdp1": ("dp_cp", "dp_replicate"),
-    "megatron": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "megatron-2022": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "megatron-local": ("cp", "tp_cp", "etp", "etp_ep", "edp"),
-    "torchtitan": ("dp_cp", "tp", "dp_replicate", "edp_shard"),
-}
-"""Communicators that exist where their group has several ranks (torchtitan: parallel_dims.py)."""
 DEEPSPEED_GROUPS = ("tp", "pp", "mp", "pp", "pp")
 """Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
 pipeline (the loss is broadcast), of the model (the norm) and of the two stages that share the embedding
 (runtime/pipe/topology.py, ``PipelineParallelGrid``; runtime/pipe/module.py, ``_index_tied_modules``). Megatron's own
 pipeline group has run as well before: its data set's barrier (data/gpt_dataset.py, ``_build_index_mappings``)."""
-DIRECT = ("ep", "cp", "pp")
-"""Groups whose ranks send to one another directly."""
-_EXPERTS = ("ep", "etp", "etp_ep", "edp", "edp_shard", "tp_cp")
-
 
 MEASURED_PEERS = 3
-"""Peers in one domain up to which buffers were seen to grow; NCCL then spreads its channels over more peers. [-]"""
-
+"""Peers in one domain of a group over several whose buffers count: channels a peer are then those of the network, of
+which there are fewer (NCCL, graph/paths.cc, ``ncclTopoComputeP2pChannels``). [-]"""
 
 DEEPEP_BUFFER_BYTES = 2.0**30
 """DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
 
 
-def communicator_bytes(
-    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool
-) -> ArrayN:
-    """Device memory of all communicators of a rank. (n,) [B]
+NONE = np.zeros((1, 1), dtype=np.int64)
 
-    A communicator for collectives holds a fixed part; direct sends hold buffers per peer: all of an expert-parallel
-    group, both neighbours of a ring and of a pipeline. Inside a domain at most MEASURED_PEERS peers count: more are
-    extrapolated, not measured. DeepEP brings a buffer of its own, which is assumed.
+
+class Pipeline(NamedTuple):
+    """What of a pipeline decides on its ranks' communicators; R of its ranks."""
+
+    interleaved: bool
+    """Whether ranks hold several chunks and the last one sends to the first."""
+    has_head: BoolN
+    """Whether a rank computes the loss. (R,)"""
+    neighbours: IntN
+    """Ranks that a rank sends to or receives from. (R,)"""
+
+
+class _Used(NamedTuple):
+    """What a rank's communicators of one kind of group do."""
+
+    group: Group
+    collectives: BoolN
+    """Whether a communicator runs collectives. (n, 1) or (n, R)"""
+    peers: IntN = NONE
+    """Ranks of the group that are sent to directly. (n, 1) or (n, R)"""
+    bare: IntN = NONE
+    """Communicators that do nothing but sends. (n, 1) or (n, R)"""
+
+
+def communicators_of(rows: Rows) -> ArrayN:
+    """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
+    stages = rows.layout.stages
+    pipeline = pipeline_of(rows.schedule, stages.pp, stages.head_stage, rows.layout.shown.stage)
+    experts = rows.workload.model.moe is not None
+    found = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline)
+    return np.asarray(found[rows.grid])
+
+
+def pipeline_of(schedule: str, pp: int, head_stage: int, shown: IntN) -> Pipeline:
+    """The pipeline as its ranks ``shown`` see it.
+
+    Examples
+    --------
+    >>> pipeline_of("1f1b", 4, 3, np.arange(4)).neighbours
+    array([1, 2, 2, 1])
+    """
+    wraps = schedule in ("interleaved", "interleaved-zb")
+    ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
+    neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
+    return Pipeline(wraps, shown == head_stage, neighbours)
+
+
+def communicator_bytes(
+    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
+    pipeline: Pipeline,
+) -> ArrayN:  # fmt: skip
+    """Device memory of all communicators of the ranks of a pipeline. (n, R) [B]
+
+    NCCL makes a communicator at its first use, and a connection when it is first needed: a ring's to both neighbours in
+    every channel of collectives; for direct sends, to every peer in every channel of theirs. A connection's buffers
+    are 4 MiB of the protocol Simple, 4.69 of LL128 and 0.5 of LL with the receiver and a page with the sender, each in
+    pieces of 2 MiB: 10 and 2 MiB (transport/p2p.cc). On NVLink inside a domain there are 24 channels of collectives
+    and 32 a peer of sends. A communicator that spans domains, or whose ranks are each in a domain of their own, holds
+    less. What of NCCL is loaded once is counted once. DeepEP brings a buffer of its own, which is assumed.
+
+    Parameters
+    ----------
+    groups
+        Of :func:`mofa.cost.topology.process_groups`. (n,)
+    zero
+        Stage of sharded optimizer states. (n,)
     """
     spec = cluster.node.communicators
-    total = np.zeros(len(np.atleast_1d(groups["world"].size)))
-    for name in ALWAYS[framework.name]:
-        total = total + _group_bytes(groups[name], spec)
-    for name in (*COLLECTIVE[framework.name], *(DEEPSPEED_GROUPS if framework.deepspeed else ())):
-        if name not in _EXPERTS or experts:
-            total = total + np.where(groups[name].size > 1, _group_bytes(groups[name], spec), 0.0)
-    for name in DIRECT:
-        if name in _EXPERTS and (not experts or framework.dispatcher != "alltoall"):
-            continue
-        group = groups[name]
-        peers = group.size - 1 if name == "ep" or framework.name in PYTORCH_MODULES else np.minimum(group.size - 1, 2)
-        peers = np.minimum(peers, 2) if name == "pp" else peers
-        near = np.minimum(peers, group.ranks_per_domain - 1)
-        held = np.minimum(near, MEASURED_PEERS)
-        total = total + held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value
+    world = np.atleast_1d(groups["world"].size)[:, None]
+    used = _torchtitan(groups, experts, pipeline) if framework.name in PYTORCH_MODULES else _megatron(
+        groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline
+    )  # fmt: skip
+    total = np.zeros((len(world), len(pipeline.has_head)))
+    sends = np.zeros(total.shape, dtype=bool)
+    for one in used:
+        total = total + one.collectives * _group_bytes(one.group, spec)[:, None]
+        if spec.per_sending_group_bytes is not None:
+            total = total + one.bare * spec.per_sending_group_bytes.value
+        total = total + _peer_bytes(one.group, one.peers, spec)
+        sends = sends | (one.peers > 0)
     if experts and framework.dispatcher == "deepep":
-        total = total + np.where(groups["ep"].size > 1, DEEPEP_BUFFER_BYTES, 0.0)
-    return np.asarray(total + np.where(groups["world"].size > 1, spec.first_bytes.value, 0.0))
+        total = total + np.where(_ranks(groups["ep"]) > 1, DEEPEP_BUFFER_BYTES, 0.0)
+    once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
+    once = once + np.where(sends, spec.first_send_bytes.value if spec.first_send_bytes else 0.0, 0.0)
+    return np.asarray(total + once + np.where(world > 1, spec.first_bytes.value, 0.0))
+
+
+def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: Pipeline) -> list[_Used]:
+    """Communicators of PyTorch's meshes (torchtitan, distributed/parallel_dims.py).
+
+    A dimension of one rank has none, and one of all ranks is the world's own (torch, distributed/device_mesh.py,
+    ``_init_one_process_group``). The world's runs a barrier, that of the data's the number of tokens, those of weights
+    their gathering and the norm; that of experts only where their norm goes dimension by dimension: without tensor
+    parallelism the mesh made for the loss has the same ranks as the experts' (tensor/_redistribute.py).
+    """
+    world = _ranks(groups["world"])
+
+    def own(name: str) -> BoolN:
+        size = _ranks(groups[name])
+        return np.asarray((size > 1) & (size < world))
+
+    used = [_Used(groups["world"], world > 1)]
+    used += [_Used(groups[name], own(name)) for name in ("dp", "dp_shard_cp", "dp_replicate", "tp")]
+    used.append(_Used(groups["cp"], own("cp"), peers=_ranks(groups["cp"]) - 1))
+    used.append(_Used(groups["pp"], own("pp"), peers=np.minimum(pipeline.neighbours, _ranks(groups["pp"]) - 1)))
+    if not experts:
+        return used
+    sliced, apart = _ranks(groups["tp"]) > 1, _ranks(groups["ep"]) > 1
+    used += [_Used(groups[name], own(name) & apart) for name in ("etp", "edp_shard", "edp_replicate")]
+    used.append(_Used(groups["dp_cp"], own("dp_cp") & apart & ~sliced))
+    ep = own("ep")
+    return [
+        *used,
+        _Used(groups["ep"], ep & sliced, peers=_ranks(groups["ep"]) - 1, bare=(ep & ~sliced).astype(np.int64)),
+    ]
+
+
+def _megatron(
+    groups: dict[str, Group], framework: FrameworkSpec, experts: bool, zero: IntN, pipeline: Pipeline
+) -> list[_Used]:
+    """Communicators of Megatron-Core (parallel_state.py), which also run with one rank: the world's barrier, the
+    gradients, their norm and, with the head, the loss over tensor parallelism.
+
+    The norm is summed over all ranks where optimizer states are sharded, over the model's otherwise (optimizer/
+    __init__.py); DeepSpeed's is among its own, beside another of the gradients. Interleaved stages send both ways at
+    once, in a communicator for every pair (pipeline_parallel/p2p_communication.py; torch's isend makes it).
+    """
+
+    def several(name: str) -> BoolN:
+        return np.asarray(_ranks(groups[name]) > 1)
+
+    always = np.ones(zero.shape, dtype=bool)
+    norm = [_Used(groups["dp"], always)] if framework.deepspeed else [
+        _Used(groups["world"], zero >= 1), _Used(groups["mp"], zero < 1)
+    ]  # fmt: skip
+    used = [
+        _Used(groups["world"], always),
+        *norm,
+        _Used(groups["dp_cp"], always),
+        _Used(groups["tp"], several("tp") | pipeline.has_head),
+        _Used(groups["cp"], several("cp"), peers=np.minimum(_ranks(groups["cp"]) - 1, 2)),
+    ]
+    pairs = 2 if pipeline.interleaved else 1
+    neighbours = np.minimum(pipeline.neighbours, _ranks(groups["pp"]) - 1)
+    used.append(_Used(groups["pp"], ~always, peers=neighbours, bare=pairs * several("pp").astype(np.int64)))
+    if framework.deepspeed:
+        used += [_Used(groups[name], several(name)) for name in DEEPSPEED_GROUPS]
+    if not experts:
+        return used
+    used += [_Used(groups[name], several(name)) for name in ("etp", "etp_ep")]
+    used.append(_Used(groups["edp"], several("ep")))
+    if framework.dispatcher == "alltoall":
+        sent_to = _ranks(groups["ep"]) - 1
+        used.append(_Used(groups["ep"], ~always, peers=sent_to, bare=np.minimum(sent_to, 1)))
+    return used
+
+
+def _ranks(group: Group) -> IntN:
+    """Ranks of a group, as a column beside those of a pipeline. (n, 1)"""
+    return np.atleast_1d(group.size)[:, None]
 
 
 def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
     """Device memory of a communicator for collectives, by where its ranks are. (n,) [B]"""
     inside = spec.per_group_bytes
     spanning, remote = spec.per_spanning_group_bytes or inside, spec.per_remote_group_bytes or inside
+    alone = spec.per_lone_group_bytes or remote
     several = np.where(group.size > group.ranks_per_domain, spanning.value, inside.value)
-    return np.asarray(np.where(group.ranks_per_domain > 1, several, remote.value))
+    several = np.where(group.ranks_per_domain > 1, several, remote.value)
+    return np.asarray(np.where(np.atleast_1d(group.size) > 1, several, alone.value))
+
+
+def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
+    """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
+    near = np.minimum(peers, np.atleast_1d(group.ranks_per_domain)[:, None] - 1)
+    held = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
+    return np.asarray(held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)

@@ -59,6 +59,8 @@ class RoutingLoads:
     """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
     steps_before: float = np.inf
     """Steps that the run has made before. [-]"""
+    by_layer: Mapping[int, FloatN] = field(default_factory=dict)
+    """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
 
     def unseen(self, ep: FloatN, copies: FloatN, chunks: FloatN) -> FloatN:
         """Share of experts' numbers of tokens for which the library remembers no kernel. (n,) [-]

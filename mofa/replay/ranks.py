@@ -10,12 +10,13 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
-from mofa.cost.communicators import communicator_bytes
+from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows, make_rows
 from mofa.orders import Order, order_of
 from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
+from mofa.replay.routed import Routed
 from mofa.specs.strategy import SCHEDULES
 
 BUCKET = 100 * 2**20
@@ -39,32 +40,40 @@ def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def rank_maker(estimator: Estimator) -> Callable[[int], Rank]:
-    """What makes any pipeline rank of an estimator of one strategy."""
+def rank_maker(estimator: Estimator, *, emptiest: bool = False) -> Callable[[int], Rank]:
+    """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
+    experts get the fullest, or the ``emptiest``."""
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
-    by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
-    lives = {
-        label: life(block, autocast=rows.mode.precision == "autocast", weight_first=by_autograd)
-        for label, block in rows.costs.tapes.items()
-    }
+    lives = _lives(estimator)
+    routed = Routed(estimator, lives, _lives, emptiest=emptiest)
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return partial(_rank, rows, lives, order)
+    return partial(_rank, rows, lives, routed, order)
 
 
-def outside_of(estimator: Estimator) -> tuple[float, float]:
-    """What the device holds beside the allocator: the CUDA context, and the communicators. [B]"""
+def _lives(estimator: Estimator) -> dict[str, Life]:
+    """The lives of all kinds of blocks."""
+    fw, part = estimator.framework, estimator.parts[0]
+    by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
+    return {
+        label: life(block, autocast=part.mode.precision == "autocast", weight_first=by_autograd)
+        for label, block in part.costs.tapes.items()
+    }
+
+
+def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
+    """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
     rows = rows_of(estimator)
-    communicators = communicator_bytes(rows.groups, rows.cluster, rows.framework, rows.workload.model.moe is not None)
-    return float(rows.cluster.gpu.context_bytes.value), float(communicators[0])
+    return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
 
 
-def room_of(estimator: Estimator) -> int:
-    """What the device has for the allocator: all but the context and the communicators. [B]"""
-    return int(estimator.cluster.gpu.usable_memory_bytes.value - sum(outside_of(estimator)))
+def room_of(estimator: Estimator, r: int = 0) -> int:
+    """What the device has for the allocator of a pipeline rank: all but the context and the communicators. [B]"""
+    context, communicators = outside_of(estimator)
+    return int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators[r])
 
 
-def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
+def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, r: int) -> Rank:
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
@@ -73,9 +82,11 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
     chunks: list[tuple[Piece, ...]] = []
     seen = 0
     starts = _first_layers(rows)
-    for c in range(vpp):
+    held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
+    layers = [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
+    life_of = routed.of_rank(layers)
+    for c, stage in enumerate(held):
         pieces: list[Piece] = []
-        stage = next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r)
         if stage == 0:
             pieces.append(Piece("the embedding", lives["embedding"]))
         for j, kind in enumerate(stages.layers[r][c]):
@@ -83,9 +94,10 @@ def _rank(rows: Rows, lives: dict[str, Life], order: Order, r: int) -> Rank:
             full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
             full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
             label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
-            first = starts[stage] + j == 0
-            mine = _gathers_embedding(lives[label], lives["embedding"]) if first else lives[label]
-            pieces.append(Piece(f"block {starts[stage] + j}", mine))
+            layer = starts[stage] + j
+            mine = life_of(label, layer)
+            mine = _gathers_embedding(mine, lives["embedding"]) if layer == 0 else mine
+            pieces.append(Piece(f"block {layer}", mine))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
@@ -155,15 +167,14 @@ def _gathers_embedding(life: Life, embedding: Life) -> Life:
 
 
 def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:
-    """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed, kept from
-    the first forward on.
+    """Transformer Engine's fp8 copies of the layers' weights, row-wise and transposed, kept from the first forward on.
 
     Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
     """
     if rows.framework.shards_params or rows.workload.precision.gemm != "fp8":
         return ()
     layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
-    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    layouts = 1 if rows.framework.fp8_params else 2
     return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
 
 

@@ -10,6 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.rank import Rank
 from mofa.replay.ranks import outside_of, rank_maker
+from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed, again
 
@@ -17,7 +18,8 @@ from mofa.replay.timed import TimeReplayed, again
 class Replayer:
     """A strategy whose ranks are played when they are asked for.
 
-    Ranks of a pipeline stage are alike but for routing, where the most loaded one is played.
+    Ranks of a pipeline stage are alike but for routing: where the tokens of each layer are known, the most and the
+    least loaded one are played, else one whose layers all have what memory must hold.
 
     Parameters
     ----------
@@ -32,20 +34,24 @@ class Replayer:
         self._played: dict[int, MemoryPlayed] = {}
 
     @cached_property
-    def _rank(self) -> Callable[[int], Rank]:
-        return rank_maker(self.estimator)
+    def _makers(self) -> tuple[Callable[[int], Rank], ...]:
+        fullest = rank_maker(self.estimator)
+        uneven = rows_by_layer(self.estimator) is not None
+        return (fullest, rank_maker(self.estimator, emptiest=True)) if uneven else (fullest,)
 
     def rank(self, r: int) -> MemoryPlayed:
-        """The memory of a pipeline rank."""
+        """The memory of a pipeline rank; of its experts' ranks the one that reserves most."""
         if r not in self._played:
-            room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes
+            usable = self.estimator.cluster.gpu.usable_memory_bytes.value
+            room = usable - self.context_bytes - self.communicator_bytes[r]
             expandable = self.estimator.framework.allocator == "expandable"
-            self._played[r] = play(self._rank(r), capacity=int(room), expandable=expandable)
+            every = [play(make(r), capacity=int(room), expandable=expandable) for make in self._makers]
+            self._played[r] = max(every, key=lambda one: (one.peak_reserved, one.allocated))
         return self._played[r]
 
     def device_bytes(self, r: int) -> float:
         """Reserved memory, context and communicators of a pipeline rank. [B]"""
-        return self.rank(r).peak_reserved + self.context_bytes + self.communicator_bytes
+        return self.rank(r).peak_reserved + self.context_bytes + self.communicator_bytes[r]
 
     @cached_property
     def time(self) -> TimeReplayed:

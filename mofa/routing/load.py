@@ -64,6 +64,9 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     some layer has more (:func:`~mofa.routing.capacity.rerun_fraction`); such a step runs again, without the budget, so
     that memory still holds the quantile.
 
+    Counts of a file say besides what each layer gets: ``by_layer``, of every rank the ``memory_quantile`` of its
+    iterations.
+
     The ratios do not depend on how many tokens a micro-batch has: shares are those of the distribution, without the
     scatter of finitely many tokens, so that balanced means exactly even, as do ``s = 0`` and ``sigma = 0``. Left out is
     a relative standard deviation of a rank's rows of about ``1 / sqrt(tokens * top_k)`` (0.6 % at 4096 tokens and top
@@ -94,6 +97,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     memory: dict[int, float] = {}
     sent: dict[int, float] = {}
     over: dict[int, float] = {}
+    by_layer: dict[int, FloatA] = {}
     least = 1.0
     if routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
@@ -105,13 +109,16 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         # The clips take away rounding alone, except for a quantile below the mean.
         time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
         memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
+        if routing.kind == "counts" and ep > 1 and budget is None and not routing.pad_to_capacity:
+            by_layer[ep] = np.quantile(ratios, routing.memory_quantile, axis=0, method="inverted_cdf")
         if budget is not None and ep > 1:
             sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)
             over[ep] = rerun_fraction(ratios, budget)
     before = np.inf if routing.steps_before is None else float(routing.steps_before)
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
-        time, memory, sent=sent, over=over, shares=None if padded else shares[0], steps_before=before
+        time, memory, sent=sent, over=over, shares=None if padded else shares[0], steps_before=before,
+        by_layer=by_layer,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None 
     parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
     parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
     parts["cuda_context"] = replayer.context_bytes
-    parts["communicators"] = replayer.communicator_bytes
+    parts["communicators"] = replayer.communicator_bytes[closed.stage]
     return StageMemory(
         stage=closed.stage,
         num_layers=closed.num_layers,

@@ -40,10 +40,6 @@ class GpuSpec(Spec):
     tdp_w: WattsFact
     context_bytes: BytesFact
     """Device memory of the CUDA context and the loaded kernels."""
-    fp8_transposes: bool = True
-    """Whether fp8 products want the summed dimension innermost in both operands, for which Transformer Engine makes
-    transposed copies; from compute capability 10.0 on they take any layout (its pytorch/csrc/extensions/util.cpp,
-    ``non_tn_fp8_gemm_supported``)."""
     curves: GpuCurves
 
     @model_validator(mode="after")
@@ -86,14 +82,22 @@ class NicSpec(Spec):
 class CommunicatorSpec(Spec):
     """Device memory that communicators hold."""
 
+    library_bytes: BytesFact | None = None
+    """Added once where a process makes a communicator at all; nothing where absent."""
     first_bytes: BytesFact
     """Added once where a process talks to another one at all."""
+    first_send_bytes: BytesFact | None = None
+    """Added once where a process sends directly; nothing where absent."""
     per_group_bytes: BytesFact
-    """Every communicator that runs collectives, also one of a single rank."""
+    """Every communicator of several ranks that runs collectives."""
+    per_lone_group_bytes: BytesFact | None = None
+    """One of a single rank; as one whose ranks are each in a fast domain of their own where absent."""
+    per_sending_group_bytes: BytesFact | None = None
+    """One that runs nothing but direct sends, besides its peers'; nothing where absent."""
     per_spanning_group_bytes: BytesFact | None = None
     """One whose ranks are in several fast domains, and several in each; as any other where absent."""
     per_remote_group_bytes: BytesFact | None = None
-    """One whose ranks are each in a fast domain of their own, or that has one rank; as any other where absent."""
+    """One whose ranks are each in a fast domain of their own; as any other where absent."""
     per_peer_bytes: BytesFact
     """Every peer inside the fast domain that a rank sends to directly (all-to-all, ring attention, pipelines)."""
     per_remote_peer_bytes: BytesFact

@@ -1,0 +1,96 @@
+"""Layers whose experts get more or fewer tokens than other layers': the same lives in other sizes.
+
+What a layer frees then fits the next one only where that is no larger: the allocator's blocks are torn and new segments
+taken, which layers of one size never show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.replay.lives import Deed, Life, New
+
+FloatA = NDArray[np.float64]
+LivesOf = Callable[[Estimator], dict[str, Life]]
+
+
+def rows_by_layer(estimator: Estimator) -> FloatA | None:
+    """Rows of every rank over the mean by layer, None where all layers are played alike. (L, ep) [-]"""
+    if int(estimator.table.balancing[0]) > 0:
+        return None
+    return estimator.loads.by_layer.get(int(estimator.table.ep[0]))
+
+
+class Routed:
+    """The lives of the layers of one strategy, each with the tokens that its own experts get on one rank.
+
+    Parameters
+    ----------
+    estimator
+        Of one strategy.
+    lives
+        Lives by kind of block with the rows that memory must hold.
+    lives_of
+        Makes those of another estimator.
+    emptiest
+        Of the rank with fewest tokens instead: its blocks are torn as well, and it may reserve more.
+    """
+
+    def __init__(
+        self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf, *, emptiest: bool = False
+    ) -> None:
+        self.lives, self.emptiest = lives, emptiest
+        ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
+        self.rows = rows_by_layer(estimator)
+        if self.rows is None:
+            return
+        self.held = loads.memory[ep]
+        routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
+        self.place = {layer: i for i, layer in enumerate(routed)}
+        more = replace(loads, memory={**loads.memory, ep: self.held + 1.0})
+        given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
+        self.fuller = lives_of(Estimator(*given, more))
+        self.made: dict[tuple[str, float], Life] = {}
+
+    def of_rank(self, layers: Sequence[int]) -> Callable[[str, int], Life]:
+        """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to."""
+        here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
+        if self.rows is None or not here:
+            return lambda label, layer: self.lives[label]
+        totals = self.rows[here].sum(axis=0)
+        rows = self.rows[:, int(np.argmin(totals) if self.emptiest else np.argmax(totals))]
+
+        def of(label: str, layer: int) -> Life:
+            return self._at(label, float(rows[self.place[layer]])) if layer in self.place else self.lives[label]
+
+        return of
+
+    def _at(self, label: str, rows: float) -> Life:
+        if (label, rows) not in self.made:
+            self.made[label, rows] = between(self.lives[label], self.fuller[label], rows - self.held)
+        return self.made[label, rows]
+
+
+def between(some: Life, more: Life, way: float) -> Life:
+    """A life so far on the way from one to another; sizes are linear in the tokens of the experts. ``way`` [-]"""
+
+    def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
+        return tuple(
+            replace(a, bytes=max(int(a.bytes + way * (b.bytes - a.bytes)), 0)) if a.bytes != b.bytes else a
+            for a, b in zip(items, others, strict=True)
+        )
+
+    def deeds(ours: tuple[Deed, ...], theirs: tuple[Deed, ...]) -> tuple[Deed, ...]:
+        return tuple(
+            replace(a, new=sized(a.new, b.new), scratch=sized(a.scratch, b.scratch))
+            for a, b in zip(ours, theirs, strict=True)
+        )
+
+    return replace(
+        some, forward=deeds(some.forward, more.forward), backward=deeds(some.backward, more.backward)
+    )  # fmt: skip
