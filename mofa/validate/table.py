@@ -37,6 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bridge": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
     # the same in NeMo's scripts/performance/llm, for fp8, which its rows are
     "nemodoc": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+    # NeMo 1 with Apex's distributed Adam: of bf16 parameters the main copy holds the other 16 bits alone
+    # (megatron_base_model.py, setup_optimization: store_param_remainders), 2 of 12 bytes less
+    "nemo": {"states_bytes_per_param": 10},
+    "nemolauncher": {"states_bytes_per_param": 10},
     # --grad-reduce-in-bf16 --cross-entropy-loss-fusion (Megatron-LM, examples/llama/train_llama3_8b_h100_fp8.sh)
     "mlmllama": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "cross_entropy_fusion": True},
     # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)

@@ -334,3 +334,9 @@ def test_runs_that_would_hang_block_their_launches() -> None:
     small = row(**{**BLOOM, "id": "bloom-002", "n_gpus": "8", "pp": "1", "dp": "1", "layers": "6", "gbs": "512"})
     runs, _ = import_rows([row(**BLOOM), small], PUBLISHED)
     assert [run["run"]["framework"]["launch_blocking"] for run in runs] == [True, False]
+
+
+def test_nemo_1_stores_the_other_half_of_a_bf16_parameter(tmp_path: Path) -> None:
+    """Two moments of 4 bytes and the 16 bits that bf16 leaves out."""
+    assert usable(tmp_path, id="nemo-001", vpp="1")["run"]["framework"]["states_bytes_per_param"] == 2 * 4 + 2
+    assert "states_bytes_per_param" not in usable(tmp_path)["run"]["framework"]
