@@ -98,18 +98,19 @@ def replay_best(
     found: list[_Found] = []
     later: list[_Row] = []
     seen = 0
-    while seen < len(rows) and (not found or (len(found) < min(top, REPLAYED) and seen < PATIENCE)):
-        some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
-        seen += len(some)
-        last = some[-1].one if seen < len(rows) else None
-        due, later = _due(later, last, order)
-        wanted = min(top, REPLAYED) - len(found)
-        fitting, put_off = _fitting([*some, *due], last, wanted, out, bar, order, workers)
-        found += fitting
-        later += put_off
-    for _, _, row, plan in sorted(found, key=lambda item: (*item[:2], item[2].row))[:top]:
-        out.plans.append(plan if out.plans else row.one.plan(replay=True, workers=workers))
-        out.rows.append(row.row)
+    with no_collection():  # what is played of most rows is gone before it would be looked through
+        while seen < len(rows) and (not found or (len(found) < min(top, REPLAYED) and seen < PATIENCE)):
+            some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
+            seen += len(some)
+            last = some[-1].one if seen < len(rows) else None
+            due, later = _due(later, last, order)
+            wanted = min(top, REPLAYED) - len(found)
+            fitting, put_off = _fitting([*some, *due], last, wanted, out, bar, order, workers)
+            found += fitting
+            later += put_off
+        for _, _, row, plan in sorted(found, key=lambda item: (*item[:2], item[2].row))[:top]:
+            out.plans.append(plan if out.plans else row.one.plan(replay=True, workers=workers))
+            out.rows.append(row.row)
     bar.end()
     return out
 
