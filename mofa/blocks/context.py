@@ -53,6 +53,8 @@ class Context:
     accumulating: bool = True
     """More than one micro-batch per step."""
     pipelined: bool = False
+    fp8_transposes: bool = True
+    """Whether what fp8 products read is kept transposed as well."""
     element: int = 2
     """Bytes of an activation element that GEMMs read. [B]"""
     residual: int = 2

@@ -227,6 +227,7 @@ def block_context(
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
+        fp8_transposes=cluster.gpu.fp8_transposes,
     ), groups  # fmt: skip
 
 

@@ -61,6 +61,7 @@ def static_bytes(
     zero: NDArray[np.int64],
     replicas: IntN | int = 1,
     ep: IntN | int = 1,
+    fp8_transposes: bool = True,
 ) -> StaticBytes:
     """What a stage holds besides activations.
 
@@ -89,9 +90,10 @@ def static_bytes(
             return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
 
         scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
-        # Transformer Engine keeps fp8 copies of the weights, in both layouts, over the micro-batches of a step
-        # (what fp8 parameters take, of which one layout is the parameters', is no more than bf16 ones)
-        copies = shards.whole(2.0) if workload.precision.gemm == "fp8" and not framework.fp8_params else zeros
+        # Transformer Engine keeps fp8 copies of the weights, in the layouts that products want, over the micro-batches
+        # of a step (what fp8 parameters take, of which one layout is the parameters', is no more than bf16 ones)
+        copied = workload.precision.gemm == "fp8" and not framework.fp8_params
+        copies = shards.whole(1.0 + fp8_transposes) if copied else zeros
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":

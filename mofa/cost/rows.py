@@ -351,7 +351,7 @@ def make_rows(
     shards = stage_shards(framework, params, groups)
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
-        grids.ep[:, None],
+        grids.ep[:, None], cluster.gpu.fp8_transposes,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)

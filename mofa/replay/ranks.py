@@ -167,14 +167,15 @@ def _gathers_embedding(life: Life, embedding: Life) -> Life:
 
 
 def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:
-    """Transformer Engine's fp8 copies of the layers' weights, row-wise and transposed, kept from the first forward on.
+    """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed, kept from
+    the first forward on.
 
     Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
     """
     if rows.framework.shards_params or rows.workload.precision.gemm != "fp8":
         return ()
     layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
-    layouts = 1 if rows.framework.fp8_params else 2
+    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
     return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
 
 

@@ -40,6 +40,10 @@ class GpuSpec(Spec):
     tdp_w: WattsFact
     context_bytes: BytesFact
     """Device memory of the CUDA context and the loaded kernels."""
+    fp8_transposes: bool = True
+    """Whether fp8 products want the summed dimension innermost in both operands, for which Transformer Engine makes
+    transposed copies; from compute capability 10.0 on they take any layout (its pytorch/csrc/extensions/util.cpp,
+    ``non_tn_fp8_gemm_supported``)."""
     curves: GpuCurves
 
     @model_validator(mode="after")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import mofa
-from tests.blocks.small import llama
+from mofa.blocks.frameworks.megatron_linear import fp8_cast
+from mofa.blocks.op import Stream, TapeBuilder
+from tests.blocks.small import context, llama
 
 H, F, LAYERS = 512, 1536, 2
 MATRICES = LAYERS * (H * (8 + 2 * 4) * 64 + 8 * 64 * H + 3 * H * F)
 
 
-def played(gemm: str, **options: object) -> dict[str, float]:
-    """What one H200 holds of the small model, by component. [B]"""
+def played(gemm: str, cluster: str = "h200-hgx", **options: object) -> dict[str, float]:
+    """What one GPU holds of the small model, by component. [B]"""
     job = mofa.load_workload("llama3-8b", seq_len=256, global_batch=4, overrides={"precision": {"gemm": gemm}})
     framework = mofa.load_framework("megatron", overrides=options)
     plan = mofa.estimate(
-        job.model_copy(update={"model": llama()}), mofa.load_cluster("h200-hgx", 1), {"micro_batch": 1},
+        job.model_copy(update={"model": llama()}), mofa.load_cluster(cluster, 1), {"micro_batch": 1},
         framework=framework,
     )  # fmt: skip
     (stage,) = plan.memory.by_stage
@@ -38,6 +42,26 @@ def test_fp8_parameters_take_a_byte_and_their_transposes_another() -> None:
     assert held["gradients"] == pytest.approx(copied["gradients"], abs=2 << 20)
     with pytest.raises(mofa.SpecError, match="fp8_params"):
         mofa.load_framework("torchtitan", overrides={"fp8_params": True})
+
+
+def test_a_gpu_whose_products_take_any_layout_keeps_no_transposes() -> None:
+    """On a B200 one copy is both: a byte a weight beside bf16 parameters, none beside fp8 ones. Of an
+    activation is a byte an element either way."""
+    plain = played("bf16", "b200-hgx")["buffers"]
+    assert played("fp8", "b200-hgx")["buffers"] - plain == pytest.approx(MATRICES, rel=0.002)
+    assert played("fp8", "b200-hgx", fp8_params=True)["buffers"] == pytest.approx(plain, abs=2 << 20)
+
+
+def test_one_cast_writes_one_copy() -> None:
+    """2 bytes read and one written an element, instead of two; the copy that is read is the one that is kept."""
+    spec = mofa.load_framework("megatron")
+    both = replace(context(llama(), spec), gemm_format="fp8")
+    for ctx, moved, kept in ((both, 4.0, "x.fp8_t"), (replace(both, fp8_transposes=False), 3.0, "x.fp8")):
+        b = TapeBuilder()
+        b.tensor("h", 2.0 * 100)
+        assert fp8_cast(b, ctx, "h", "x", 100.0, 100.0) == ("x.fp8", kept)
+        work = b.ops[-1].work
+        assert isinstance(work, Stream) and work.bytes == moved * 100
 
 
 def test_closed_form_of_fp8_parameters_is_the_replays() -> None:

@@ -70,9 +70,16 @@ def fp8_scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -
 def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, rows: FloatK) -> tuple[str, str]:
     """Cast and transpose for an fp8 product: the row-wise copy that it reads, the column-wise one that is kept.
 
-    ``elements`` that are held, ``rows`` that are moved (elements as well): they differ where routing is uneven.
+    Where products take any layout one copy is both. ``elements`` that are held, ``rows`` that are moved (elements as
+    well): they differ where routing is uneven.
     """
     row = b.tensor(f"{name}.fp8", 1.0 * elements, grad_bytes=elements * ctx.element)
+    if not ctx.fp8_transposes:
+        b.add(
+            Op(f"{name}.cast", "memory_bound", Stream(3.0 * rows, like="cast_down"), (x,), (row,), launches=2,
+               back=Back(3.0 * rows, 2, like="cast_down"))
+        )  # fmt: skip
+        return row, row
     column = b.tensor(f"{name}.fp8_t", 1.0 * elements, grad=False)
     b.add(
         Op(f"{name}.cast", "memory_bound", Stream(4.0 * rows, like="cast_down"), (x,), (row, column), launches=2,
