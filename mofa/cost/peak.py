@@ -13,7 +13,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.communicators import communicators_of
 from mofa.cost.moments import Moments
-from mofa.cost.reserve import Alive, native_bytes
+from mofa.cost.reserve import Alive, native_bytes, shards_waste
 from mofa.cost.rows import Rows
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
@@ -461,6 +461,8 @@ def _reserved(rows: Rows, instants: _Instants, allocated: ArrayN, which: NDArray
     if shards and not rows.mode.pipelined:
         slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
     if rows.framework.allocator != "expandable":
+        if shards:  # under no pipeline the gradients' too
+            slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
         return native_bytes(rows, instants.alive(allocated)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]

@@ -9,7 +9,7 @@ takes a new segment, whatever is free: what smaller tensors held before stays be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,6 +254,8 @@ def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> Array
     - So are on the first stage the tensors of the embedding's backward and its whole fp32 gradient, where they are
       larger than any of a layer, as far as the states displace them.
     - Unsharded gradients that are larger than any activation of a layer do not fit where activations were; others do.
+    - What comes while a layer's forward holds most lies in the loss's blocks as well, and all but temporaries stays: of
+      these the widest is gone by the next loss.
     """
     model, lay, table, costs, at = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
     p = layer_params(model, lay.stages.kinds[-1].moe)
@@ -273,10 +275,14 @@ def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> Array
     apart = bulk + whole + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
     again = np.clip(moments, np.maximum(largest, whole) * first, np.maximum(apart, largest * first))
     embedding = np.where(first, np.maximum(alive.layers - moments - whole + apart, alive.layers) + again, -np.inf)
-    buffer = np.where(head, np.where(loss >= 4.0 * end, 0.0, 4.0 * end), 8.0 * layer) * ~first
+    group = np.maximum(end, layer)
+    two = np.where(loss >= 4.0 * layer, 4.0 * end, 4.0 * (group + layer))
+    buffer = np.where(head, np.where(loss >= 4.0 * group, 0.0, two), 8.0 * layer) * ~first
     late = np.maximum(alive.no_grads + _apart(rows)[rows.k] * alive.grads - alive.most, 0.0)
     held = alive.most + late + 2.0 * buffer + np.where(late > 0, loss * head, 0.0)
-    held = np.maximum(held, _with_loss(rows, alive, alive.forward_no_grads - moments, widest))
+    beside = alive.forward - widest + _bulk(costs.head.memory)[rows.k][:, None]
+    loss_first = replace(alive, loss=np.maximum(alive.loss, beside))
+    held = np.maximum(held, _with_loss(rows, loss_first, alive.forward_no_grads - moments, widest))
     return np.asarray(np.maximum(held, embedding) + pools)
 
 
@@ -290,3 +296,20 @@ def _apart(rows: Rows) -> ArrayN:
     params = weights.params * weights.numbers
     larger = np.where(4.0 * weights.params > largest, params, 0.0)
     return np.asarray((larger.T @ counts) / (params.T @ counts))
+
+
+def shards_waste(rows: Rows) -> ArrayN:
+    """What the segments of FSDP's shards of the parameters take beyond their bytes. (n, R) [B]
+
+    Parameters come one by one, as do without pipelines their gradients' shards in the reduction stream's pool. What no
+    op of a tape names (norms) is taken to be spread over those that are named: each is a little more than its bytes.
+    """
+    weights, ranks = rows.costs.weights, rows.shards
+    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2)
+    layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
+    k = rows.k[rows.first]
+    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    narrow = 0.5 if rows.workload.precision.params == "bf16" else 1.0
+    shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
+    waste = weights.numbers[:, k] * (taken_bytes(shard + 1.0) - shard)
+    return np.asarray((waste.T @ layers)[rows.grid])

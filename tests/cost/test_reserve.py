@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.reserve import Alive, _apart, _beside_holes, _with_loss, holes_bytes, native_bytes, taken_bytes
+from mofa.cost.reserve import (
+    Alive,
+    _apart,
+    _beside_holes,
+    _with_loss,
+    holes_bytes,
+    native_bytes,
+    shards_waste,
+    taken_bytes,
+)
 from mofa.cost.rows import Rows
 from mofa.replay.ranks import rows_of
 from mofa.search.playing import estimator_of
@@ -84,3 +93,12 @@ def test_sizes_of_weights_are_those_of_most_parameters() -> None:
     sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.sizes[:, 0]
     assert sizes[0] == 2 * 8192 * 28672
     assert set(sizes[1:]) >= {2 * 8192 * 28672, 8192 * 128256, 8192 * 28672}
+
+
+def test_what_segments_of_shards_take_beyond_them() -> None:
+    """Llama 3 70B, tp 2, shared by 32 ranks, in fp32: 240 shards of the MLP have 14 MiB and a bit, segments of 16; 160
+    of query and output have 4, four to a segment of 20; 160 of key and value half a MiB, three to one of 2; the two of
+    the vocabulary 62.6, in 64."""
+    waste = float(shards_waste(rows("torchtitan", "tp=2 dp=32", 64))[0, 0]) / 2**20
+    by_hand = 240 * 2.0 + 160 * 1.0 + 160 * (2.0 / 3.0 - 0.5) + 2 * (64.0 - 128256 * 8192 * 4 / 64 / 2**20)
+    assert waste == pytest.approx(by_hand, rel=1e-3)
