@@ -115,11 +115,16 @@ def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played)."""
+    """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played).
+
+    ``reserved`` is what all candidates of a search are weighed by, ``closely`` the closer look at one
+    (:mod:`mofa.cost.filling`).
+    """
 
     step: float
     allocated: float | None = None
     reserved: float | None = None
+    closely: float | None = None
     device: float | None = None
 
 
@@ -131,7 +136,9 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     if not memory:
         return Agreement(step)
     detail = closed.detail
+    closer = estimator.rows(detail=True, closely=True).detail
     assert detail is not None
+    assert closer is not None
     expandable = case.job.framework.allocator == "expandable"
     ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
     context, communicators = outside_of(estimator)
@@ -141,6 +148,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
         step,
         float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1,
         float(detail.reserved_bytes[0].max()) / reserved - 1,
+        float(closer.reserved_bytes[0].max()) / reserved - 1,
         float(detail.device_bytes[0].max()) / device - 1,
     )
 
@@ -168,7 +176,7 @@ def main() -> None:
         found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]
-            parts = [f"{x:+8.2%}" for x in (a.step, a.allocated, a.reserved, a.device) if x is not None]
+            parts = [f"{x:+8.2%}" for x in (a.step, a.allocated, a.reserved, a.closely, a.device) if x is not None]
             print(" ".join(parts), "", describe(case), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
@@ -176,13 +184,16 @@ def main() -> None:
     for kind, want in WANTED.items():
         print(f"  {kind}: {sum(bool(want(case.job, case.row)[0]) for case, _ in found)}")
     print("closed form over replay   median |x|   mean |x|    90 %     99 %    worst   within")
-    for name in ("step",) if given.time else ("step", "allocated", "reserved", "device"):
+    for name in ("step",) if given.time else ("step", "allocated", "reserved", "closely", "device"):
         bar = TIME_BAR if name == "step" else MEMORY_BAR
         x = np.array([getattr(agreement, name) for _, agreement in found])
         size = np.abs(x)
         row = (np.median(size), size.mean(), *np.quantile(size, [0.9, 0.99]), size.max())
         inside = int((size <= bar).sum())
-        print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + f"   {inside} of {len(x)} within {bar:.0%}")
+        ends = (
+            f"   {inside} of {len(x)} within {bar:.0%}, {int((x < -bar).sum())} below; {x.min():+.1%} to {x.max():+.1%}"
+        )
+        print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + ends)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class Estimator:
 
     def rows(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
-        detail: bool = False, progress: Callable[[int], None] | None = None,
+        detail: bool = False, closely: bool = False, progress: Callable[[int], None] | None = None,
     ) -> Breakdown:  # fmt: skip
         """Cost rows of the table.
 
@@ -103,6 +103,9 @@ class Estimator:
             Numbers of recomputed layers that replace the table's. (len(which),)
         detail
             Whether per-stage arrays are kept; for few rows of one pp.
+        closely
+            Whether reserved memory is that of free blocks filled in order, where it is known
+            (:mod:`mofa.cost.filling`); a millisecond a row.
         progress
             Told the number of rows done.
 
@@ -114,7 +117,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         table = replace(self.table.take(which), recompute_layers=layers)
-        out = _Collector(table, len(table), detail)
+        out = _Collector(table, len(table), detail, closely)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
@@ -218,8 +221,8 @@ def _groups(
 class _Collector:
     """Puts the results of groups of rows back into the order of the table."""
 
-    def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
-        self.table, self.n, self.keep = table, n, detail
+    def __init__(self, table: StrategyTable, n: int, detail: bool, closely: bool) -> None:
+        self.table, self.n, self.keep, self.closely = table, n, detail, closely
         self.exposed = np.zeros((len(TIME_COMPONENTS), n))
         self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
         self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
@@ -232,7 +235,7 @@ class _Collector:
 
     def put(self, at: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
-        peak = stage_peaks(rows)
+        peak = stage_peaks(rows, closely=self.closely)
         most, here = peak.stages, np.arange(len(at))
         self.exposed[:, at], self.hidden[:, at] = time.exposed, time.hidden
         self.allocated[at] = most.allocated[here, peak.fullest]

@@ -168,7 +168,7 @@ def _beside_holes(rows: Rows, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
 def _by_size(rows: Rows) -> Iterator[tuple[ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it and states of one kind that are larger. (g,
     R) each [B]"""
-    made = _made(rows)
+    made = weights_made(rows)
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
             made.staged(np.where(made.hole <= size, made.room, 0.0)),
@@ -177,7 +177,7 @@ def _by_size(rows: Rows) -> Iterator[tuple[ArrayN, ArrayN]]:
 
 
 @dataclass(frozen=True)
-class _Made:
+class WeightsMade:
     """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
 
     layers: ArrayN
@@ -199,7 +199,8 @@ class _Made:
         return np.asarray(of_kinds.T @ self.layers)
 
 
-def _made(rows: Rows) -> _Made:
+def weights_made(rows: Rows) -> WeightsMade:
+    """What the start makes of the weights of every grid of ranks."""
     weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
     layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
     k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
@@ -207,7 +208,7 @@ def _made(rows: Rows) -> _Made:
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     state = rows.framework.states_bytes_per_param / 6.0 * hole / np.where(rows.grids.zero >= 1, shared, 1.0)
     room = number * taken_bytes(hole) * (hole > SMALL)
-    return _Made(layers, weights.kind, number, hole, room, state, taken_bytes(state))
+    return WeightsMade(layers, weights.kind, number, hole, room, state, taken_bytes(state))
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class _Start:
 
 def _start(rows: Rows) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
-    made = _made(rows)
+    made = weights_made(rows)
     hole, state, room, layers = made.hole, made.state, made.room, made.layers
     is_small = state <= SMALL
     needed = 3.0 * made.number * made.taken

@@ -108,11 +108,15 @@ class Candidate:
         return replace(self.replayer.time, spans=())
 
     def lacks(self) -> float:
-        """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
-        assert self.costed.detail is not None
+        """Bytes by which the fullest rank, played, is too big; negative: free. [B]
+
+        Which rank that is the closer look says best; what it expects of others saves playing them.
+        """
+        detail = self.estimator.rows(detail=True, closely=True).detail
+        assert detail is not None
         cluster = self.job[1]
         room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
-        return self.replayer.fullest_bytes(self.costed.detail.device_bytes[0].tolist(), room) - room
+        return self.replayer.fullest_bytes(detail.device_bytes[0].tolist(), room) - room
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
         """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
