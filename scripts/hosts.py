@@ -2,7 +2,8 @@
 
 python scripts/hosts.py
 
-Where runs measured it after their steps, their machine's is the median, of both halves: it is no error of a prediction.
+Where runs measured it after their steps, their machine's is the median, of both halves: it is no error of a prediction;
+of runs of one, two or four GPUs apart, for each says what its slowest rank measured.
 The rest is for records that do not say how fast their host was. Machines are told apart by the mark that records have
 of late, by the processor's name and its cores. A calibration on the same machine says how fast it is. Else a run of the
 fitting half counts that would take a tenth longer on a host half as fast as the profile's, also one whose steps vary
@@ -94,13 +95,13 @@ def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
     return found
 
 
-def by_runs(records: list[Record]) -> dict[Machine, list[float]]:
-    """Issue of an op as the runs of each machine measured it. [s]"""
-    found: dict[Machine, list[float]] = defaultdict(list)
+def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
+    """Issue of an op as the runs of each machine measured it, by their GPUs. [s]"""
+    found: dict[tuple[Machine, int], list[float]] = defaultdict(list)
     for record in records:
         if record.environment.host and record.environment.host_issue_s is not None:
-            found[machine_of(record)].append(record.environment.host_issue_s)
-    return {machine: values for machine, values in found.items() if len(values) >= FEWEST}
+            found[machine_of(record), record.run.gpus].append(record.environment.host_issue_s)
+    return {where: values for where, values in found.items() if len(values) >= FEWEST}
 
 
 def facts() -> dict[str, object]:
@@ -113,10 +114,11 @@ def facts() -> dict[str, object]:
         fact = {"value": f"{op_s * 1e6:.3g} us", "provenance": "measured", "source": source}
         mark = {"host": machine[0]} if machine[0] else {}
         machines.append({**mark, "cpu": machine[1], "cpu_cores": machine[2], "host_op_s": fact})
-    for (host, cpu, cores), values in sorted(by_runs(records).items()):
-        source = f"median of what {len(values)} runs there measured after their steps"
+    for ((host, cpu, cores), gpus), values in sorted(by_runs(records).items()):
+        source = f"median of what {len(values)} runs of {gpus} GPUs there measured after their steps"
         fact = {"value": f"{statistics.median(values) * 1e6:.3g} us", "provenance": "measured", "source": source}
-        machines.append({"host": host, "cpu": cpu, "cpu_cores": cores, "host_op_s": fact, "runs": len(values)})
+        counts = {"runs": len(values), "gpus": gpus}
+        machines.append({"host": host, "cpu": cpu, "cpu_cores": cores, "host_op_s": fact, **counts})
     for (host, cpu, cores), runs in sorted(by_machine(records).items()):
         if len(runs) < FEWEST or (host, cpu, cores) in timed:
             continue

@@ -273,7 +273,7 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded, rounds=op.rounds)
+                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -318,6 +318,7 @@ class _Differentiator:
                     functions=op.functions,
                     guarded=op.guarded,
                     choices=op.choices,
+                    loads=op.loads,
                     rounds=op.rounds,
                 )
             )

@@ -46,6 +46,8 @@ class Context:
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     unseen: ArrayK = 0.0
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
+    new_kernels: ArrayK = 0.0
+    """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
     schedule_s: ArrayK = 0.0
     """Host time of scheduling one layer and micro-batch. [s]"""
     accumulates: FloatK = 1.0

@@ -161,6 +161,8 @@ class Back(NamedTuple):
     elements: FloatK = 0.0
     width: float = 0.0
     """Of the backward kernels, as in :class:`Stream`."""
+    nodes: FloatK = 1.0
+    """Nodes of autograd's graph that they belong to. [-]"""
 
 
 class Op(NamedTuple):
@@ -199,6 +201,12 @@ class Op(NamedTuple):
     """Calls of functions that are compiled by themselves and checked at every call, each way."""
     choices: FloatK = 0.0
     """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
+    loads: FloatK = 0.0
+    """Kernels among its launches that nothing has used before, which the driver loads. [-]"""
+    nodes: FloatK = 1.0
+    """Of a backward op: nodes of autograd's graph that it is made of, in each round. [-]"""
+    pieces: FloatK = 0.0
+    """Views that it cuts its inputs into, to join them otherwise, and the same on the way back: a call each. [-]"""
     rounds: FloatK = 1.0
     """Times that it runs in turn with the ops next to it that run as often: experts one after the other."""
     compiled: bool = False

@@ -217,12 +217,13 @@ def block_context(
         shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
+    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
-        unseen=_plain(_unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])),
+        unseen=_plain(unseen), new_kernels=_plain(kernels),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
@@ -233,10 +234,11 @@ def block_context(
 
 def _unseen(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK
-) -> ArrayK:
-    """Share of experts' numbers of tokens that need new kernels, where each expert has products of its own. (n,) [-]"""
+) -> tuple[ArrayK, ArrayK]:
+    """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
+    kernels that are loaded for a number. (n,), (n,) [-]"""
     if framework.experts != "sequential":
-        return np.zeros(len(table))
+        return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
     return loads.unseen(table.ep.astype(float), np.broadcast_to(copies, (len(table),)), chunks)
 

@@ -1,4 +1,5 @@
-"""How often the library of matrix products meets a shape that it does not remember, and chooses a kernel anew.
+"""How often the library of matrix products meets a shape that it does not remember, and chooses a kernel anew; and how
+often that is one that no product has used yet, which the driver then loads.
 
 Experts that run one after the other multiply as many rows as they got tokens, a number that changes with every
 micro-batch. Each new number takes a choice for each product of it, forward and back; those of other experts and layers
@@ -14,8 +15,12 @@ FloatN = NDArray[np.float64]
 
 REMEMBERED = 8192
 """Shapes that cuBLAS remembers unless told otherwise, dropping about those that were used longest ago (NVIDIA, cuBLAS
-documentation, cublasLt, "Heuristics Cache"). It says tens of microseconds a choice; ``gemm_choice_s`` is what runs
-showed. [-]"""
+documentation, cublasLt, "Heuristics Cache"). [-]"""
+KERNELS, NUMBERS = 415.0, 361.0
+"""Kernels that all the products of experts come to need, and different numbers of tokens after which an e-th of them is
+left: 39 for the 41st to 80th number between 256 and 2048 (of 2048 x 768, timed as for ``gemm_choice_s``, PyTorch 2.11:
+they take milliseconds more), and 3 in the 109 new numbers of both ranks, behind 1350, in
+host-mc2-ep2-olmoe-3l-skewed-traced. [-]"""
 PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
@@ -51,28 +56,72 @@ def unseen_share(means: FloatN, draws: float) -> float:
     >>> round(unseen_share(uneven, np.inf), 2)
     0.73
     """
+    density, weights = _densities(means)
+    remembered = min(draws, _longest(density, weights))
+    return float((weights * np.exp(-remembered * density)).sum())
+
+
+def new_kernels(means: FloatN, draws: float) -> float:
+    """Kernels that the next number of tokens needs and nothing has used before, of all its products. [-]
+
+    Arguments as of :func:`unseen_share`. ``KERNELS (1 - exp(-n / NUMBERS))`` have been loaded after ``n`` different
+    numbers; assumes experts of all sizes alike, though larger ones need fewer (28 for the 11th to 80th number of 4096 x
+    6400, behind those of the others).
+
+    Examples
+    --------
+    At first a number needs one or two, after hundreds one in three, in the middle of a long run none does.
+
+    >>> uneven = np.geomspace(200.0, 20000.0, 64)
+    >>> [round(new_kernels(uneven, n), 2) for n in (0.0, 400.0, np.inf)]
+    [1.15, 0.36, 0.0]
+    """
+    if not np.isfinite(draws):
+        return 0.0
+    density, weights = _densities(means)
+    unseen = float((weights * np.exp(-draws * density)).sum())
+    return unseen * KERNELS / NUMBERS * float(np.exp(-_different(draws, density, weights) / NUMBERS))
+
+
+def most_of(mean: float, ranks: int) -> float:
+    """Expected largest of the counts of so many ranks, of ``mean`` each: the ranks that load fewer kernels in a pass of
+    a layer wait for it. Assumes that kernels come up independently (Poisson). [-]
+
+    Examples
+    --------
+    Two ranks' larger count exceeds one's by more than half where they are few:
+
+    >>> [round(most_of(mean, ranks), 2) for mean, ranks in ((1.0, 1), (1.0, 2), (0.1, 2), (16.0, 2))]
+    [1.0, 1.52, 0.19, 18.25]
+    """
+    counts = np.arange(int(mean + 10.0 * np.sqrt(mean)) + 20)
+    logs = counts * np.log(max(mean, 1e-12)) - mean - np.cumsum(np.log(np.maximum(counts, 1)))
+    return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
+
+
+def _densities(means: FloatN) -> tuple[FloatN, FloatN]:
+    """Density of all experts' numbers of tokens around each mean, and the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
     numbers = means[:, None] + NODES * np.sqrt(means)[:, None]
     apart = (numbers[:, :, None] - means) ** 2 / (2.0 * means)
     density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * means)).mean(axis=-1)
-    weights = np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
-    remembered = min(draws, _longest(density, weights))
-    return float((weights * np.exp(-remembered * density)).sum())
+    return density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
+
+
+def _different(draws: float, density: FloatN, weights: FloatN) -> float:
+    """Different numbers that come up in so many draws. [-]"""
+    return float((weights * -np.expm1(-draws * density) / density).sum())
 
 
 def _longest(density: FloatN, weights: FloatN) -> float:
     """Draws in which as many different numbers come up as are remembered; infinite where there are fewer. [-]"""
-
-    def different(draws: float) -> float:
-        return float((weights * -np.expm1(-draws * density) / density).sum())
-
     most = REMEMBERED / PRODUCTS
     low, high = 0.0, 1e7
-    if different(high) <= most:
+    if _different(high, density, weights) <= most:
         return np.inf
     for _ in range(60):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if different(middle) <= most else (low, middle)
+        low, high = (middle, high) if _different(middle, density, weights) <= most else (low, middle)
     return high

@@ -16,7 +16,7 @@ from mofa.cost.optimizer import optimizer_host_seconds, optimizer_seconds
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
-from mofa.cost.turns import LateHost, Passes, passes
+from mofa.cost.turns import LateHost, Passes, handing_seconds, passes
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import layer_tensors
 
@@ -178,7 +178,7 @@ def _pipeline(
         hidden[_H["pp"]] += turns * hop
     elif not runtime:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
-        exposed[_T["host_idle"]] += turns * rows.cluster.gpu.curves.host.sync_s.value
+        exposed[_T["host_idle"]] += turns * (rows.cluster.gpu.curves.host.sync_s.value + handing_seconds(rows)[1])
 
 
 def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:

@@ -246,9 +246,10 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """
     host = machine.cluster.gpu.curves.host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
-    model, function = host.model_op_s.value, host.function_s.value
+    model, view = host.model_op_s.value, host.view_s.value
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
-    guarded, backward = host.guarded_call_s.value, any(op.name.endswith(AUTOGRAD) for op in ops)
+    function, guarded = host.function_s.value, host.guarded_call_s.value
+    backward = any(op.name.endswith(AUTOGRAD) for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
@@ -266,16 +267,22 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         elif name.startswith(SHARDING):
             each = host.shard_hook_s.value
         else:
-            first = product - small if type(work) in PRODUCTS else 0.0
+            first: FloatK = product - small if type(work) in PRODUCTS else 0.0
             if name.endswith(AUTOGRAD):
-                first = first + engine
+                first = first + engine * op.nodes
+            first = first * op.rounds
             # what is computed again is a forward pass again
-            python = 0.0 if backward and not name.endswith("~") else model
+            forward = not backward or name.endswith("~")
+            python = model if forward else 0.0
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
-            each = each + op.functions * function + op.guarded * guarded
+            each = each + op.functions * function + op.guarded * guarded + op.pieces * view
+            if forward and anywhere(op.rounds > 1.0):  # what runs over and over is in the processor's caches
+                cold = op.functions * (function - host.loop_function_s.value)
+                cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
+                each = each - where(op.rounds > 1.0, cold, 0.0)
             if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
-                each = each + op.choices * host.gemm_choice_s.value
+                each = each + op.choices * host.gemm_choice_s.value + op.loads * host.kernel_load_s.value
             if type(work) is Collective:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:

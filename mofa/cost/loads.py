@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.choices import unseen_share
+from mofa.cost.choices import most_of, new_kernels, unseen_share
 
 FloatN = NDArray[np.float64]
 MOST_RANKS = 8
@@ -62,8 +62,9 @@ class RoutingLoads:
     by_layer: Mapping[int, FloatN] = field(default_factory=dict)
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
 
-    def unseen(self, ep: FloatN, copies: FloatN, chunks: FloatN) -> FloatN:
-        """Share of experts' numbers of tokens for which the library remembers no kernel. (n,) [-]
+    def unseen(self, ep: FloatN, copies: FloatN, chunks: FloatN) -> tuple[FloatN, FloatN]:
+        """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
+        for the first time, on the rank where those are most. (n,), (n,) [-]
 
         Parameters
         ----------
@@ -77,22 +78,27 @@ class RoutingLoads:
         Examples
         --------
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
-        >>> loads.unseen(np.array([1.0]), np.array([16384.0]), np.array([2.0])).round(2)  # 96 draws of 160
-        array([0.57])
+        >>> share, kernels = loads.unseen(np.array([1.0]), np.array([16384.0]), np.array([2.0]))  # 96 draws of 160
+        >>> share.round(2), kernels.round(2)
+        (array([0.57]), array([0.53]))
         """
         if self.shares is None:
-            return np.zeros(len(ep))
+            return np.zeros(len(ep)), np.zeros(len(ep))
         keys, inverse = np.unique(np.stack([ep, copies, chunks]), axis=1, return_inverse=True)
         found = [self._unseen(int(degree), sent, each) for degree, sent, each in keys.T]
-        return np.array(found)[np.asarray(inverse).reshape(-1)]
+        share, kernels = np.array(found)[np.asarray(inverse).reshape(-1)].T
+        return share, kernels
 
-    def _unseen(self, ep: int, copies: float, chunks: float) -> float:
+    def _unseen(self, ep: int, copies: float, chunks: float) -> tuple[float, float]:
         """Over the ranks, or as many of them as tell enough."""
         assert self.shares is not None
         layers, experts = self.shares.shape
         means = copies * self.shares.reshape(layers, ep, experts // ep)
         draws = self.steps_before * chunks * layers * (experts // ep)
-        return float(np.mean([unseen_share(means[:, rank].reshape(-1), draws) for rank in range(min(ep, MOST_RANKS))]))
+        each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
+        shares, kernels = ([of(mean, draws) for mean in each] for of in (unseen_share, new_kernels))
+        local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
+        return float(np.mean(shares)), most_of(float(np.mean(kernels)) * local, ep) / local
 
     def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
         """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]

@@ -205,11 +205,12 @@ def optimizer_host_seconds(
     Notes
     -----
     Loops of Python over the tensors (distrib_optimizer.py, clip_grads.py, torch/optim/adamw.py), of
-    ``tensor_pass_s`` each. Megatron: copy the gradients, gather them twice for norm and clipping, one norm each: beside
+    ``tensor_pass_s`` each. Megatron: copy the gradients, gather the parameters, their gradients, and look at each twice
+    (22 us a tensor in traces, without a kernel), one norm each: beside
     the backward pass, as far as the host is ahead. Without Apex or Transformer Engine it then reads every norm by
     itself (utils.py, local_multi_tensor_l2_norm: ``torch.tensor`` of a list of device scalars) and scales every
-    gradient by two ops; with them one kernel does, and the total is read. Then four loops of Adam before its first
-    kernel, and one that copies the parameters beside its kernels. torchtitan reads nothing: two loops
+    gradient by two ops; with them one kernel does, and the total is read. Two loops gather what is clipped and stepped
+    (11 us a tensor there), and one copies the parameters beside Adam's kernels. torchtitan reads nothing: two loops
     beside the rest, and the dispatch of distributed tensors' lists where parameters are such.
 
     Examples
@@ -227,8 +228,9 @@ def optimizer_host_seconds(
         each = 2.0 * loop + np.where(distributed, host.dtensor_step_s.value, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
-    ahead = (3.0 * loop + (loop + op if apart else 0.0)) * tensors
-    after = 4.0 * loop * tensors
+    ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
+    ahead = np.maximum(ahead - parts.get("norm", 0.0), 0.0)  # its kernels run as they are issued
+    after = 2.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
         after = after + host.item_s.value * tensors
         after = after + np.maximum((loop + 2.0 * op) * tensors - parts["clip"], 0.0)

@@ -159,4 +159,20 @@ def _clocks(rows: Rows, at: IntA, way: str) -> Clocks:
         here = Clocks(*clocks.T[:, :, None, None]).times(count)
         out = here if out is None else out.then(here)
     assert out is not None
-    return out
+    behind_s, ahead_s = handing_seconds(rows)
+    # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
+    only_host = behind_s + (ahead_s if rows.schedule == "interleaved" else 0.0)
+    return out.then(Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))) if only_host else out
+
+
+def handing_seconds(rows: Rows) -> tuple[float, float]:
+    """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
+    [s]
+
+    Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
+    are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
+    """
+    if rows.framework.name in PYTORCH_MODULES or rows.layout.stages.pp == 1:
+        return 0.0, 0.0
+    host = rows.cluster.gpu.curves.host
+    return host.exchange_s.value, host.pass_start_s.value

@@ -32,6 +32,8 @@ class Plan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
+    handing_s: tuple[float, float]
+    """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
     cache: dict[tuple[object, ...], dict[Relative, Result]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
@@ -127,6 +129,8 @@ class RankTime:
             self.pp_s += slow
             self.hidden_pp_s += self.plan.hop_s
             clock.compute += slow
+        behind_s, ahead_s = self.plan.handing_s
+        clock.host += behind_s if self.plan.host_waits else behind_s + ahead_s
         self.spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
         if len(self.spans) in self.marked:
             self._mark()
@@ -157,7 +161,7 @@ class RankTime:
 
     def exchanged(self) -> None:
         if self.plan.host_waits:
-            self.clock.synchronise()
+            self.clock.synchronise(self.plan.handing_s[1])
 
     # -- computing
     def _way(self, action: Action) -> _Way:

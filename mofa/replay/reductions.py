@@ -17,6 +17,7 @@ import numpy as np
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
+from mofa.cost.data_parallel import gathers_per_step
 from mofa.cost.rows import Rows
 from mofa.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
@@ -217,9 +218,10 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
         return
     each = me.rows.framework.gathered_bytes_per_param(me.rows.workload.precision.gemm)
     if not me.rows.framework.overlap_param_gather:
+        times = float(gathers_per_step(me.rows)[0, me.rank])
         for c in range(len(me.chunks)):
             for bucket in _buckets(me, c, _bucket_size(me, c)):
-                out.after_optimizer_s += me.seconds("all_gather", each, bucket.dense, bucket.expert)
+                out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)
         return
     forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
     for c in range(len(me.chunks)):

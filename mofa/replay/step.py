@@ -14,6 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
 from mofa.cost.streams import OWN_ORDER
+from mofa.cost.turns import handing_seconds
 from mofa.orders import Order, Program, order_of, program_of
 from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
@@ -76,7 +77,7 @@ def time_of(
     curves = rows.cluster.gpu.curves
     plan = Plan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
-        rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES,
+        rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES, handing_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)

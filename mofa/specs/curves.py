@@ -260,16 +260,28 @@ class HostCurve(Spec):
     """What a model's Python adds to the issue of each eager op of the forward pass: modules, autograd's record. [s]"""
     function_s: SecondsFact
     """A function of Python that autograd calls (autograd.Function), one way. [s]"""
+    loop_function_s: SecondsFact
+    """The same on the way forward in a loop over experts, which it has just been called in. [s]"""
     grad_hook_s: SecondsFact
     """A parameter's hook of Python in which Megatron adds its gradient to the main one, beside the addition. [s]"""
     guarded_call_s: SecondsFact
     """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
+    loop_guarded_s: SecondsFact
+    """The same on the way forward in a loop over experts. [s]"""
+    view_s: SecondsFact
+    """A view, with autograd's record of it. [s]"""
     gemm_choice_s: SecondsFact
     """Choice of a kernel for a matrix product of a shape that the library does not remember. [s]"""
+    kernel_load_s: SecondsFact
+    """A kernel that is used for the first time: the driver loads it. [s]"""
     item_s: SecondsFact
     """Reading one number of an idle device. [s]"""
     tensor_pass_s: SecondsFact
     """What an optimizer's Python does for one tensor in one loop over the tensors. [s]"""
+    exchange_s: SecondsFact
+    """What Megatron's schedule does from the last op of a stage's pass to the launch of its exchange. [s]"""
+    pass_start_s: SecondsFact
+    """What it does from the end of an exchange to the first op of the next pass. [s]"""
     step_start_s: SecondsFact
     """From the end of a step to the first kernel of the next where the host waits in between. [s]"""
     shard_hook_s: SecondsFact

@@ -31,6 +31,8 @@ class MachineHost(Spec):
     """Issue of one small eager op: timed there by a calibration, or from runs of the fitting half alone. [s]"""
     runs: Count = 0
     """Runs there that timed it after their steps, where it is their median. [-]"""
+    gpus: Count = 0
+    """GPUs that each of them had: what a run of several timed is its slowest rank's. [-]"""
     configurations: dict[str, float] = Field(default={})
     """What it is the median of, unless it was timed: the issue at which each of these runs takes as long as it did.
     [s]"""
@@ -71,12 +73,14 @@ def machine_of(record: Record) -> Machine:
 def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
-    What the runs of its machine measured, by their median: of one machine single runs measure from 6.4 to 11 us, and in
-    the fitting half the median serves better. Else the record's own, else what else its machine is known by.
+    What the runs of its machine on as many GPUs measured, by their median: of one machine single runs measure from 6.4
+    to 11 us, and in the fitting half the median serves better; a run of several GPUs says what its slowest rank
+    measured, for which the others wait in its steps as well. Else the record's own, else what else its machine is known
+    by.
     """
     mark = record.environment.host
     for machine in machines if mark else ():
-        if machine.runs and machine.host == mark:
+        if machine.runs and machine.host == mark and machine.gpus == record.run.gpus:
             return machine.host_op_s.value, f"of its machine, by {machine.runs} runs there"
     if record.environment.host_issue_s is not None:
         return record.environment.host_issue_s, "measured after the run"

@@ -139,12 +139,20 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
 def activation(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
-    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output."""
+    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output.
+
+    SwiGLU's backward makes both halves of one gradient in one kernel, which reads gradient and input for each half
+    (fused_bias_swiglu.py, ``swiglu_back``): as long as 8 passes over the output, 7.7 in mc2-tp2-llama-6l-traced and 8.1
+    in mc1-qwen06b-host-bound-traced, where 5 would do. Experts' gradient of the probabilities takes another kernel and
+    3 passes (``weighted_swiglu_back``).
+    """
     gated = ctx.model.mlp.activation == "swiglu"
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
     like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
-    back = Back((2 * wide + 1) * moved * ctx.element, launches, like=again)
+    weighted = 1.0 if gated and name == "experts" else 0.0
+    passes = 8.0 + 3.0 * weighted if gated else 3.0
+    back = Back(passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
     b.add(
         Op(f"{name}.activation", "memory_bound", Stream((wide + 1) * moved * ctx.element, like), (h,), (out,), (h,),
            region=region, launches=launches, back=back)

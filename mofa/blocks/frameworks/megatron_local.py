@@ -381,19 +381,22 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     parts = b.tensor("experts.parts", kept * row)
     x = b.add(
         Op("experts.split", "memory_bound", None, (x,), (parts,), view=True, launches=0, present=several,
-           back=Back(2 * rows * row, 1, like="copy"))
+           back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts)
     )  # fmt: skip
     since = len(b.ops)
     y = te.experts(b, ctx, x, rows, kept, activation)
     for product in ("experts.fc1", "experts.fc2"):
         base.by_python(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
-        chosen = ctx.local_experts * ctx.unseen if op.family == "grouped_gemm" else 0.0
-        b.ops[i] = op._replace(choices=chosen, rounds=ctx.local_experts)
+        multiplies = op.family == "grouped_gemm"
+        chosen = ctx.local_experts * ctx.unseen if multiplies else 0.0
+        # forward and for the input's gradient alike, hardly any for the weight's
+        loaded = ctx.local_experts * ctx.new_kernels / 4.0 if multiplies else 0.0
+        b.ops[i] = op._replace(choices=chosen, loads=loaded, rounds=ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
-           back=Back(0.0, 0))
+           back=Back(0.0, 0), pieces=2.0 * ctx.local_experts)
     )  # fmt: skip
 
 

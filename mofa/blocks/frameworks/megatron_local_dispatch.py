@@ -18,8 +18,8 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     since = len(b.ops)
     scores = te.router(b, ctx, h)
     for i, op in enumerate(b.ops[since:], since):
-        if op.name == "router.topk":
-            b.ops[i] = op._replace(launches=op.launches + 4)
+        if op.name == "router.topk" and op.back is not None:  # back through scatter, casts, softmax and gather
+            b.ops[i] = op._replace(launches=op.launches + 4, back=op.back._replace(launches=7, nodes=7.0))
     base.by_python(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
     return scores
 
@@ -47,7 +47,8 @@ def permute(
 ) -> str:  # fmt: skip
     """Select the rows for the experts: the masked selections wait for their sizes; ``tokens`` rows in.
 
-    Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros (moe_utils.py, permute).
+    Keeps the 8-byte row indices and the mask; backward adds the rows' gradients onto zeros by index (moe_utils.py,
+    permute: ``index_select``) and scatters those of the probabilities, two and five kernels of four nodes.
     Kernels as in a profile of mc1-qwen30b-2l-traced: counts and masks with their copies to the host up to the first
     selection's size, that of rows up to the second's, of probabilities up to the rows themselves.
     """
@@ -73,7 +74,7 @@ def permute(
         b.add(Op(f"moe.select{i}", "memory_bound", Stream(0.0), (), (), launches=kernels, back=Back(0.0, 0)))
     b.add(
         Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (x, scores), (sent,), (rows, mask),
-           launches=1, back=Back((3 * copies + tokens) * row + 8.0 * table, 4, like="unpermute"))
+           launches=1, back=Back(3 * copies * row + 8.0 * table, 7, like="index_add", nodes=4.0))
     )  # fmt: skip
     if ctx.framework.dispatch_syncs:
         b.add(Op("moe.sync", "host", HostSync()))
@@ -92,10 +93,13 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
 
 
 def sort(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, kept: FloatK) -> str:
-    """Split into chunks and concatenate in another order; nothing kept."""
+    """Split into chunks, one for each expert here and rank that sends to it, and concatenate in another order; nothing
+    kept. On the way to the experts their probabilities as well (moe_utils.py, sort_chunks_by_idxs)."""
     row = float(ctx.model.hidden) * ctx.element
+    chunks = ctx.local_experts * ctx.ep * ctx.etp
     out = b.tensor(f"moe.{name}ed", kept * row)
     return b.add(
         Op(f"moe.{name}", "memory_bound", Stream(2 * rows * row, "copy"), (x,), (out,), launches=2,
-           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"))
+           present=ctx.local_experts > 1, back=Back(2 * rows * row, 2, like="copy"),
+           pieces=(2.0 if name == "sort" else 1.0) * chunks)
     )  # fmt: skip
