@@ -24,6 +24,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     linear,
     llama_style,
     split_by_ddp,
+    sum_gradients,
     weight_grad_bytes,
 )
 from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
@@ -157,6 +158,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
         low = float(a.q_lora_rank)
         down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
         down = row_norm(b, ctx, down, "q_norm", t, low, e)
+        down = sum_gradients(b, ctx, down, "wq_b", t * low * e, ctx.has_tp)
         q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
     query = b.tensor("q", t * heads * d_qk * e)
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
@@ -173,6 +175,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
              back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
     latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
+    latent = sum_gradients(b, ctx, latent, "wkv_b", t * rank * e, ctx.has_tp)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
     b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
@@ -250,7 +253,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     inside = compiled and name == "mid"
     b.add(Op(f"{name}.add", "memory_bound", Stream((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
-             back=Back(0.0, 0)))  # fmt: skip
+             functions=fsdp.call_python(ctx) if name == "out" else 0.0, back=Back(0.0, 0)))  # fmt: skip
     return total
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan_linear import cast_once, linear
-from mofa.blocks.op import Back, Op, Stream, TapeBuilder
+from mofa.blocks.frameworks.torchtitan_linear import cast_once, linear, sum_gradients
+from mofa.blocks.op import Back, BoolK, Op, Stream, TapeBuilder
 
 
-def feed_forward(b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool) -> str:
-    """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x))."""
+def feed_forward(
+    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool, partial: BoolK = False
+) -> str:  # fmt: skip
+    """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x)).
+
+    ``partial`` where each product's gradient of x is summed over tp by itself.
+    """
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     count = t * f
     x, wide = cast_once(b, ctx, x, name, t * hidden)
 
     def up(which: str) -> str:
-        return linear(b, ctx, x, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
+        source = sum_gradients(b, ctx, x, f"{name}.{which}", t * hidden * e, partial)
+        return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)
     return linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)

@@ -75,18 +75,28 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             compiled = compile_ and not name.startswith(("moe.", "mid.add", "out.add", "accumulate"))
         else:
             compiled = compile_
-        local = name.startswith(("moe.", "experts.")) or (
-            llama_style(ctx) and name.startswith(("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add"))
-        )
-        dispatched: BoolK = False if local or not any_tp else distributed
+        dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed
         return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
 
     return mark
 
 
+_LLAMA_LOCAL = ("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add")
+_MOE_TURNS = ("moe.all_gather", "moe.gather_copy", "moe.scatter_copy", "moe.reduce_scatter", "moe.routed.")
+"""Ops of a layer of experts that are changes of layout; between them all tensors but the gate's and the shared
+experts' products are local (``use_local_input``, ``use_local_output``: llama4/infra/parallelize.py)."""
+
+
+def _local(name: str, ctx: Context) -> bool:
+    """Whether an op works on plain tensors under tensor parallelism too."""
+    if name.startswith(("moe.", "experts.", "router.", "shared.act")):
+        return not name.startswith((*_MOE_TURNS, "router.gate"))
+    return llama_style(ctx) and name.startswith(_LLAMA_LOCAL)
+
+
 _VIEWS = {
     "linear": 5.0, "linear.dgrad": 5.0, "linear.wgrad": 5.0, "norm": 1.0, "collective": 1.0,
-    "rope": 7.0, "mla.rope": 5.0, "attn.core": 6.0, "split": 2.0,
+    "rope": 7.0, "mla.rope": 8.0, "mla.join": 6.0, "attn.core": 6.0, "split": 2.0,
 }  # fmt: skip
 """Ops without a kernel, as counted on torchtitan's models under tensor parallelism by a mode that sees every op: a
 linear transposes its weight and folds and unfolds its input, three views, and has a turn to and from a distributed
@@ -108,7 +118,9 @@ def _views(op: Op, ctx: Context) -> float:
         return 0.0
     if name.startswith("rope"):
         return _VIEWS["mla.rope" if ctx.model.attention.kind == "mla" else "rope"]
-    return _VIEWS.get("split" if name.endswith((".split", "_join")) else name, 0.0)
+    if name.endswith("_join"):
+        return _VIEWS["mla.join"]
+    return _VIEWS.get("split" if name.endswith(".split") else name, 0.0)
 
 
 def weight_grad_bytes(ctx: Context) -> float:
@@ -168,6 +180,39 @@ def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
 
 
+def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+    """As :func:`enter` before a sublayer on plain tensors (``use_local_input``), whose gradient is taken to be the same
+    on every rank: each cuts out its shard, and nothing is reduced."""
+    if not anywhere(ctx.has_tp):
+        return x
+    full = parts.tp_copy(b, ctx, x, name, width)
+    out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
+    shard_bytes = ctx.tokens / ctx.tp * width * ctx.element
+    full = b.add(
+        Op(f"{name}.all_gather", "tp", Collective("all_gather", "tp", ctx.tokens * width * ctx.element), (full,),
+           (out,), present=ctx.gathers, stream="tp",
+           back=Back(work=Stream(2.0 * shard_bytes, "copy"), family="memory_bound", present=ctx.gathers))
+    )  # fmt: skip
+    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None)
+
+
+def sum_gradients(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, here: BoolK) -> str:
+    """``x``, whose gradient is a partial sum on every rank of tp and is all-reduced, a copy of it.
+
+    A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both
+    products that it comes from; ``_c10d_functional.all_reduce`` leaves its input as it is.
+    """
+    if not anywhere(here):
+        return x
+    summed, copied = b.tensor(f"{name}.sum_gradients", nbytes), b.tensor(f"{name}.gradient_copy", nbytes)
+    reduce = Back(work=Collective("all_reduce", "tp", nbytes), family="tp", present=here, view=True, stream="tp")
+    copy = Back(work=Stream(2.0 * nbytes, "copy"), family="memory_bound", present=here)
+    b.add(Op(f"{name}.sum_gradients", "memory_bound", None, (x,), (summed,), view=True, launches=0, back=reduce))
+    return b.add(
+        Op(f"{name}.gradient_copy", "memory_bound", None, (summed,), (copied,), view=True, launches=0, back=copy)
+    )  # fmt: skip
+
+
 def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
     if not anywhere(ctx.has_tp):
@@ -177,24 +222,35 @@ def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 
 
 def _chunks(
-    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, forward: BoolK, backward: BoolK | None
 ) -> str:  # fmt: skip
+    """A copy of chunks on the ways where there is one; ``backward`` None: the gradient passes as it is."""
     moved = 2.0 * ctx.tokens * width * ctx.element
     out = b.tensor(name, ctx.tokens * width * ctx.element)
-    back = Back(work=Stream(where(backward, moved, 0.0), "copy"), family="memory_bound", present=ctx.gathers,
-                view=opposite(backward))  # fmt: skip
+    back = Back(0.0, 0)
+    if backward is not None:
+        work = Stream(where(backward, moved, 0.0), "copy")
+        back = Back(work=work, family="memory_bound", present=ctx.gathers, view=opposite(backward))
     return b.add(
         Op(name, "memory_bound", Stream(where(forward, moved, 0.0), "copy"), (x,), (out,), present=ctx.gathers,
            view=opposite(forward), back=back)
     )  # fmt: skip
 
 
-def all_reduce_norm_gradients(ctx: Context) -> list[Op]:
-    """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each."""
+def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
+    """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
+
+    Latent attention's too of the product that makes the latent and the one rotated key, which all heads share."""
     if not anywhere(ctx.gathers):
         return []
-    work = Collective("all_reduce", "tp", 2.0 * ctx.model.hidden)
-    return [Op(f"fsdp.norm_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i in range(2)]
+    a, hidden = ctx.model.attention, float(ctx.model.hidden)
+    payloads = [2.0 * hidden, 2.0 * hidden]
+    if a.kind == "mla":
+        payloads.append(2.0 * hidden * (a.kv_lora_rank + a.qk_rope_head_dim))
+    works = [Collective("all_reduce", "tp", payload) for payload in payloads]
+    return [
+        Op(f"fsdp.partial_gradient.{i}", "tp", work, present=ctx.gathers, stream="tp") for i, work in enumerate(works)
+    ]
 
 
 def is_product(op: Op) -> bool:

@@ -10,14 +10,15 @@ from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
-from mofa.blocks.frameworks.torchtitan_fsdp import expert_weights
+from mofa.blocks.frameworks.torchtitan_fsdp import CALL_PYTHON, expert_weights
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     autocast,
     cast,
-    enter,
+    enter_local,
     leave,
     linear,
+    sum_gradients,
     weight_copy,
     weight_grad_bytes,
 )
@@ -28,6 +29,15 @@ ASYNC_PYTHON = 8
 own, PyTorch's wrapper of a tensor that is still on its way, which every op on it passes, a Triton kernel's launch. In
 two profiled steps of the fitting half (tt2-ep2-qwen30b-2l-traced and 4l-skewed-traced) the host took 0.93 and 1.95 ms
 there, less what the profiler slows it by (1.35 times in steps that the host bounds). [-]"""
+
+COUNTS_PYTHON = 5
+"""Functions of Python from the gather of rows to the host's wait for the counts: a functional collective is two
+(measurements/h200-host, functional_gather), then come its explicit wait, copies to the host and lists. In
+tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half) the host takes 0.97 ms there, hooks of FSDP and the profiler's
+share (it makes a step 1.17 times as long) included, on a host 1.89 times as slow as the profile's. [-]"""
+RETURN_PYTHON = 4
+"""Functions of Python from the experts' last product to the weighted sum: the exchange back, and ops on a tensor that
+is still on its way; 0.25 + 0.35 ms in the same trace. [-]"""
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -43,7 +53,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     row = hidden * element
     sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
     deepep = ctx.framework.dispatcher == "deepep"
-    full = enter(b, ctx, h, "moe", hidden)
+    full = enter_local(b, ctx, h, "moe", hidden)
     scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
@@ -52,9 +62,11 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              (routed, index), (index,), launches=2,
              back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     held = b.tensor("moe.routed_held", sent * row, grad=False)
+    split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
+    sent_rows = sum_gradients(b, ctx, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
-    received = _exchange(b, ctx, routed, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
+    received = _exchange(b, ctx, sent_rows, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     padding = ctx.framework.grouped_alignment * ctx.local_experts
     padded_time, padded = rows + padding, kept + padding
@@ -79,9 +91,10 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
-        shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile)
+        shared = feed_forward(b, ctx, full, "shared", width, fused=ctx.framework.compile, partial=ctx.has_tp)
     ordered = b.tensor("moe.ordered", everyone * row)
-    b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero")))
+    python = where(ctx.ep > 1, RETURN_PYTHON + CALL_PYTHON, 0)  # of the exchange, and of FSDP behind the experts
+    b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(4 * sent * hidden, "index_put"), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
     out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
@@ -136,8 +149,9 @@ def _exchange(
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", Stream(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=here))  # fmt: skip
+            python = COUNTS_PYTHON + (CALL_PYTHON // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
-                     (own,), (told,), present=here, stream="ep"))  # fmt: skip
+                     (own,), (told,), present=here, stream="ep", functions=python))  # fmt: skip
         for i in range(ctx.framework.dispatch_syncs):
             b.add(Op(f"moe.sync.{i}", "host", HostSync(), present=here))
     out = b.tensor(f"{name}.out", received * row)
