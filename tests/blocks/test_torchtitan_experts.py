@@ -1,0 +1,58 @@
+"""torchtitan's experts with tensor parallelism, and the Python around their exchanges, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.blocks.context import Context
+from mofa.blocks.op import Collective, Stream
+from tests.blocks.small import EXPERTS, LATENT, llama
+from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
+
+
+def all_reduced(ctx: Context) -> dict[str, float]:
+    """Bytes that a layer's backward all-reduces over tp, by the op."""
+    found = {}
+    for op in layer(ctx).backward.ops:
+        if isinstance(op.work, Collective) and op.work.kind == "all_reduce" and op.work.group == "tp":
+            found[op.name] = float(np.max(op.work.payload))
+    return found
+
+
+def test_gradients_of_experts_under_tensor_parallelism_are_summed_product_by_product() -> None:
+    """What (the backward of) a layer all-reduces over tp 2, bf16: two norms' gradients; of shared experts the input's
+    gradient from each product; of the latent its own, and that of the weight which makes it; of routed rows theirs
+    where the experts' weights are split (etp 2). The gathered input's gradient is cut, not reduced.
+
+    Counted on torchtitan's DeepSeek model over a fake process group by a mode that sees every op.
+    """
+    latent, low, turned = 64, 128, 16
+    assert (latent, low, turned) == tuple(LATENT[n] for n in ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"))
+    model = llama(attention=LATENT, moe=EXPERTS | {"shared_hidden": 512})
+    norms = {f"fsdp.partial_gradient.{i}": 2.0 * D for i in range(2)}
+    made = {"fsdp.partial_gradient.2": 2.0 * D * (latent + turned)}
+    sums = {f"shared.{w}.sum_gradients.backward": 2.0 * TOKENS * D for w in ("w1", "w3")}
+    sums |= {"wkv_b.sum_gradients.backward": 2.0 * TOKENS * latent, "wq_b.sum_gradients.backward": 2.0 * TOKENS * low}
+    assert all_reduced(context(model, tp=2, ep=2)) == pytest.approx(norms | made | sums)
+    rows = {"moe.routed.sum_gradients.backward": 2.0 * TOKENS * 2 * D}  # top 2
+    assert all_reduced(context(model, tp=2, ep=2, etp=2)) == pytest.approx(norms | made | sums | rows)
+    assert all_reduced(context(llama(moe=EXPERTS), tp=2, ep=2)) == pytest.approx(norms)
+    cut = ops_named(layer(context(model, tp=2, ep=2)).backward.ops, "moe.all_gather.backward")
+    assert [op.work for op in cut] == [Stream(2.0 * TOKENS / 2 * D * 2.0, "copy")]
+
+
+def test_python_around_exchanges_of_experts() -> None:
+    """Functions of Python forward: 5 up to the wait for the counts (2 more in pipelines, of FSDP's call), 8 behind it,
+    4 + 4 around the way back; 4 around a block whose weights stay gathered. None without expert parallelism."""
+
+    def functions(**changes: Any) -> dict[str, float]:
+        ops = layer(context(llama(moe=EXPERTS), **changes)).forward.ops
+        return {op.name: float(np.max(op.functions)) for op in ops if np.any(op.functions)}
+
+    experts = {"moe.counts": 5.0, "moe.plan": 8.0, "moe.zeros": 8.0}
+    assert functions(ep=2) == experts
+    assert functions(ep=2, pipelined=True) == experts | {"moe.counts": 7.0, "out.add": 4.0}
+    assert functions() == {}
