@@ -7,11 +7,13 @@ from itertools import product
 
 from mofa.validate.architecture import Row
 
-SETTING = (
-    "date", "layers", "hidden", "heads", "vocab", "seq_len", "gpu", "n_gpus", "precision", "tp", "pp", "dp",
-    "zero_stage", "recompute",
-)  # fmt: skip
-"""What two runs share that differ in their batches alone; the global batch changes no memory."""
+APART = ("id", "source_url_or_repo_path", "mbs", "gbs", "overlap_notes", "flops_convention_notes", "notes")
+"""Columns in which two runs may differ that differ in their batches alone, beside what was measured; the global batch
+changes no memory."""
+
+
+def _setting(row: Row) -> tuple[tuple[str, str], ...]:
+    return tuple((c, text) for c, text in row.items() if c not in APART and not c.startswith("measured_"))
 
 
 def contradicted(rows: Sequence[Row]) -> dict[str, str]:
@@ -21,15 +23,16 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
 
     Examples
     --------
-    >>> row = {c: "" for c in SETTING}
-    >>> pair = [{**row, "id": f"run-{n}", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
+    >>> pair = [{"id": f"run-{n}", "tp": "8", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
     >>> contradicted(pair)
     {'run-2': 'run-4', 'run-4': 'run-2'}
+    >>> contradicted([pair[0], {**pair[1], "tp": "4"}])
+    {}
     """
-    settings: dict[tuple[str, ...], list[Row]] = {}
+    settings: dict[tuple[tuple[str, str], ...], list[Row]] = {}
     for row in rows:
         if row["measured_peak_mem_gib"] and row["mbs"]:
-            settings.setdefault(tuple(row[c] for c in SETTING), []).append(row)
+            settings.setdefault(_setting(row), []).append(row)
     found: dict[str, str] = {}
     for alike in settings.values():
         for one, other in product(alike, alike):
