@@ -23,9 +23,9 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
 
     Examples
     --------
-    >>> pair = [{"id": f"run-{n}", "tp": "8", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
+    >>> pair = [{"id": n, "tp": "8", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
     >>> contradicted(pair)
-    {'run-2': 'run-4', 'run-4': 'run-2'}
+    {'2': '4', '4': '2'}
     >>> contradicted([pair[0], {**pair[1], "tp": "4"}])
     {}
     """
