@@ -50,13 +50,13 @@ class FreeList:
 
     Examples
     --------
-    Three of 6 MiB fill a segment of 20 MiB, so that four take two. What is 13 MiB lies in none of them:
+    Three of 6 MiB fill a segment of 20 MiB, so that four take two. 15 MiB lie in none of them, and take one of 16:
 
     >>> pool = FreeList()
     >>> pool.take(6 << 20, 4)
-    >>> pool.take(13 << 20, 1)
+    >>> pool.take(15 << 20, 1)
     >>> pool.reserved >> 20
-    54
+    56
     """
 
     __slots__ = ("_keys", "_segments", "least", "new", "reserved")

@@ -324,10 +324,12 @@ class Player:
             elif kind == CLAIM:
                 kept = carried.pop(code.claims[slot], None)
                 slots[slot] = (self.new(size, act) if kept is None else self.rename(kept, act))[0]
-            elif kind == DROP_CARRIED:
-                for kept in carried.values():
-                    self.drop(kept)
-                carried = {}
+            elif kind == DROP_CARRIED:  # but what this block takes over later on: the gradients that are being reduced
+                later = {name: kept for name, kept in carried.items() if name in code.claims.values()}
+                for name, kept in carried.items():
+                    if name not in later:
+                        self.drop(kept)
+                carried = later
             elif old is not None:
                 if kind == HOLD:
                     self.held[code.holds[slot]] = (old, act)

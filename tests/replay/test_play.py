@@ -343,3 +343,21 @@ def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
         held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
         whole = rows_of(estimator).shards.sharded(1.0)[0, r]
         assert held == pytest.approx(whole, rel=1e-3)
+
+
+def test_gradients_that_are_being_reduced_stay_as_large_as_they_are() -> None:
+    """FSDP's fp32 copy of a group's gradients lives until the next group's: behind the head that is the head's own.
+
+    Llama 3 8B, two layers: the head and its norm have 128256 x 4096 + 4096 parameters, a layer 218.1 million.
+    """
+    short = {"model.num_layers": 2, "batch.seq_len": 2048, "batch.global_batch": 2}
+    estimator = estimator_of(
+        mofa.load_workload("llama3-8b", overrides=short), mofa.load_cluster("h200-hgx", 2),
+        mofa.load_framework("torchtitan"), "dp=2 micro_batch=1",
+    )  # fmt: skip
+    journal = play(ranks_of(estimator)[0]).journal
+    taken = [
+        size for act, size in zip(journal.acts, journal.sizes, strict=True) if act.name == "fsdp.previous" and size > 0
+    ]
+    head, layer = 4 * (128256 * 4096 + 4096), 4 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096)
+    assert taken[:3] == pytest.approx([head, layer, layer], rel=0.001)
