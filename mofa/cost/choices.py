@@ -18,9 +18,9 @@ REMEMBERED = 8192
 documentation, cublasLt, "Heuristics Cache"). [-]"""
 KERNELS, NUMBERS = 415.0, 361.0
 """Kernels that all the products of experts come to need, and different numbers of tokens after which an e-th of them is
-left: 39 for the 41st to 80th number between 256 and 2048 (of 2048 x 768, timed as for ``gemm_choice_s``, PyTorch 2.11:
-they take milliseconds more), and 3 in the 109 new numbers of both ranks, behind 1350, in
-host-mc2-ep2-olmoe-3l-skewed-traced. [-]"""
+left: 39 for the 41st to 80th number between 256 and 2048 (both products of 2048 x 768 experts, PyTorch 2.11, in
+measurements/h200-host-second/products.json: they take milliseconds more), and 3 in the 109 new numbers of both ranks,
+behind 1350, in host-mc2-ep2-olmoe-3l-skewed-traced. [-]"""
 PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256

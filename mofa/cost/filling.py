@@ -186,16 +186,18 @@ def _step(stage: Stage, large: FreeList, small: FreeList) -> None:
                     small.take(size, n * some)
     if last is not None:
         last.forward()
-    if stage.head is not None:
-        loss = _Pass(stage.head, large)
-        loss.forward()
-        loss.backward()
+    _through(stage.head, large)
     if last is not None:
         last.backward()
-    if stage.embedding is not None:
-        embedding = _Pass(stage.embedding, large)
-        embedding.forward()
-        embedding.backward()
+    _through(stage.embedding, large)
+
+
+def _through(course: Course | None, pool: FreeList) -> None:
+    """A block's forward and backward, if the stage has it."""
+    if course is not None:
+        one = _Pass(course, pool)
+        one.forward()
+        one.backward()
 
 
 def fills(rows: Rows) -> bool:

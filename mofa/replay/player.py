@@ -94,8 +94,10 @@ class Player:
     def noting(self, notes: Notes) -> Iterator[None]:
         """While all that is taken and freed is noted down."""
         self.notes, self.take, self.free = notes, notes.take, notes.free
-        yield
-        self.notes, self.take, self.free = None, self.a.take, self.a.free
+        try:
+            yield
+        finally:
+            self.notes, self.take, self.free = None, self.a.take, self.a.free
 
     def look(self, start: tuple[int, int]) -> None:
         """Whether what was done since then went higher than anything in this step."""

@@ -289,10 +289,11 @@ were said to fit.
   group `-default-recompute`.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
 - Hosts of one kind differ by a factor of two in how fast they issue ops, which moves small steps as much. A run is
-  predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took right
-  after the run (`environment.host_issue_s`), as its GPU is the one it ran on. Runs of before that was recorded take it
-  from their machine (`reference_runs/hosts.yaml`: told apart by the processor's name and cores, learned from fitting
-  runs alone by `python scripts/hosts.py`), and where their machine has too few of those, from the profile.
+  predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took there,
+  as its GPU is the one it ran on. That is the median of what runs on as many GPUs of its machine measured right after
+  their steps (`environment.host_issue_s`), else the run's own. Runs of before that was recorded take what their machine
+  was learned to be from fitting runs alone (machines are told apart by the processor's name and cores), and where it
+  has too few of those, the profile's. `python scripts/hosts.py` writes both to `reference_runs/hosts.yaml`.
 - *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200
   have no measured profile: theirs rests on datasheets and on curves transferred from it."""
 
