@@ -67,8 +67,14 @@ def reduce(player: Player, gathered: list[list[list[Kept]]]) -> None:
 
 
 def in_optimizers(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
-    """The weights of each optimizer, in its order: Megatron's buffers hold them from the last to the first."""
-    weights = rank.weights[::-1] if rank.contiguous else rank.weights
+    """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
+    the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
+    """
+    weights = rank.weights
+    if rank.flat_buffers:
+        turned = any(flat.params for flat in rank.flat_buffers)
+        order = [n for flat in rank.flat_buffers for n in (flat.weights if turned else ())] or range(len(weights))
+        weights = tuple(sorted((weights[n] for n in order), key=lambda w: w.flat))
     found = (tuple(w for w in weights if w.apart is apart) for apart in (False, True))
     return tuple(of_one for of_one in found if of_one)
 
@@ -85,12 +91,14 @@ def optimize(player: Player) -> None:
         deepspeed.optimize(player)
         return
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
-    if player.rank.contiguous:  # clipping scales each gradient into a temporary (utils.py:1212)
-        for w in in_optimizer(player.rank):
+    for w in in_optimizer(player.rank) if player.rank.flat_buffers else ():
+        if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             player.drop(player.new(w.state, scratch))
     for weights in in_optimizers(player.rank):
         if player.step == 1:
             for w in weights:
+                if not w.state:
+                    continue
                 player.new(w.state, outside(STATES, "Adam's first moments", where))
                 player.new(w.state, outside(STATES, "Adam's second moments", where))
         temporaries = [player.new(w.temporary, scratch) for w in weights if w.temporary]

@@ -15,6 +15,7 @@ from mofa.replay.journal import (
     GRADIENTS,
     PARAMETERS,
     STATES,
+    TEMPORARIES,
     Act,
     Journal,
     outside,
@@ -120,15 +121,18 @@ class Player:
             deepspeed.start(self)
             return
         params = [self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
-        if r.contiguous:  # copied into one buffer, the tensors are let go
-            total = sum(w.param for w in r.weights)
-            self.new(total, outside(PARAMETERS, "buffer of the parameters", where))
-            self.new(int(r.grad_bytes * total), outside(GRADIENTS, "buffer of the gradients", where))
-            for kept in params:
-                self.drop(kept)
+        for flat in r.flat_buffers:
+            if flat.params:
+                self.new(flat.params, outside(PARAMETERS, "buffer of the parameters", where))
+            self.new(flat.grads, outside(GRADIENTS, "buffer of the gradients", where))
+            for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
+                self.drop(params[n])
+        copy = outside(TEMPORARIES, "copy of a parameter", where)
         for w in in_optimizer(r):
-            if w.main:
+            if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
+                narrow = self.new(w.main // 2, copy)
                 self.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
+                self.drop(narrow)
         for nbytes in r.buffers:
             self.new(nbytes, outside(BUFFERS, "buffer", where))
         self.look(start)

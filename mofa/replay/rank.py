@@ -27,6 +27,22 @@ class Weight:
     whole_params: float
     apart: bool = False
     """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
+    chunk: int = 0
+    """The chunk of the rank that it belongs to."""
+    flat: bool = False
+    """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """A buffer of Megatron's data parallelism: the weights in it, from the last to the first, and its bytes. [B]
+
+    ``params`` is 0 where they stay where they are, without the distributed optimizer.
+    """
+
+    weights: tuple[int, ...]
+    params: int
+    grads: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Rank:
     buffers: tuple[int, ...]
     lazy_buffers: tuple[int, ...]
     grads_always: bool
-    contiguous: bool
+    flat_buffers: tuple[FlatBuffer, ...]
     preallocated: bool
     round_length: int = 1
     """Forwards in a round of the schedule's steady state. [-]"""
@@ -60,8 +76,6 @@ class Rank:
     gathered_params: tuple[tuple[tuple[tuple[float, float], ...], ...], ...] | None = None
     """Under pipelines the weights of FSDP's groups per chunk, and this rank's share of each: gathered for the step,
     reduced at its end. [params]"""
-    grad_bytes: float = 2.0
-    """Of a contiguous buffer's gradients per byte of their parameters: 2 where they are fp32. [-]"""
     deepspeed: str = ""
     """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
     optimizer_ranks: float = 1.0

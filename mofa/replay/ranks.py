@@ -17,6 +17,7 @@ from mofa.orders import Order, order_of
 from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.routed import Routed
+from mofa.replay.weights import flat_buffers, params_of, weights_of
 from mofa.specs.strategy import SCHEDULES
 
 BUCKET = 100 * 2**20
@@ -34,21 +35,29 @@ def rows_of(estimator: Estimator) -> Rows:
     )  # fmt: skip
 
 
-def ranks_of(estimator: Estimator) -> tuple[Rank, ...]:
+def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
-    rank = rank_maker(estimator)
+    rank = rank_maker(estimator, data_rank=data_rank)
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def rank_maker(estimator: Estimator, *, emptiest: bool = False) -> Callable[[int], Rank]:
+def rank_maker(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
-    experts get the fullest, or the ``emptiest``."""
+    experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
     lives = _lives(estimator)
     routed = Routed(estimator, lives, _lives, emptiest=emptiest)
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return partial(_rank, rows, lives, routed, order)
+    return partial(_rank, rows, lives, routed, order, data_rank)
+
+
+def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
+    """The first and the last of the data-parallel ranks, where Megatron's distributed optimizer makes them differ."""
+    fw, table = estimator.framework, estimator.table
+    if fw.shards_params or fw.deepspeed or int(table.zero[0]) < 1:
+        return (0,)
+    return tuple(sorted({0, int(table.dp[0] * table.cp[0]) - 1}))
 
 
 def _lives(estimator: Estimator) -> dict[str, Life]:
@@ -73,7 +82,7 @@ def room_of(estimator: Estimator, r: int = 0) -> int:
     return int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators[r])
 
 
-def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, r: int) -> Rank:
+def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data_rank: int, r: int) -> Rank:
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
@@ -131,18 +140,17 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, r: i
     if fw.shards_params:
         rest = int(rows.static.buffers[0, r])
         buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
-    bf16 = _weights(rows, r, chunks)
-    weights = _held_in_fp8(rows, lives, chunks, bf16)
-    grad_bytes = fw.grads_bytes_per_param / fw.params_bytes_per_param
+    tied = _tied(rows, r)
+    params = params_of(rows, r, chunks, tied=tied)
+    weights = _held_in_fp8(rows, lives, chunks, weights_of(rows, params, r, data_rank))
     return Rank(
         weights=weights, chunks=tuple(chunks), computations=acts,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         buffers=tuple(buffers), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
-        grads_always=rows.static.grads_always and not ds, contiguous=rows.static.grads_always and not ds,
-        grad_bytes=grad_bytes * sum(w.param for w in bf16) / max(sum(w.param for w in weights), 1),
-        preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=_tied(rows, r),
+        grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
+        preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=tied,
         gathered_params=groups if pipelined else None,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, sent_bytes=boundary // tp if ds and tp > 1 else 0,
@@ -218,39 +226,3 @@ def _first_layers(rows: Rows) -> list[int]:
         r = stages.pp - 1 - position if rows.schedule == "zbv" and turn % 2 else position
         sizes[s] = len(stages.layers[r][turn])
     return [int(x) for x in np.concatenate([[0], np.cumsum(sizes)[:-1]])]
-
-
-def _weights(rows: Rows, r: int, chunks: list[tuple[Piece, ...]]) -> tuple[Weight, ...]:
-    """A rank's parameter tensors. What no op of a tape names (norms) is spread over those that are named."""
-    static, shards, fw = rows.static, rows.shards, rows.framework
-    tied = _tied(rows, r)
-    named = [
-        (f"{p.name} {name}", n)
-        for c in chunks for p in c for name, n in p.life.weights
-        if n and not (tied and name == "output")
-    ]  # fmt: skip
-    dense_ranks, expert_ranks = float(shards.dense_ranks[0, 0]), float(shards.expert_ranks[0, 0])
-    sharded = fw.shards_params and rows.mode.precision == "mixed"
-    local = [n / (expert_ranks if " experts." in name else dense_ranks) for name, n in named]
-    whole = [n for _, n in named]
-
-    def share(total: float, parts: list[float]) -> list[int]:
-        return [int(total * part / sum(parts)) for part in parts]
-
-    params = float(static.params[0, r])
-    if sharded and rows.mode.pipelined:
-        params -= float(shards.whole(2.0)[0, r])
-    states = float(static.states[0, r])
-    spread = local if sharded or (static.grads_always and int(rows.table.zero[0]) >= 1) else whole
-    main = states / 3.0 if static.grads_always else 0.0
-    param = share(params, local if sharded else whole)
-    each = share((states - main) / 2.0, spread)
-    mains = share(main, spread) if main else [0] * len(named)
-    chained = static.grads_always and int(rows.table.ep[0]) > 1
-    apart = [chained and " experts." in name for name, _ in named]
-    # temporaries of the step's fullest instant are those of the larger optimizer
-    fullest = max(sum(s for s, own in zip(spread, apart, strict=True) if own is way) for way in (False, True))
-    scratch = share(float(static.step_scratch[0, r]) * sum(spread) / fullest, spread)
-    return tuple(
-        Weight(name, param[i], mains[i], each[i], scratch[i], n, apart[i]) for i, (name, n) in enumerate(named)
-    )

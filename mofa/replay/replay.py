@@ -9,7 +9,7 @@ from functools import cached_property
 from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.rank import Rank
-from mofa.replay.ranks import outside_of, rank_maker
+from mofa.replay.ranks import ends_of_shards, outside_of, rank_maker
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed, again
@@ -18,8 +18,9 @@ from mofa.replay.timed import TimeReplayed, again
 class Replayer:
     """A strategy whose ranks are played when they are asked for.
 
-    Ranks of a pipeline stage are alike but for routing: where the tokens of each layer are known, the most and the
-    least loaded one are played, else one whose layers all have what memory must hold.
+    Ranks of a pipeline stage are alike but for routing and for the parts of Megatron's distributed optimizer. Where the
+    tokens of each layer are known, the most and the least loaded one are played, else one whose layers all have what
+    memory must hold; of the parts the first and the last, which hold the head and the embedding.
 
     Parameters
     ----------
@@ -35,12 +36,12 @@ class Replayer:
 
     @cached_property
     def _makers(self) -> tuple[Callable[[int], Rank], ...]:
-        fullest = rank_maker(self.estimator)
+        makers = [rank_maker(self.estimator, data_rank=d) for d in ends_of_shards(self.estimator)]
         uneven = rows_by_layer(self.estimator) is not None
-        return (fullest, rank_maker(self.estimator, emptiest=True)) if uneven else (fullest,)
+        return (*makers, rank_maker(self.estimator, emptiest=True)) if uneven else tuple(makers)
 
     def rank(self, r: int) -> MemoryPlayed:
-        """The memory of a pipeline rank; of its experts' ranks the one that reserves most."""
+        """The memory of a pipeline rank; of its ranks the one that reserves most."""
         if r not in self._played:
             usable = self.estimator.cluster.gpu.usable_memory_bytes.value
             room = usable - self.context_bytes - self.communicator_bytes[r]

@@ -32,7 +32,7 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
     weight = Weight("w", 200 * MIB, 0, 0, 0, 100.0 * MIB)
     return Rank(
         (weight,), ((Piece("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
-        (), (), grads_always=False, contiguous=False, preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
+        (), (), grads_always=False, flat_buffers=(), preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
         sent_bytes=sent // 4,
     )  # fmt: skip
 

@@ -281,7 +281,7 @@ def test_a_deep_interleaved_pipeline_is_quick() -> None:
         return play(replace(rank, computations=acts, num_micro_batches=m))
 
     short, long = played(128), played(256)
-    assert len(long.journal.sizes) == len(short.journal.sizes)
+    assert len(long.journal.sizes) < 1.2 * len(short.journal.sizes)
     assert (long.peak.allocated, long.peak_reserved) == (short.peak.allocated, short.peak_reserved)
 
 
@@ -302,7 +302,7 @@ def _toy(num: int) -> Rank:
     return Rank(
         (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), (False,),
         frozenset({0}), 0, (), (), grads_always=False,
-        contiguous=False, preallocated=False,
+        flat_buffers=(), preallocated=False,
     )  # fmt: skip
 
 
