@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -34,6 +35,8 @@ class Fabric:
     inter_latency_s: float = 0.0
     startup_s: float = 0.0
     """Of every collective, whatever its size. [s]"""
+    communicator_bytes_per_s: float = math.inf
+    """The most that one communicator's rings, or one message, carry out of a domain. [B/s]"""
     nvls_factor: float = 1.0
     """How much in-switch reduction speeds up all-reduce inside a domain. [-]"""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
@@ -51,6 +54,7 @@ class Fabric:
             inter_all_to_all_bytes_per_s=share * nic.all_to_all_efficiency.value,
             intra_latency_s=intra.latency_s.value,
             inter_latency_s=nic.latency_s.value,
+            communicator_bytes_per_s=limit.value if (limit := nic.communicator_bytes_per_s) else math.inf,
             startup_s=cluster.node.collective_startup_s.value,
             nvls_factor=cluster.node.nvls_factor.value,
             measured=_measured_forms(cluster),
@@ -186,8 +190,9 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     one leaves it, so that a GPU's NIC share carries ``(p-1)/p * payload / k`` and its link ``(k-1)/k`` of what it
     sends. Both are pipelined: ``startup + (g-1) * latency_inter + (p-g) * latency_intra + max(intra, inter)``, with
     ``g = 1`` in one domain. Assumes the ring order follows the domains and that the slowest domain's k ranks count for
-    all. In-switch reduction is not credited: published points (H100, 8 GPUs) show all-gather and reduce-scatter at
-    ring rates.
+    all; where NCCL finds no path from a domain to several NICs, all rings together carry no more than
+    ``communicator_bytes_per_s`` out of it. In-switch reduction is not credited: published points (H100, 8 GPUs) show
+    all-gather and reduce-scatter at ring rates.
 
     References
     ----------
@@ -205,7 +210,7 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     """
     p = group.size
     sent = np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s, fabric.inter_bytes_per_s)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s, fabric)
     crossings = group.num_domains - 1
     latency = crossings * fabric.inter_latency_s + (p - 1 - crossings) * fabric.intra_latency_s
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
@@ -235,7 +240,7 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     """
     p, k, g = group.size, group.ranks_per_domain, group.num_domains
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * fabric.nvls_factor, fabric.inter_bytes_per_s)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * fabric.nvls_factor, fabric)
     ring = 2 * ((g - 1) * fabric.inter_latency_s + (p - g) * fabric.intra_latency_s)
     tree = 2 * (np.ceil(np.log2(g)) * fabric.inter_latency_s + np.ceil(np.log2(k)) * fabric.intra_latency_s)
     return _called(payload_bytes, group, fabric.startup_s + np.minimum(ring, tree), intra, inter)
@@ -287,7 +292,7 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     payload = np.asarray(payload_bytes, dtype=np.float64)
     inside, spans = (group.size > 1) & ~group.spans, group.spans
     intra = np.where(inside, payload / fabric.intra_bytes_per_s, 0.0)
-    inter = np.where(spans, payload / fabric.inter_bytes_per_s, 0.0)
+    inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
     latency = np.where(spans, fabric.inter_latency_s, fabric.intra_latency_s)
     return _called(payload, group, fabric.startup_s + latency, intra, inter)
 
@@ -402,13 +407,15 @@ def _hypergeometric(chosen: int, total: int, marked: ArrayK, draws: int) -> Arra
 
 
 def _ring_loads(
-    sent_bytes: ArrayK, group: Group, intra_bytes_per_s: float, inter_bytes_per_s: float
+    sent_bytes: ArrayK, group: Group, intra_bytes_per_s: float, fabric: Fabric
 ) -> tuple[ArrayK, ArrayK]:
-    """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank."""
+    """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank, which is
+    what they carry out of a domain as well."""
     k = group.ranks_per_domain
     inside = np.where(group.spans, (k - 1) / k, 1.0)
     intra = sent_bytes * inside / intra_bytes_per_s
-    inter = np.where(group.spans, sent_bytes / k / inter_bytes_per_s, 0.0)
+    rate = np.minimum(k * fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s)
+    inter = np.where(group.spans, sent_bytes / rate, 0.0)
     return intra, inter
 
 

@@ -18,6 +18,7 @@ from mofa.cost.topology import Group
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
+JEAN_ZAY = PROFILES.parent / "reference_runs/published/hardware/a100-jean-zay.yaml"
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 FABRIC = Fabric(
     intra_bytes_per_s=360e9,
@@ -110,6 +111,17 @@ def test_a_group_with_k_ranks_in_a_node_drives_k_nics() -> None:
     for k in (1, 2, 4):
         time = collective_time("all_gather", 8e9, group(k, 16 // k), FABRIC)
         assert float(time.inter_s) == pytest.approx(15 / 16 * 8e9 / (k * 45e9))
+
+
+def test_one_ring_carries_no_more_the_more_ranks_a_node_has() -> None:
+    """4 GB over 4 nodes of Jean Zay took 1.53 s with 8 GPUs a node and 1.505 with 4 (experiments/bandwidth of
+    bigscience-workshop/bigscience): one ring, whose rate the node's file holds."""
+    node = NodeSpec.model_validate(yaml.safe_load(JEAN_ZAY.read_text()))
+    gpu = GpuSpec.model_validate(yaml.safe_load((PROFILES / "gpus" / f"{node.gpu}.yaml").read_text()))
+    fabric = Fabric.of(ClusterSpec(name="jean-zay", gpu=gpu, node=node, num_gpus=32))
+    assert seconds("all_reduce", 4e9, group(8, 4), fabric) == pytest.approx(1.53, rel=0.01)
+    assert seconds("all_reduce", 4e9, group(4, 4), fabric) == pytest.approx(1.505, rel=0.02)
+    assert seconds("send_recv", 1e9, group(1, 2), fabric) == pytest.approx(1e9 / 5.0625e9, rel=0.01)
 
 
 def test_uneven_routing_slows_by_its_share() -> None:

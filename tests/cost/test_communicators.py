@@ -113,9 +113,9 @@ def test_deepspeeds_are_beside_megatrons(tp: int, pp: int, more: int) -> None:
     [
         # one node: all, tensor and model parallel, slices: 576 each; two of data parallelism with a single rank: 32
         (8, {"tp": 8, "pp": 1}, 4 * 576 + 2 * 32),
-        # 12 nodes: tensor parallel and slices 576; all and the model 192; data parallel twice, pipeline twice and the
+        # 12 nodes: tensor parallel and slices 576; all and the model 48; data parallel twice, pipeline twice and the
         # tied embedding 32; the direct sends of the first stage one peer of 16
-        (96, {"tp": 8, "pp": 12}, 2 * 576 + 2 * 192 + 5 * 32 + 16),
+        (96, {"tp": 8, "pp": 12}, 2 * 576 + 2 * 48 + 5 * 32 + 16),
     ],
 )
 def test_groups_of_one_node_hold_more_than_those_of_several(
