@@ -406,9 +406,7 @@ def _hypergeometric(chosen: int, total: int, marked: ArrayK, draws: int) -> Arra
     return np.where(possible, np.exp(log_choose(m, chosen) + log_choose(total - m, rest) - whole), 0.0)
 
 
-def _ring_loads(
-    sent_bytes: ArrayK, group: Group, intra_bytes_per_s: float, fabric: Fabric
-) -> tuple[ArrayK, ArrayK]:
+def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: float, fabric: Fabric) -> tuple[ArrayK, ArrayK]:
     """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank, which is
     what they carry out of a domain as well."""
     k = group.ranks_per_domain

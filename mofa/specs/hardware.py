@@ -82,8 +82,8 @@ class NicSpec(Spec):
     oversubscription: CountFact
     """Of the fabric above the NIC: 1 is non-blocking."""
     communicator_bytes_per_s: BytesPerSFact | None = None
-    """The most that the rings of one communicator carry out of a fast domain, per direction: where NCCL finds no path to
-    several NICs and lays one ring. As many NICs as it has ranks there where absent."""
+    """The most that the rings of one communicator carry out of a fast domain, per direction: where NCCL finds no path
+    to several NICs and lays one ring. As many NICs as it has ranks there where absent."""
 
 
 class CommunicatorSpec(Spec):
