@@ -1,34 +1,41 @@
-"""Write the bundled GPU and node profiles: the H200's from the committed measurements, the others' curves from its own.
+"""Write the bundled GPU and node profiles: H200 and H100 by the committed measurements, the others by their curves.
 
 python scripts/bundled_profiles.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mofa.calibrate.check import fit_folder
+from mofa.calibrate.fit import Curves, fit_collective
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
-from mofa.calibrate.profile import gpu_curves, gpu_profile, merged, node_profile
+from mofa.calibrate.profile import curve_fact, gpu_curves, gpu_profile, merged, node_profile
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, transferred_curves
 from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
-SAME_PROCESSOR = ("h100-sxm", "h800")
+H100_FOLDERS = ("h100-1gpu", "h100-1gpu-routed", "h100-2gpu")
+H100_EIGHT = "h100-8gpu-simumax"
 OTHERS = ("a100-80gb", "h20", "b200")
+CLOCKS = {"a100-80gb": 1.41 / 1.98}
+"""Highest clock over the H200's, of processors whose own differs: 19.5 TFLOP/s in fp32 are 108 multiprocessors of 64
+lanes, two operations each, at 1.41 GHz; nvidia-smi gives the H200 and the H100 1.98 GHz. [-]"""
 FLASH1 = {"fwd": 1.4, "bwd": 2.0}
 """Time of the first FlashAttention in Triton over FlashAttention 2: 1.3 to 1.5 forward, around 2 backward. [-]"""
 FLASH1_SOURCE = "Dao 2023, FlashAttention-2, arXiv 2307.08691, section 4.1"
-A100_GEMM = 1.10
+A100_GEMM = 1.08
 """Rate of the A100's products over the H200's by the ratio of the peaks: with it the five layer timings of Korthikanti
-et al. (2022), Table 4, 19.0 to 27.2 ms forward and backward, are met within 1 % (tests/validate/test_megatron_2022.py);
-end-to-end runs were not looked at. [-]"""
+et al. (2022), Table 4, 19.0 to 27.2 ms forward and backward, are met within 0.5 %
+(tests/validate/test_megatron_2022.py); end-to-end runs were not looked at. [-]"""
 A100_SOURCE = (
     f"the H200's form by the datasheets' ratios, {A100_GEMM} times as fast: the five layer timings of "
     "Korthikanti et al. (2022), arXiv 2205.05198, Table 4"
@@ -187,25 +194,82 @@ def grace_host(host: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "cpu": "NVIDIA Grace"}
 
 
+def fitted(names: Sequence[str]) -> tuple[Curves, str]:
+    """The curves of folders of one GPU, and where they are from."""
+    folders = [ROOT / "measurements" / name for name in names]
+    return merged([fit_folder(folder)[1] for folder in folders], folders), "mofa calibrate, measurements/" + ", ".join(
+        names
+    )
+
+
+def same_processor(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a GPU with the same processor, which differs in its memory alone."""
+    bandwidth, name = bandwidth_of(gpu, other), other["name"]
+    words = f"the {name.split('-')[0].upper()}'s, same processor; memory bandwidth x {bandwidth:.3g}"
+    return transferred_curves(
+        other["curves"], rates=rates_of(gpu, other), bandwidth=bandwidth, sms=1.0, exact=True,
+        provenance="transferred", source=f"{words}; see gpus/{name}.yaml",
+    )  # fmt: skip
+
+
+def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
+    """The H100 by its own kernels; the H200's stand for what was not measured on it.
+
+    Hosts belong to machines, not to GPUs: the H200's first one stands for both (the H100's took twice as long).
+    """
+    gpu = read("gpus", "h100-sxm")
+    curves, source = fitted(H100_FOLDERS)
+    base = {**gpu, "curves": same_processor(gpu, h200)}
+    return gpu_profile(base, replace(curves, host_s={}), "h100-sxm", source)
+
+
+def h100_node(h200: dict[str, Any]) -> dict[str, Any]:
+    """Links of the H100's node: two GPUs measured, four as beside H200s with the same links, eight as published.
+
+    The shares of the link and the latencies stay those of eight GPUs.
+    """
+    node = read("nodes", "h100-hgx")
+    curves, source = fitted(H100_FOLDERS)
+    two = node_profile(node, curves, "h100-hgx", source)["collectives"]
+    words = "the H200's, same links; see nodes/h200-hgx.yaml"
+    four = {
+        key: {**curve, "provenance": "transferred", "source": words}
+        for key, curve in h200["collectives"].items()
+        if key.endswith(" 4")
+    }
+    rows = read_rows(ROOT / "measurements" / H100_EIGHT)
+    eight = {}
+    for op in dict.fromkeys(row.case.op for row in rows):
+        own = [row for row in rows if row.case.op == op]
+        factor = node["nvls_factor"]["value"] if op == "all_reduce" else 1.0
+        found = fit_collective(
+            op, 8, [row.case.size("bytes") / factor for row in own], [row.sample.median_s for row in own]
+        )
+        said = f"measured by SimuMax on 8 H100s, measurements/{H100_EIGHT}"
+        eight[f"{op} 8"] = curve_fact(found, said + (f"; payloads over nvls_factor {factor:g}" if factor != 1 else ""))
+    return {**node, "collectives": {**two, **four, **eight}}
+
+
 def main() -> None:
     """Fit, transfer, write."""
-    folders = [ROOT / "measurements" / name for name in FOLDERS]
-    curves = merged([fit_folder(folder)[1] for folder in folders], folders)
-    source = "mofa calibrate, measurements/" + ", ".join(FOLDERS)
+    curves, source = fitted(FOLDERS)
     h200 = gpu_profile(read("gpus", "h200-sxm"), curves, "h200-sxm", source)
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
-    node = node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source)
-    write("nodes", "h200-hgx", {**node, "gpu": "h200-sxm"})
-    for name in (*SAME_PROCESSOR, *OTHERS):
+    node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
+    write("nodes", "h200-hgx", node)
+    h100 = h100_gpu(h200)
+    write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
+    write("nodes", "h100-hgx", h100_node(node))
+    h800 = read("gpus", "h800")
+    write("gpus", "h800", {**h800, "curves": with_flash1(same_processor(h800, h100))})
+    for name in OTHERS:
         gpu = read("gpus", name)
-        same = name in SAME_PROCESSOR
         rates, bandwidth = rates_of(gpu, h200), bandwidth_of(gpu, h200)
         sms = gpu["num_sms"]["value"] / h200["num_sms"]["value"]
-        words = "the H200's, same processor" if same else "the H200's by the datasheets' ratios"
         gpu["curves"] = transferred_curves(
-            h200["curves"], rates=rates, bandwidth=bandwidth, sms=sms, exact=same,
-            provenance="transferred" if same else "assumed",
-            source=f"{words}; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
+            h200["curves"], rates=rates, bandwidth=bandwidth, sms=sms, clock=CLOCKS.get(name, 1.0), exact=False,
+            provenance="assumed",
+            source=f"the H200's by the datasheets' ratios; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
         )  # fmt: skip
         if name == "a100-80gb":
             curve = gpu["curves"]["gemm"]["bf16"]

@@ -23,8 +23,6 @@ BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H8
          "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
          "B200": ("b200", "b200-hgx")}  # fmt: skip
 """Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
-TRACED = "profiled steps"
-"""In the source of a curve that was read off kernels of real steps, which no micro-benchmark replaces."""
 BETWEEN = "between_memory"
 """The sustained state that training is in: products and attention with memory-bound kernels between them."""
 ONE_KERNEL = ("mul", "residual_add", "silu", "cast_up", "cast_down", "permute", "embedding", "gelu_fwd")
@@ -135,8 +133,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
         made["stream"] |= {key: curve_fact(fitted, source) for key, fitted in curves.memory_bound.items()}
-        read = {key: curve for key, curve in base["stream"].items() if TRACED in curve["source"]}
-        made["stream"] |= {key: curve for key, curve in read.items() if key not in made["stream"]}
+        made["stream"] |= {key: curve for key, curve in base["stream"].items() if key not in made["stream"]}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
             words = f"{source}: copy of 1 GiB on the device"

@@ -192,8 +192,8 @@ def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
 
 
 README_GROUPS = (
-    "measured-judging", "measured-fitting", "all-published-hopper-bf16", "published-korth", "published-simumax",
-    "all-published",
+    "measured-judging", "measured-fitting", "measured-h100", "all-published-hopper-bf16", "published-korth",
+    "published-simumax", "all-published",
 )  # fmt: skip
 README_QUANTITIES = ("peak_allocated", "peak_reserved", "peak_device")
 README_COLUMNS: Columns = (
@@ -283,6 +283,8 @@ were said to fit.
 
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
+- `measured-h100` are our runs on H100, of which the planner knows its own kernels and collectives; whatever else was
+  learned is the H200's, and all of them only judge.
 - `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a
@@ -294,8 +296,8 @@ were said to fit.
   their steps (`environment.host_issue_s`), else the run's own. Runs of before that was recorded take what their machine
   was learned to be from fitting runs alone (machines are told apart by the processor's name and cores), and where it
   has too few of those, the profile's. `python scripts/hosts.py` writes both to `reference_runs/hosts.yaml`.
-- *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. GPUs other than the H200
-  have no measured profile: theirs rests on datasheets and on curves transferred from it."""
+- *weak* is the share of the predicted step that rests on assumed or extrapolated numbers. H200 and H100
+  have measured profiles; the others' rest on datasheets and on curves transferred from them."""
 
 
 def save_validation(report: ValidationReport, directory: Path) -> list[Path]:

@@ -26,6 +26,8 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
 
+LEARNED_ON = "H200"
+"""The GPU on whose runs facts are learned."""
 MAX_SPREAD = 0.10
 """A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
 
@@ -128,6 +130,8 @@ def why_no_time(record: Record) -> str | None:
 def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> tuple[list[Reference], list[LeftOut]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
+    Runs on another GPU than the H200 only judge, in a group of their own.
+
     Parameters
     ----------
     folder
@@ -149,7 +153,7 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
     references, left_out = [], []
     for same in _repeats(records):
         first = same[0]
-        group = f"measured-{first.split}"
+        group = _group(first)
         times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
         why = why_no_time(first)
         notes: tuple[str, ...] = (*((why,) if why else ()), _host_note(first, machines))
@@ -174,6 +178,12 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
             )
         )
     return references, left_out
+
+
+def _group(record: Record) -> str:
+    """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge."""
+    name = record.environment.gpu
+    return f"measured-{record.split}" if LEARNED_ON in name else f"measured-{name.split()[1].lower()}"
 
 
 def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:

@@ -143,8 +143,9 @@ def _complete(run: RunScore) -> bool:
     return _published(run) and not run.group.endswith("-default-recompute")
 
 
+HALVES = ("measured-fitting", "measured-judging")
 GATHERED: dict[str, Callable[[RunScore], bool]] = {
-    "measured-skewed": lambda run: run.group.startswith("measured-") and run.skewed,
+    "measured-skewed": lambda run: run.group in HALVES and run.skewed,
     "all-published": _published,
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework

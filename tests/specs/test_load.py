@@ -438,16 +438,17 @@ def test_broken_runs(tmp_path: Path, old: str, new: str, message: str) -> None:
 
 
 def test_a_changed_datasheet_fact_moves_the_curves_with_it() -> None:
-    """Half the bandwidth and half the peak: memory-bound kernels and products at half their rate, assumed."""
+    """Half the bandwidth and half the peak: copies and products at half their rate, assumed; kernels that issue bounds
+    as well lose less."""
     before = load_cluster("h100-hgx", 8).gpu.curves
     after = load_cluster(
         "h100-hgx",
         8,
         {"gpu.memory_bandwidth_bytes_per_s": "1.675 TB/s", "gpu.peak_flops_per_s.bf16": "494.7 TFLOP/s"},
     ).gpu.curves
-    assert after.stream["default"].form.bytes_per_s == pytest.approx(
-        before.stream["default"].form.bytes_per_s / 2, rel=1e-3
-    )
+    slower = {key: curve.form.bytes_per_s / before.stream[key].form.bytes_per_s for key, curve in after.stream.items()}
+    assert slower["eager copy"] == pytest.approx(0.5, rel=1e-3)
+    assert 0.5 < slower["default"] < slower["eager router_topk"] < 1
     rates = [curves.gemm["bf16"].form.tiles[0][2] for curves in (after, before)]
     assert rates[0] == pytest.approx(rates[1] / 2, rel=1e-3)
     assert after.gemm["fp8"].form.tiles == before.gemm["fp8"].form.tiles
