@@ -16,11 +16,12 @@ ArrayN = NDArray[np.float64]
 IntN = NDArray[np.int64]
 BoolN = NDArray[np.bool_]
 
-DEEPSPEED_GROUPS = ("tp", "pp", "mp", "pp", "pp")
-"""Communicators that DeepSpeed's pipeline makes beside Megatron's: of the slices that outputs are gathered from, of the
-pipeline (the loss is broadcast), of the model (the norm) and of the two stages that share the embedding
-(runtime/pipe/topology.py, ``PipelineParallelGrid``; runtime/pipe/module.py, ``_index_tied_modules``). Megatron's own
-pipeline group has run as well before: its data set's barrier (data/gpt_dataset.py, ``_build_index_mappings``)."""
+DEEPSPEED_GROUPS = ("pp", "mp", "pp", "pp")
+"""Communicators that DeepSpeed's pipeline makes beside Megatron's: of the pipeline (the loss is broadcast), of the
+model (the norm) and of the two stages that share the embedding (runtime/pipe/topology.py, ``PipelineParallelGrid``;
+runtime/pipe/module.py, ``_index_tied_modules``). That of the slices gathers what stages send each other, and nothing
+else (runtime/pipe/engine.py, ``get_slice_parallel_group``). Megatron's own pipeline group has run as well before: its
+data set's barrier (data/gpt_dataset.py, ``_build_index_mappings``)."""
 
 MEASURED_PEERS = 3
 """Peers in one domain of a group over several whose buffers count: channels a peer are then those of the network, of
@@ -179,6 +180,7 @@ def _megatron(
     used.append(_Used(groups["pp"], ~always, peers=neighbours, bare=pairs * several("pp").astype(np.int64)))
     if framework.deepspeed:
         used += [_Used(groups[name], several(name)) for name in DEEPSPEED_GROUPS]
+        used.append(_Used(groups["tp"], several("tp") & several("pp")))
     if not experts:
         return used
     used += [_Used(groups[name], several(name)) for name in ("etp", "etp_ep")]

@@ -175,17 +175,19 @@ def gathers(part: int, ranks: float) -> list[int]:
 
 
 def _partition_grads(player: Player, part: int) -> list[int]:
-    """Lets all 16-bit gradients go but those that the first rank's partition reaches into; bytes of it in each. [B]
+    """Lets all 16-bit gradients go but those that the rank's partition reaches into; bytes of it in each. [B]
 
     ``p.grad`` of all parameters is dropped; the list of the partition's gradients holds views. They are in the order of
     the parameters: the embedding, which is the largest, comes first.
     """
-    order = player.grads[::-1]
-    kept_grads, mine, rest = [], [], part
-    for kept in order:
-        if rest > 0:
-            mine.append(min(kept[0].size, rest))
-            rest -= mine[-1]
+    first = player.rank.optimizer_rank * part
+    kept_grads, mine, seen = [], [], 0
+    for kept in player.grads[::-1]:
+        size = kept[0].size
+        inside = min(seen + size, first + part) - max(seen, first)
+        seen += size
+        if inside > 0:
+            mine.append(inside)
             kept_grads.append(kept)
         else:
             player.drop(kept)

@@ -82,5 +82,7 @@ class Rank:
     """Ranks that DeepSpeed's optimizer states are shared out over. [-]"""
     norms_gradients: bool = True
     """DeepSpeed's ZeRO 1: whether this rank takes part in the gradients' norm."""
+    optimizer_rank: int = 0
+    """DeepSpeed's ZeRO 1: whose part of the optimizer's states this rank has."""
     sent_bytes: int = 0
     """What DeepSpeed keeps of a stage's output until its backward. [B]"""

@@ -153,7 +153,8 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=tied,
         gathered_params=groups if pipelined else None,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
-        norms_gradients=tp == 1 or fw.norms_gradients, sent_bytes=boundary // tp if ds and tp > 1 else 0,
+        norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
+        sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
 
 

@@ -97,6 +97,9 @@ class FrameworkSpec(Spec):
     """ZeRO 1: whether the tensor-parallel rank that is told of takes the gradients' norm. Up to DeepSpeed 0.6.0 only
     the first does: ``is_model_parallel_parameter`` looks for ``model_parallel``, where Megatron of 2022 sets
     ``tensor_model_parallel`` (deepspeed/runtime/utils.py, zero/stage_1_and_2.py; megatron/mpu/layers.py)."""
+    optimizer_rank: int = Field(default=0, ge=0)
+    """ZeRO 1: which of the ranks that share the optimizer's states is told of. The embedding lies in the parts of the
+    first ones, and its piece is the largest that any part has."""
     splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
     """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
     without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
@@ -132,6 +135,8 @@ class FrameworkSpec(Spec):
             raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
         if not self.norms_gradients and self.deepspeed != "zero1":
             raise ValueError("norms_gradients is an option of megatron-2022 with deepspeed: zero1")
+        if self.optimizer_rank and self.deepspeed != "zero1":
+            raise ValueError("optimizer_rank is an option of megatron-2022 with deepspeed: zero1")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if not self.saves_attention and self.name != "torchtitan":

@@ -8,9 +8,12 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.replay.deepspeed import BUCKET, gathers
+from mofa.replay.allocator import Allocator
+from mofa.replay.deepspeed import BUCKET, _partition_grads, gathers
+from mofa.replay.journal import GRADIENTS, outside
 from mofa.replay.lives import Deed, Life, New
 from mofa.replay.play import play
+from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight
 
 MIB = 1 << 20
@@ -80,6 +83,16 @@ def test_zero_1_lets_the_gradients_of_other_parts_go() -> None:
     assert second[:6] == [400 * MIB, -400 * MIB, 200 * MIB, -200 * MIB, 400 * MIB, -400 * MIB]
     reduced, normed = (400 + 600 + 2 * 200 + 400) * MIB, (400 + 600 + 200 + 400) * MIB
     assert played.peak.allocated == max(reduced, normed)
+
+
+def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
+    """Parts of 120 MiB in gradients of 300, 100 and 80: the first and second in the largest alone, the third in it and
+    the next, the fourth in the last two."""
+    for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
+        player = Player(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
+        player.grads = [player.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (80, 100, 300)]
+        assert _partition_grads(player, 120 * MIB) == [size * MIB for size in expected]
+        assert len(player.grads) == len(expected)
 
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:

@@ -323,10 +323,12 @@ def test_readings_that_contradict_each_other_are_not_used() -> None:
 
 
 def test_most_gpus_of_a_node_take_no_norm() -> None:
-    """Seven of eight tensor-parallel ranks, or six; without tensor parallelism every rank takes it."""
+    """Seven of eight tensor-parallel ranks, or six; without tensor parallelism every rank takes it, and of a node's
+    eight ranks of data the one in the middle has no part of the embedding."""
     one = row(**{**BLOOM, "id": "bloom-003", "tp": "1", "pp": "48", "layers": "96", "hidden": "12288", "ffn": "49152"})
     runs, _ = import_rows([row(**BLOOM), row(**{**BLOOM, "id": "bloom-002", "tp": "4", "pp": "12"}), one], PUBLISHED)
     assert [run["run"]["framework"].get("norms_gradients", True) for run in runs] == [False, False, True]
+    assert [run["run"]["framework"]["optimizer_rank"] for run in runs] == [0, 1, 4]
 
 
 def test_runs_that_would_hang_block_their_launches() -> None:
