@@ -118,7 +118,7 @@ class Agreement:
     """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played).
 
     ``reserved`` is what all candidates of a search are weighed by, ``closely`` the closer look at one
-    (:mod:`mofa.cost.filling`).
+    (:mod:`mofa.cost.closely`).
     """
 
     step: float
@@ -193,6 +193,10 @@ def main() -> None:
         ends = (
             f"   {inside} of {len(x)} within {bar:.0%}, {int((x < -bar).sum())} below; {x.min():+.1%} to {x.max():+.1%}"
         )
+        if name in ("reserved", "closely"):
+            for framework in ("megatron", "torchtitan"):
+                own = np.array([getattr(a, name) for case, a in found if case.job.framework.name == framework])
+                ends += f"; {framework}'s {int((np.abs(own) <= bar).sum())} of {len(own)}"
         print(f"{name:24s} " + " ".join(f"{v:9.2%}" for v in row) + ends)
 
 

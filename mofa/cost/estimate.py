@@ -105,7 +105,7 @@ class Estimator:
             Whether per-stage arrays are kept; for few rows of one pp.
         closely
             Whether reserved memory is that of free blocks filled in order, where it is known
-            (:mod:`mofa.cost.filling`); a millisecond a row.
+            (:mod:`mofa.cost.closely`); some milliseconds a row.
         progress
             Told the number of rows done.
 

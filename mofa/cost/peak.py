@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
-from mofa.cost.filling import fills, stage_filled_bytes
 from mofa.cost.moments import Moments
 from mofa.cost.reserve import Alive, native_bytes, shards_waste
 from mofa.cost.rows import Rows
@@ -32,10 +32,6 @@ _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 WORKSPACE = 32 * 2**20
 """cuBLAS's for each thread that launches products, the main one and autograd's: PyTorch's default on Hopper, per handle
 and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
-
-
-MAY_BE_FULLEST = 0.03
-"""How far below the fullest stage another is not looked at, as a share: nine of ten closed forms are nearer. [-]"""
 
 
 @dataclass(frozen=True)
@@ -437,23 +433,11 @@ def stage_bytes(rows: Rows, *, closely: bool = False) -> StageBytes:
     instants.build()
     allocated, which = instants.largest()
     reserved = _reserved(rows, instants, allocated, which)
-    if closely and fills(rows):
-        _fill(rows, allocated, reserved)
+    if closely:
+        look_closely(rows, allocated, reserved, WORKSPACE)
     comm = communicators_of(rows)
     device = reserved + rows.cluster.gpu.context_bytes.value + comm
     return StageBytes(allocated, reserved, device, which, comm, instants)
-
-
-def _fill(rows: Rows, allocated: ArrayN, reserved: ArrayN) -> None:
-    """Put what the fullest stages reserve in place of the closed form's, from the fullest on while one may be it."""
-    for row, closed in enumerate(reserved.copy()):
-        most = 0.0
-        for stage in np.argsort(-closed, kind="stable").tolist():
-            if closed[stage] < (1.0 - MAY_BE_FULLEST) * most:
-                break
-            filled = stage_filled_bytes(rows, row, stage, WORKSPACE)
-            reserved[row, stage] = max(filled, allocated[row, stage])
-            most = max(most, reserved[row, stage])
 
 
 def stage_peaks(rows: Rows, *, closely: bool = False) -> Peak:

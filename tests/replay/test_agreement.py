@@ -42,7 +42,7 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     """Allocated memory within 2 % each, half within 0.2 %. Of reserved memory, in which order holes are filled is not
     known to what weighs all candidates: 2.5 % on average, 15 % at most. Of Megatron's the closer look knows more: half
     within 2 %. The 13 % below are where a data-parallel rank of Megatron's owns some tensors whole and others not at
-    all, of which the closed form gives each its part."""
+    all, of which the closed form gives each its part. Of torchtitan's it is within 2 %, half of them within 0.2 %."""
     assert benchmark.MEMORY_BAR == 0.02
     for case, agreement in found:
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
@@ -53,6 +53,9 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     assert np.median(np.abs(closely)) < 0.02
     assert np.mean(np.abs(closely)) < 0.03
     assert np.min(closely) > -0.14
+    closely = np.array([a.closely for case, a in found if case.job.framework.name == "torchtitan"])
+    assert np.max(np.abs(closely)) < benchmark.MEMORY_BAR
+    assert np.median(np.abs(closely)) < 0.002
 
 
 def test_zero_bubble_agrees(benchmark: Any) -> None:
