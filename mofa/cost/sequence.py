@@ -2,7 +2,7 @@
 
 PyTorch's FSDP under pipelines makes a chunk's unsharded gradients in its first backward, among whatever is in flight
 then, and the optimizer's states come in holes of the first step: what is reserved follows from the order of requests.
-So it is played, and what changes little is left out: rounds behind the first one after all chunks had a backward, and
+So it is played, and what changes little is left out: rounds behind the second one after all chunks had a backward, and
 from a rank's first backward on of most layers what is not kept (:class:`mofa.cost.acts.Script`).
 """
 
@@ -22,6 +22,7 @@ from mofa.cost.moments import ROUNDS
 from mofa.cost.rows import Rows
 from mofa.orders import order_of
 from mofa.orders.interleaved import rounds
+from mofa.specs.params import layer_tensors
 
 BUCKET = 100 * 2**20
 """Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
@@ -78,8 +79,8 @@ class _Stage:
         params = float(static.params[grid, stage])
         if self.pipelined:
             params -= float(rows.shards.whole(2.0)[grid, stage])
-        local = np.array([n / self.ranks[e] for chunk in self.chunks for _, i in chunk for n, e in self.weights[i]])
-        share = local / local.sum()
+        held = float((rows.shards.sharded(1.0) if fsdp else rows.shards.whole(1.0))[grid, stage])
+        share = np.array(list(_tensors(rows, grid, stage, self.chunks, self.weights, self.ranks))) / held
         self.params, self.states, self.scratch = (
             (total * share).tolist()
             for total in (params, static.states[grid, stage] / 2.0, static.step_scratch[grid, stage])
@@ -268,13 +269,13 @@ def _give_all(pieces: list[Piece]) -> None:
 
 def _acts(rows: Rows, row: int, rank: int) -> tuple[list[tuple[str, int, int]], int]:
     """Computations of a step: kind, chunk, micro-batch; and how many are played behind the last chunk's first backward:
-    a forward and a backward of each chunk and micro-batch of a round."""
+    a forward and a backward of each chunk and micro-batch of two rounds."""
     stages, num = rows.layout.stages, int(rows.num_micro_batches[row])
     each = rounds(stages.pp, num) if stages.vpp > 1 else stages.pp
     walked = num if rows.schedule == "gpipe" else min(num, ROUNDS * each)
     order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, walked)
     acts = [(a.kind, a.stage // stages.pp, a.micro_batch) for a in order.ranks[rank]]
-    return [(str(kind), c, i) for kind, c, i in acts], 2 * each * stages.vpp
+    return [(str(kind), c, i) for kind, c, i in acts], 4 * each * stages.vpp
 
 
 def _weights(rows: Rows, k: int, kind: int) -> list[Weight]:
@@ -285,6 +286,24 @@ def _weights(rows: Rows, k: int, kind: int) -> list[Weight]:
         for w in np.flatnonzero(all_.kind == kind)
         for _ in range(round(float(all_.numbers[w, k])))
     ]
+
+
+def _tensors(
+    rows: Rows, grid: int, stage: int, chunks: list[list[tuple[Script, int]]], weights: list[list[Weight]],
+    ranks: tuple[float, ...],
+) -> Iterator[float]:  # fmt: skip
+    """A rank's part of every parameter tensor. What no op of a tape names (norms) is spread over the layers in as many
+    tensors as these have more. [params]"""
+    model, kinds = rows.workload.model, rows.layout.stages.kinds
+    more = [max(layer_tensors(model, any(expert for _, expert in of), packed=False)[0]
+                - sum(not expert for _, expert in of), 1) for of in weights[: len(kinds)]]  # fmt: skip
+    pieces = [kind for chunk in chunks for _, kind in chunk]
+    rest = float(rows.shards.whole(1.0)[grid, stage]) - sum(n for kind in pieces for n, _ in weights[kind])
+    each = rest / max(sum(kind < len(kinds) for kind in pieces), 1)
+    for kind in pieces:
+        yield from (n / ranks[expert] for n, expert in weights[kind])
+        if kind < len(kinds):
+            yield from [max(each, 0.0) / more[kind] / ranks[False]] * more[kind]
 
 
 def _chunks(
