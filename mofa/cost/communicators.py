@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rows import Rows
-from mofa.cost.topology import Group
+from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
 
@@ -31,9 +31,6 @@ DEEPEP_BUFFER_BYTES = 2.0**30
 """DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
 
 
-NONE = np.zeros((1, 1), dtype=np.int64)
-
-
 class Pipeline(NamedTuple):
     """What of a pipeline decides on its ranks' communicators; R of its ranks."""
 
@@ -46,15 +43,15 @@ class Pipeline(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """What a rank's communicators of one kind of group do."""
+    """What a rank's communicators of one kind of group do, None where none does; (n, 1) or (n, R) each."""
 
     group: Group
-    collectives: BoolN
-    """Whether a communicator runs collectives. (n, 1) or (n, R)"""
-    peers: IntN = NONE
-    """Ranks of the group that are sent to directly. (n, 1) or (n, R)"""
-    bare: IntN = NONE
-    """Communicators that do nothing but sends. (n, 1) or (n, R)"""
+    collectives: BoolN | None = None
+    """Whether a communicator runs collectives."""
+    peers: IntN | None = None
+    """Ranks of the group that are sent to directly."""
+    bare: IntN | None = None
+    """Communicators that do nothing but sends."""
 
 
 def communicators_of(rows: Rows) -> ArrayN:
@@ -107,12 +104,15 @@ def communicator_bytes(
     )  # fmt: skip
     total = np.zeros((len(world), len(pipeline.has_head)))
     sends = np.zeros(total.shape, dtype=bool)
-    for one in used:
-        total = total + one.collectives * _group_bytes(one.group, spec)[:, None]
-        if spec.per_sending_group_bytes is not None:
+    of_groups = _group_bytes(stacked_groups([one.group for one in used]), spec).reshape(len(used), -1, 1)
+    for one, of_group in zip(used, of_groups, strict=True):
+        if one.collectives is not None:
+            total = total + one.collectives * of_group
+        if one.bare is not None and spec.per_sending_group_bytes is not None:
             total = total + one.bare * spec.per_sending_group_bytes.value
-        total = total + _peer_bytes(one.group, one.peers, spec)
-        sends = sends | (one.peers > 0)
+        if one.peers is not None:
+            total = total + _peer_bytes(one.group, one.peers, spec)
+            sends = sends | (one.peers > 0)
     if experts and framework.dispatcher == "deepep":
         total = total + np.where(_ranks(groups["ep"]) > 1, DEEPEP_BUFFER_BYTES, 0.0)
     once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
@@ -177,7 +177,7 @@ def _megatron(
     ]
     pairs = 2 if pipeline.interleaved else 1
     neighbours = np.minimum(pipeline.neighbours, _ranks(groups["pp"]) - 1)
-    used.append(_Used(groups["pp"], ~always, peers=neighbours, bare=pairs * several("pp").astype(np.int64)))
+    used.append(_Used(groups["pp"], peers=neighbours, bare=pairs * several("pp").astype(np.int64)))
     if framework.deepspeed:
         used += [_Used(groups[name], several(name)) for name in DEEPSPEED_GROUPS]
         used.append(_Used(groups["tp"], several("tp") & several("pp")))
@@ -187,7 +187,7 @@ def _megatron(
     used.append(_Used(groups["edp"], several("ep")))
     if framework.dispatcher == "alltoall":
         sent_to = _ranks(groups["ep"]) - 1
-        used.append(_Used(groups["ep"], ~always, peers=sent_to, bare=np.minimum(sent_to, 1)))
+        used.append(_Used(groups["ep"], peers=sent_to, bare=np.minimum(sent_to, 1)))
     return used
 
 
@@ -197,13 +197,13 @@ def _ranks(group: Group) -> IntN:
 
 
 def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
-    """Device memory of a communicator for collectives, by where its ranks are. (n,) [B]"""
+    """Device memory of a communicator for collectives, by where its ranks are; of the group's shape. [B]"""
     inside = spec.per_group_bytes
     spanning, remote = spec.per_spanning_group_bytes or inside, spec.per_remote_group_bytes or inside
     alone = spec.per_lone_group_bytes or remote
     several = np.where(group.size > group.ranks_per_domain, spanning.value, inside.value)
     several = np.where(group.ranks_per_domain > 1, several, remote.value)
-    return np.asarray(np.where(np.atleast_1d(group.size) > 1, several, alone.value))
+    return np.asarray(np.where(group.size > 1, several, alone.value))
 
 
 def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:

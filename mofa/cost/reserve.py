@@ -76,8 +76,9 @@ def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
     if not rows.static.grads_always or rows.framework.deepspeed:
         ahead = alive.forward - moments
         return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
-    lost, pieces = holes_bytes(rows, alive.most)
-    most, ahead = _beside_holes(rows, alive.buffers)
+    made = weights_made(rows)
+    lost, pieces = holes_bytes(rows, made, alive.most)
+    most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead = np.maximum(alive.forward - moments, ahead)
     layers = alive.layers + np.maximum(pieces, widest) + bulk
     held = np.maximum(alive.most + np.maximum(lost, pieces), layers)
@@ -110,7 +111,7 @@ def _with_loss(rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float) 
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def holes_bytes(rows: Rows, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
@@ -126,7 +127,7 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
         The peak of the live tensors. (n, R) [B]
     """
     lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
-    start = _start(rows)
+    start = _start(made)
     saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
     large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
     head = costs.head.memory
@@ -137,13 +138,11 @@ def holes_bytes(rows: Rows, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     others = allocated - (static.params + static.grads + start.small - start.waste)[at]
     more = np.maximum(large + peak + (start.large + start.holes)[at] - others, 0.0)
     # pieces of holes that no tensor takes
-    plain, full = rows.gather(rows.layers.forward_peak)
-    pieces = np.where(lay.plain > 0, plain[:, :, None], 0.0).max(axis=1)
-    pieces = np.maximum(pieces, np.where(lay.full > 0, full[:, :, None], 0.0).max(axis=1))
+    pieces = rows.most_of_layers(rows.layers.forward_peak)
     return start.waste[at] + more, np.minimum(pieces, start.holes[at])
 
 
-def _beside_holes(rows: Rows, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
 
     For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
@@ -154,7 +153,7 @@ def _beside_holes(rows: Rows, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
     fixed = (static.params + static.grads)[at] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
-    for i, (holes, states) in enumerate(_by_size(rows), start=1):
+    for i, (holes, states) in enumerate(_by_size(rows, made), start=1):
         saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         peak = rows.most_of_layers(layers.large_peak[..., i])
         for end, there in ((head, rows.is_head), (embedding, rows.is_first)):
@@ -165,10 +164,9 @@ def _beside_holes(rows: Rows, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     return most, ahead
 
 
-def _by_size(rows: Rows) -> Iterator[tuple[ArrayN, ArrayN]]:
+def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it and states of one kind that are larger. (g,
     R) each [B]"""
-    made = weights_made(rows)
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
             made.staged(np.where(made.hole <= size, made.room, 0.0)),
@@ -226,9 +224,8 @@ class _Start:
     """Larger states, that find a hole and that find none."""
 
 
-def _start(rows: Rows) -> _Start:
+def _start(made: WeightsMade) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
-    made = weights_made(rows)
     hole, state, room, layers = made.hole, made.state, made.room, made.layers
     is_small = state <= SMALL
     needed = 3.0 * made.number * made.taken

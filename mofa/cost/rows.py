@@ -149,7 +149,8 @@ class Shown:
     @cached_property
     def ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
-        return np.stack([np.bincount(self.of[:r], minlength=len(self.stage)) for r in self.stage], axis=1).astype(float)
+        of_each = self.of == np.arange(len(self.stage))[:, None]
+        return np.take(np.cumsum(of_each, axis=1) - of_each, self.stage, axis=1).astype(float)
 
 
 @dataclass(frozen=True)
@@ -295,13 +296,19 @@ class Rows:
 
     def most_of_layers(self, grid: ArrayN) -> ArrayN:
         """The most of a per-layer quantity among the layers of each stage, 0 where it has none. (n, R)"""
-        lay = self.layout
-        most = np.zeros((len(self.k), len(lay.shown.stage)))
-        for there, some, mode in ((lay.any_plain, lay.plain, self.base), (lay.any_full, lay.full, self.full)):
-            values = grid[mode, self.k] if there else np.zeros((0, 0))
-            for kind in range(values.shape[1]):  # one after the other: NumPy is slow along a short axis in the middle
-                np.maximum(most, np.where(some[:, kind] > 0, values[:, kind, None], 0.0), out=most)
+        most = np.zeros((len(self.k), len(self.layout.shown.stage)))
+        for mode, has in self._modes_there:
+            values = grid[mode, self.k]
+            for kind, there in enumerate(has):  # one after the other: NumPy is slow along a short axis in the middle
+                np.maximum(most, values[:, kind, None], out=most, where=there)
         return most
+
+    @cached_property
+    def _modes_there(self) -> list[tuple[NDArray[np.intp], list[NDArray[np.bool_]]]]:
+        """Each mode that any candidate has layers of, and on which stages they are, by kind of layer. (n, R) each"""
+        lay = self.layout
+        both = ((lay.any_plain, lay.plain, self.base), (lay.any_full, lay.full, self.full))
+        return [(mode, list(np.moveaxis(some > 0, 1, 0))) for there, some, mode in both if there]
 
     @cached_property
     def is_first(self) -> ArrayN:

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.backward import WEIGHT_ENDS
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.blocking import blocking
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.hostclock import NEVER as NO_WAIT
 from mofa.cost.rounds import in_turn
-from mofa.cost.streams import Ready, Streams, through
+from mofa.cost.streams import NOTHING, Ready, Streams, through
 
 ArrayK = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
             ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
     alone_s = sum(exposed.values(), 0.0)
-    hidden = {}
+    hidden = dict.fromkeys(HIDDEN, 0.0)
     computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
     for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
         beside = sent - alone[name]
@@ -97,18 +97,15 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
         device_s = alone_s - exposed["host_idle"]
         clocks = device_s, maximum(device_s, issued), NO_WAIT, issued
     slowed = sum(exposed.values(), 0.0) - alone_s
-    weights = sum((took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)), 0.0)
-    return PhaseTime(
-        stacked(list(exposed.values()), machine.num_k),
-        stacked(list(hidden.values()), machine.num_k),
-        per_combination(issued, machine.num_k),
-        stacked([*(part + slowed for part in clocks[:3]), clocks[3]], machine.num_k),
-        per_combination(weights, machine.num_k),
-    )
+    weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
+    slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3]
+    of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
+    first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
+    return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
 
 
 def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:
-    """Seconds of each family of communication, and what computing loses per second that it runs beside. (K,) [s, -]
+    """Seconds of each family that communicates, and what computing loses per second that it runs beside. (K,) [s, -]
 
     A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
     stream takes all of both: what it does, computing does not.
@@ -123,7 +120,11 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
                 aside[op.family] = aside[op.family] + took
                 if isinstance(op.work, Stream):
                     copies[op.family] = copies[op.family] + took
-    return {n: (sent[n], share + (1.0 - share) * copies[n] / maximum(aside[n], 1e-12)) for n in HIDDEN}
+    return {
+        name: (at, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
+        for name, at in sent.items()
+        if anywhere(at)
+    }
 
 
 def _neighbours(op: Op) -> bool:
@@ -141,11 +142,15 @@ def _carries(tape: Tape) -> bool:
     written."""
     if _synchronises(tape):
         return True
-    first: dict[str, int] = {}
-    for i, op in enumerate(tape.ops):
-        for name in op.writes:
-            first.setdefault(name, i)
-    return any(first.get(name, -1) >= i for i, op in enumerate(tape.ops) for name in op.reads)
+    written: set[str] = set()
+    ahead: set[str] = set()
+    for op in tape.ops:
+        if not written.issuperset(op.reads):
+            ahead.update(name for name in op.reads if name not in written)
+        if not ahead.isdisjoint(op.writes):
+            return True
+        written.update(op.writes)
+    return False
 
 
 class _Step(NamedTuple):
@@ -180,12 +185,14 @@ def _plan(tape: Tape) -> tuple[_Step, ...]:
             # same-stream inputs too: where their producer is absent they are ready when its input is
             steps.append(_Step("async", reads))
             continue
-        waits = () if awaited.isdisjoint(reads) else tuple([r for r in reads if r in awaited])
+        if awaited.isdisjoint(reads) and watched.isdisjoint(writes):
+            steps.append(_ALONE)
+            continue
+        waits = tuple([r for r in reads if r in awaited])
         passes = bool(waits) and _may_pass(op)
         if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
             awaited.update(writes)
-        record = () if watched.isdisjoint(writes) else tuple([w for w in writes if w in watched])
-        steps.append(_Step("compute", waits, record, passes) if waits or record else _ALONE)
+        steps.append(_Step("compute", waits, tuple([w for w in writes if w in watched]), passes))
     return tuple(steps)
 
 
@@ -235,7 +242,7 @@ def _pass(
 def _wait(step: _Step, op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
     """An op of the compute stream waits for other streams."""
     for name in step.wait:
-        for family, at in state.ready.get(name, {}).items():  # of a repetition before the first there is nothing
+        for family, at in state.ready.get(name, NOTHING).items():  # of a repetition before the first there is nothing
             if family:  # else computed on the stream itself
                 late = maximum(at - state.compute, 0.0)
                 if step.passes:

@@ -24,6 +24,7 @@ Ready = dict[str, FloatK]
 Until = tuple[FloatK, FloatK]
 """Until when something is taken, and the ``loss`` from which on that does not move, however late computing is."""
 FREE: Until = (0.0, 0.0)
+NOTHING: Ready = {}
 MOVES = np.inf
 """Of what moves with all that computing loses."""
 
@@ -36,7 +37,7 @@ def through(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
     return out
 
 
-@dataclass
+@dataclass(slots=True)
 class Streams:
     """The clocks of the host, of the compute stream and of all beside it.
 
@@ -71,7 +72,7 @@ class Streams:
 
     def hand_on(self, op: Op, runs: BoolK) -> None:
         """Where an op of the compute stream does not run, its output is there when its input is."""
-        handed_on = through(runs, {}, self.ready.get(op.reads[0], {}))
+        handed_on = through(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
         since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
         for name in op.writes:
             self.ready[name], self.since[name] = handed_on, since
@@ -81,13 +82,13 @@ class Streams:
         are there."""
         launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)
         start, since = launch, self.loss
-        awaited = [(at, self.since.get(name, MOVES)) for name in reads for at in self.ready.get(name, {}).values()]
+        awaited = [(at, self.since.get(name, MOVES)) for name in reads for at in self.ready.get(name, NOTHING).values()]
         awaited.append(self.streams.get(op.stream, FREE))
         if isinstance(op.work, Collective):
             awaited.append(self._communicator(op.work.group, machine))
         for at, fixed in awaited:
-            since = where(at > start, fixed, since)
-            start = maximum(start, at)
+            later = at > start
+            start, since = where(later, at, start), where(later, fixed, since)
         # where computing is later than it waits in the queue, it moves as well
         since = maximum(minimum(since, self.loss), self.loss - (start - launch))
         end = start + took
@@ -97,7 +98,7 @@ class Streams:
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
-                made = through(op.present, made, self.ready.get(op.reads[0], {}))
+                made = through(op.present, made, self.ready.get(op.reads[0], NOTHING))
             runs = op.present if op.work is not None else False
             since = where(runs, since, self.since.get(op.reads[0], MOVES))
         for name in op.writes:
@@ -113,6 +114,9 @@ class Streams:
 
     def _occupy(self, group: str, present: BoolK, end: FloatK, since: FloatK, machine: Machine) -> None:
         whole = machine.shares_world(group)
+        if whole is False:
+            _take(self.communicators, group, present, end, since)
+            return
         for name, here in ((group, opposite(whole)), ("world", whole)):
             if anywhere(here):
                 _take(self.communicators, name, present & here, end, since)

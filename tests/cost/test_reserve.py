@@ -15,6 +15,7 @@ from mofa.cost.reserve import (
     native_bytes,
     shards_waste,
     taken_bytes,
+    weights_made,
 )
 from mofa.cost.rows import Rows
 from mofa.replay.ranks import rows_of
@@ -45,7 +46,7 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         some = rows("megatron", f"tp=2 pp=4 cp=4 dp=2 micro_batch={micro_batch} recompute=full", 64)
         held = float(np.max(some.layers.forward_peak))
         holes = float(some.static.params[0, 1])
-        lost = holes_bytes(some, np.full((1, 4), 1e15))[1][0, 1]  # so much is alive that nothing else matters
+        lost = holes_bytes(some, weights_made(some), np.full((1, 4), 1e15))[1][0, 1]  # so much is alive that nothing else matters
         assert lost == pytest.approx(min(held, holes), rel=0.02)
 
 
@@ -78,7 +79,7 @@ def test_what_displaced_tensors_take_of_the_loss() -> None:
 def test_holes_are_there_beside_what_is_larger() -> None:
     """Of Megatron's start all parameters' segments stay beside its buffers: 2 bytes a parameter beside 6."""
     some = rows("megatron", "tp=2 pp=4 cp=4 dp=2 micro_batch=1 recompute=full", 64)
-    most, ahead = _beside_holes(some, np.zeros((1, 4)))
+    most, ahead = _beside_holes(some, weights_made(some), np.zeros((1, 4)))
     params = float(some.static.params[0, 1])
     assert most[0, 1] == pytest.approx(4.0 * params, rel=0.002)  # states are shared out over 8 ranks: all fit
     assert np.all(ahead <= most)
