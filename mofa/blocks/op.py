@@ -18,7 +18,8 @@ from mofa.blocks.elementwise import anywhere, opposite, where
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
 KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer", "scratch")
 Family = Literal[
-    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "tp", "cp", "ep", "pp", "dp", "optimizer", "host"
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "tp", "cp", "ep", "pp", "dp", "optimizer",
+    "host", "host_idle",
 ]
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
 Format = Literal["bf16", "fp8", "fp32"]
@@ -202,7 +203,7 @@ class Op(NamedTuple):
     choices: FloatK = 0.0
     """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
     loads: FloatK = 0.0
-    """Kernels among its launches that nothing has used before, which the driver loads. [-]"""
+    """Kernels among its launches that nothing has used before, which the driver loads while the device idles. [-]"""
     nodes: FloatK = 1.0
     """Of a backward op: nodes of autograd's graph that it is made of, in each round. [-]"""
     pieces: FloatK = 0.0

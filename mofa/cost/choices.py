@@ -16,11 +16,13 @@ FloatN = NDArray[np.float64]
 REMEMBERED = 8192
 """Shapes that cuBLAS remembers unless told otherwise, dropping about those that were used longest ago (NVIDIA, cuBLAS
 documentation, cublasLt, "Heuristics Cache"). [-]"""
-KERNELS, NUMBERS = 415.0, 361.0
-"""Kernels that all the products of experts come to need, and different numbers of tokens after which an e-th of them is
-left: 39 for the 41st to 80th number between 256 and 2048 (both products of 2048 x 768 experts, PyTorch 2.11, in
-measurements/h200-host-second/products.json: they take milliseconds more), and 3 in the 109 new numbers of both ranks,
-behind 1350, in host-mc2-ep2-olmoe-3l-skewed-traced. [-]"""
+POOL, ALIKE = 120.0, 0.021
+"""Kernels that products of one way (forward, or for the input's gradient) come to need, whatever their widths, and how
+far, as a share of a number of rows, the library's choice stays what it is: the mean distance from one change to the
+next. Fitted (maximum likelihood) to which of 960 products took milliseconds more, 187 of them, in
+measurements/h200-host-second/products.json: 80 random numbers between 256 and 4096, three models' experts, one after
+the other in a process (PyTorch 2.11). So as many are expected in each series as there were within 8 (38, 39, 29, 24,
+16, 9, 6, 11, 6, 4, 0, 5). For a weight's gradient a width took two at most. [-], [-]"""
 PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
@@ -44,7 +46,8 @@ def unseen_share(means: FloatN, draws: float) -> float:
     of all experts' densities. A number is unseen with ``exp(-T p)``, averaged over the numbers that come up, where
     ``T`` are the draws so far, but no more than those in which as many different numbers come up as are remembered
     (Che, Tung, Wang 2002, doi:10.1109/JSAC.2002.801752: a cache that drops what was used longest ago). Assumes that
-    popularity stays as it is.
+    popularity stays as it is; where routers learn, it moves by a tenth of an expert's tokens in a run's first steps
+    (median over layers of what repeats of a run of the fitting half differ by).
 
     Examples
     --------
@@ -56,31 +59,47 @@ def unseen_share(means: FloatN, draws: float) -> float:
     >>> round(unseen_share(uneven, np.inf), 2)
     0.73
     """
-    density, weights = _densities(means)
+    _, density, weights = _densities(means)
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
 
 def new_kernels(means: FloatN, draws: float) -> float:
-    """Kernels that the next number of tokens needs and nothing has used before, of all its products. [-]
+    """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
-    Arguments as of :func:`unseen_share`. ``KERNELS (1 - exp(-n / NUMBERS))`` have been loaded after ``n`` different
-    numbers; assumes experts of all sizes alike, though larger ones need fewer (28 for the 11th to 80th number of 4096 x
-    6400, behind those of the others).
+    Arguments as of :func:`unseen_share`.
+
+    Notes
+    -----
+    Two products and two input gradients of a number choose a kernel each, from ``POOL`` for each way. Choices change at
+    random, each ``ALIKE m`` apart in the mean: a number's is independent of those before it where one lies between it
+    and the nearest on either side. With density ``p`` and ``T`` draws before, none came up down to ``d`` below it with
+    ``exp(-T p d)``: with ``a = 1 - exp(-1 / (ALIKE m))`` a share ``exp(-T p) (a / (1 - (1 - a) exp(-T p)))^2`` of
+    numbers is alone. Of what is chosen independently the share of the pool that is loaded was loaded for another, and
+    ``n`` independent choices, the share's integral over the draws, have loaded ``POOL (1 - exp(-n / POOL))``. Assumes
+    that all of the pool are chosen alike; late in a run some more are loaded (three behind 1350 numbers, in the 109 new
+    ones of both ranks of host-mc2-ep2-olmoe-3l-skewed-traced).
 
     Examples
     --------
-    At first a number needs one or two, after hundreds one in three, in the middle of a long run none does.
+    At first a number needs four; of even experts soon hardly any, as their numbers are alike, of uneven ones later:
 
-    >>> uneven = np.geomspace(200.0, 20000.0, 64)
-    >>> [round(new_kernels(uneven, n), 2) for n in (0.0, 400.0, np.inf)]
-    [1.15, 0.36, 0.0]
+    >>> even, uneven = np.full(8, 2048.0), np.geomspace(200.0, 20000.0, 64)
+    >>> [round(new_kernels(even, n), 3) for n in (0.0, 64.0, 512.0, np.inf)]
+    [4.0, 0.051, 0.005, 0.0]
+    >>> [round(new_kernels(uneven, n), 3) for n in (0.0, 64.0, 512.0, np.inf)]
+    [4.0, 0.997, 0.033, 0.0]
     """
     if not np.isfinite(draws):
         return 0.0
-    density, weights = _densities(means)
-    unseen = float((weights * np.exp(-draws * density)).sum())
-    return unseen * KERNELS / NUMBERS * float(np.exp(-_different(draws, density, weights) / NUMBERS))
+    numbers, density, weights = _densities(means)
+    change = -np.expm1(-1.0 / (ALIKE * numbers))
+    unseen = np.exp(-draws * density)
+    between = change / (1.0 - (1.0 - change) * unseen)
+    alone = float((weights * unseen * between**2).sum())
+    before = between * (1.0 - unseen) / density
+    loaded = 2.0 * float((weights * before).sum())
+    return 4.0 * alone * float(np.exp(-loaded / POOL))
 
 
 def most_of(mean: float, ranks: int) -> float:
@@ -99,15 +118,15 @@ def most_of(mean: float, ranks: int) -> float:
     return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
 
 
-def _densities(means: FloatN) -> tuple[FloatN, FloatN]:
-    """Density of all experts' numbers of tokens around each mean, and the weights of these places. (n, 9)"""
+def _densities(means: FloatN) -> tuple[FloatN, FloatN, FloatN]:
+    """Numbers of tokens around each mean, the density of all experts' there, and the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
     numbers = means[:, None] + NODES * np.sqrt(means)[:, None]
     apart = (numbers[:, :, None] - means) ** 2 / (2.0 * means)
     density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * means)).mean(axis=-1)
-    return density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
+    return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
 
 
 def _different(draws: float, density: FloatN, weights: FloatN) -> float:

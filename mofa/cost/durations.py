@@ -282,7 +282,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
                 each = each - where(op.rounds > 1.0, cold, 0.0)
             if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
-                each = each + op.choices * host.gemm_choice_s.value + op.loads * host.kernel_load_s.value
+                each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:

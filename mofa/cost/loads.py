@@ -80,7 +80,7 @@ class RoutingLoads:
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
         >>> share, kernels = loads.unseen(np.array([1.0]), np.array([16384.0]), np.array([2.0]))  # 96 draws of 160
         >>> share.round(2), kernels.round(2)
-        (array([0.57]), array([0.53]))
+        (array([0.57]), array([0.03]))
         """
         if self.shares is None:
             return np.zeros(len(ep)), np.zeros(len(ep))

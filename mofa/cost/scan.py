@@ -18,6 +18,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, w
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.blocking import blocking
 from mofa.cost.durations import Machine, Timed, device_seconds, host_seconds
+from mofa.cost.first_use import idle_s, loading
 from mofa.cost.hostclock import NEVER as NO_WAIT
 from mofa.cost.rounds import in_turn
 from mofa.cost.streams import NOTHING, Ready, Streams, through
@@ -59,7 +60,9 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     ``timed`` as :func:`mofa.cost.durations.device_seconds` takes it.
     """
     seconds = device_seconds(tape.ops, machine, timed)
-    issue = in_turn(tape.ops, seconds, host_seconds(tape.ops, machine))
+    load_s = machine.cluster.gpu.curves.host.kernel_load_s.value
+    tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s)
+    issue = in_turn(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = blocking(tape, seconds, issue, machine)
     issued: FloatK = sum(issue, 0.0)
@@ -94,7 +97,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
         share = computing / maximum(alone_s - alone[name], 1e-12)
         exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
     if clocks is None:
-        device_s = alone_s - exposed["host_idle"]
+        device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds)
         clocks = device_s, maximum(device_s, issued), NO_WAIT, issued
     slowed = sum(exposed.values(), 0.0) - alone_s
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)

@@ -15,6 +15,7 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
 from mofa.cost.blocking import on_one_stream, waits_behind
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.first_use import loading
 from mofa.cost.rounds import in_turn
 from mofa.cost.scan import EXPOSED
 from mofa.cost.streams import OWN_ORDER
@@ -136,9 +137,12 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
     share = machine.cluster.gpu.curves.overlap_slowdown.value
     blocks = machine.framework.launch_blocking
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    issue = in_turn(tape.ops, seconds, issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else [])
+    issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    load_s = machine.cluster.gpu.curves.host.kernel_load_s.value
+    tape, seconds, issue = loading(tape, seconds, issue, load_s)
+    issue = in_turn(tape.ops, seconds, issue)
     lines: list[_Line] = []
-    for op, device_s, host_s in zip(tape.ops, seconds, map(value, issue), strict=True):
+    for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
         op = on_one_stream(op) if blocks else op
         if not value(op.present):
             shared = op.writes[:1] if op.reads else ()

@@ -1,14 +1,19 @@
-"""How often experts' numbers of tokens are new to a library: against draws that are counted, and an LRU cache."""
+"""How often experts' numbers of tokens are new to a library, and need kernels that nothing has used: against draws that
+are counted, an LRU cache, and products that were timed."""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mofa.cost import choices
-from mofa.cost.choices import unseen_share
+from mofa.cost.choices import ALIKE, POOL, new_kernels, unseen_share
+
+ROOT = Path(__file__).parents[2]
 
 EVEN, UNEVEN = np.full(8, 400.0), 400.0 * np.geomspace(0.3, 3.0, 8)
 
@@ -46,3 +51,53 @@ def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_experts_than_are_told_apart() -> None:
     many = np.tile(UNEVEN, 64)
     assert unseen_share(many, 200.0) == pytest.approx(unseen_share(UNEVEN, 200.0), rel=0.05)
+
+
+def loaded(means: np.ndarray, draws: int, watched: int, seed: int) -> float:
+    """Kernels that a number loads behind the first ``draws``: each of two products a way has one kernel from change to
+    change, which are ``ALIKE`` of the number apart in the mean, drawn from the way's pool."""
+    rng = np.random.default_rng(seed)
+    held: list[set[int]] = [set(), set()]
+    changes = np.cumsum(rng.exponential(ALIKE, (4, 4000)), axis=1)  # in the number's logarithm
+    kernels = rng.integers(0, int(POOL), changes.shape)
+    found = 0
+    for n in range(draws + watched):
+        number = np.log(max(rng.poisson(means[n % len(means)]), 1))
+        for product in range(4):
+            kernel = int(kernels[product, np.searchsorted(changes[product], number)])
+            found += n >= draws and kernel not in held[product % 2]
+            held[product % 2].add(kernel)
+    return found / watched
+
+
+@pytest.mark.parametrize("means", [EVEN, UNEVEN, np.geomspace(200.0, 8000.0, 64)])
+@pytest.mark.parametrize("draws", [0, 64, 512])
+def test_new_kernels_are_as_many_as_are_counted(means: np.ndarray, draws: int) -> None:
+    found = np.mean([new_kernels(means, draws + n) for n in range(32)])
+    counts = [loaded(means, draws, 32, seed) for seed in range(30)]
+    assert found == pytest.approx(np.mean(counts), rel=0.2, abs=0.05)
+
+
+def test_new_kernels_of_products_that_were_timed() -> None:
+    """Products that take more than a millisecond load a kernel: expected of each, with the distance to the nearest
+    numbers before it and what is left of the pool, as many as were counted, of each model's experts too."""
+    raw = json.loads((ROOT / "measurements" / "h200-host-second" / "products.json").read_text())
+    left = {"fwd": POOL, "dgrad": POOL}
+    counted: dict[int, float] = {}
+    expected: dict[int, float] = {}
+    for series in (one for one in raw["products"] if one["way"] != "wgrad"):
+        numbers, way = np.array(series["m"], dtype=float), series["way"]
+        model = max(series["n"], series["k"])
+        model = {12800: 6400}.get(model, model if model < 14336 else 14336)
+        for i, took_us in enumerate(series["new"]):
+            apart = [
+                np.abs(side - numbers[i]).min(initial=np.inf)
+                for side in (numbers[:i][numbers[:i] <= numbers[i]], numbers[:i][numbers[:i] >= numbers[i]])
+            ]
+            alone = np.prod(-np.expm1(-np.array(apart) / (ALIKE * numbers[i])))
+            expected[model] = expected.get(model, 0.0) + left[way] / POOL * alone
+            counted[model] = counted.get(model, 0.0) + (took_us > 1000)
+            left[way] -= took_us > 1000
+        left[way] -= sum(took_us > 1000 for took_us in series["new_in_a_busy_queue"])
+    assert counted == {2048: 130, 6400: 42, 14336: 15}
+    assert [round(one) for one in expected.values()] == pytest.approx([130, 42, 15], rel=0.15)

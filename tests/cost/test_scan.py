@@ -16,7 +16,7 @@ from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
 from mofa.cost.scan import COMPUTING, EXPOSED, HIDDEN, PhaseTime, scan
 from mofa.cost.streams import OWN_ORDER
 
-SLOWDOWN, SYNC_S = 0.1, 20.0
+SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
 
 
@@ -31,7 +31,8 @@ def shared(num_k: int) -> Any:
 def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) -> Any:
     """All that the scan asks of a machine but the times of ops."""
     curves = SimpleNamespace(
-        overlap_slowdown=SimpleNamespace(value=slowdown), host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S))
+        overlap_slowdown=SimpleNamespace(value=slowdown),
+        host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S), kernel_load_s=SimpleNamespace(value=LOAD_S)),
     )
     return SimpleNamespace(
         num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)), shares_world=lambda _: shared(num_k),

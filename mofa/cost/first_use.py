@@ -1,0 +1,93 @@
+"""Kernels that are used for the first time: the driver loads them, and the host's lead is gone.
+
+A load takes the host a while and then waits until all that was launched has ended (NVIDIA, CUDA programming guide,
+"Lazy Loading", on concurrent execution: to load a kernel the context may have to be synchronised). Behind 0.1 s of work
+in the queue the first product that needs a new kernel takes the host 98 to 127 ms in each of the 12 series that have
+one in measurements/h200-host-second/products.json, most of the next ones 2 to 4 ms, as the queue is empty by then; in
+mc4-tp2-pp2-etp2-mixtral-4l-traced two of the backward pass take 8.0 and 18.7 ms, in which the device idles for the last
+0.3 and 0.5, and two of the forward pass 2.4 ms, of which it idles for 1.4 and 2.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+
+from mofa.blocks.elementwise import FloatK, anywhere, maximum, where
+from mofa.blocks.op import HostSync, Op, Stream, Tape
+
+LIKELY = log(2.0)
+"""Kernels expected of a loop from which on it loads one more often than not: half of Poisson's counts are above 0.
+[-]"""
+
+
+def loading(
+    tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float
+) -> tuple[Tape, list[FloatK], list[FloatK]]:
+    """A tape with what loads take ahead of the loops over experts that need them, and its ops' seconds.
+
+    Parameters
+    ----------
+    tape
+        With the kernels expected of each op (``Op.loads``).
+    seconds, issue
+        Device and host time of each op, without loads. (K,) each [s]
+    load_s
+        One load. [s]
+
+    Notes
+    -----
+    A load anywhere in a loop finds the host ahead by ``u X``, ``u`` the share of the loop behind it and ``X`` what
+    computing the loop takes longer than issuing it, and the device idles for ``max(load_s - u X, 0)``: in the mean over
+    ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
+    device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. Where a loop
+    loads more often than not, the host has no lead from before it either. Assumes no such lead for the mean, that loads
+    don't follow each other closely, and that what is computed again was loaded the first time; what the device idles
+    while a drained load ends (above) is left out.
+
+    Examples
+    --------
+    Two products in a loop that takes the device 8 ms and the host 4, and a kernel loaded in 2 ms: it costs the device
+    half a millisecond, and nothing of the host's time is the device's.
+
+    >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), rounds=4.0, loads=0.5) for name in ("a", "b"))
+    >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0)
+    >>> [op.name for op in tape.ops]
+    ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
+    >>> took, issued
+    ([0.0, 0.5, 0.0, 4.0, 4.0], [0.0, 0.0, 2.0, 2.0, 2.0])
+    """
+    if not any(anywhere(op.loads) for op in tape.ops):
+        return tape, list(seconds), list(issue)
+    out: list[tuple[Op, FloatK, FloatK]] = []
+    at = 0
+    while at < len(tape.ops):
+        end = _end(tape.ops, at)
+        loop = list(zip(tape.ops[at:end], seconds[at:end], issue[at:end], strict=True))
+        loads = sum((where(op.present, op.loads, 0.0) for op, *_ in loop if not op.name.endswith("~")), 0.0)
+        if anywhere(loads):
+            ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
+            idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
+            name = tape.ops[at].name
+            if anywhere(loads >= LIKELY):
+                out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=loads >= LIKELY), 0.0, 0.0))
+            out.append((Op(f"{name}.loads", "host_idle", Stream(0.0), launches=0), loads * idle, 0.0))
+            out.append((Op(f"{name}.loaded", "host", None, launches=0), 0.0, loads * load_s))
+        out += loop
+        at = end
+    ops, took, issued = zip(*out, strict=True)
+    return replace(tape, ops=ops), list(took), list(issued)
+
+
+def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
+    """What loads keep the device waiting in a tape of :func:`loading`. (K,) [s]"""
+    return sum((took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"), 0.0)
+
+
+def _end(ops: tuple[Op, ...], at: int) -> int:
+    """Where the loop ends that begins at an op; behind it where it is in none."""
+    end = at + 1
+    while anywhere(ops[at].rounds > 1.0) and end < len(ops) and anywhere(ops[end].rounds > 1.0):
+        end += 1
+    return end
