@@ -38,8 +38,6 @@ SPEEDS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
 SAME_CALL = {("", "Intel(R) Xeon(R) Processor", 16): "h200-1gpu-third"}
 """Machines without a mark whose runs were measured in one call with a calibration, which has one."""
-TAUGHT = ("mc1-phimoe-2l-full-skewed", "mc2-pp2-mixtral-2l-skewed", "mc2-pp2-vpp2-phimoe-4l-full")
-"""Runs from which the GPU's profile has ``gemm_choice_s``: they cannot say how fast their hosts were as well."""
 FEWEST = 3
 """Configurations, or runs that measured it, that a machine's speed rests on."""
 
@@ -69,8 +67,6 @@ def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         references, _ = measured_references(RECORDS, Path(scratch), hosts=False)
         for reference in (replace(one, host_op_s=None) for one in references):
-            if reference.id in TAUGHT:
-                continue
             for id in [repeat.id for repeat in reference.repeats] or [reference.id]:
                 record = known[id]
                 step_s = record.measured.step_time_s
