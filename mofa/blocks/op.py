@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer
 Family = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "tp", "cp", "ep", "pp", "dp", "optimizer",
     "host", "host_idle",
-]
+]  # fmt: skip
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
 Format = Literal["bf16", "fp8", "fp32"]
 Backend = Literal["cudnn", "flash", "flash1"]

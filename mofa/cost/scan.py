@@ -88,7 +88,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
             ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
     alone_s = sum(exposed.values(), 0.0)
-    hidden = dict.fromkeys(HIDDEN, 0.0)
+    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
     computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
     for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
         beside = sent - alone[name]

@@ -46,7 +46,8 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         some = rows("megatron", f"tp=2 pp=4 cp=4 dp=2 micro_batch={micro_batch} recompute=full", 64)
         held = float(np.max(some.layers.forward_peak))
         holes = float(some.static.params[0, 1])
-        lost = holes_bytes(some, weights_made(some), np.full((1, 4), 1e15))[1][0, 1]  # so much is alive that nothing else matters
+        # so much is alive that nothing else matters
+        lost = holes_bytes(some, weights_made(some), np.full((1, 4), 1e15))[1][0, 1]
         assert lost == pytest.approx(min(held, holes), rel=0.02)
 
 
