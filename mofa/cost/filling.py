@@ -9,9 +9,9 @@ loss and the embedding's backward op by op beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import FloatK, where
 from mofa.blocks.tapes import label
 from mofa.cost.freelist import SMALL, FreeList, Segments, rounded
-from mofa.cost.reserve import weights_made
 from mofa.cost.rows import Rows
+from mofa.cost.tensors import Module, block_weights, buffers_of, owned, params_of
 
 ROUNDS = 4
 """Turns in which what layers keep is allocated, some of every size in each: layers run one after the other. [-]"""
@@ -139,6 +139,8 @@ class Stage:
     head: Course | None
     embedding: Course | None
     workspace: int
+    copied: bool = True
+    """Whether parameters are copied into buffers and let go: under the distributed optimizer."""
 
 
 def filled_bytes(stage: Stage) -> int:
@@ -154,9 +156,11 @@ def filled_bytes(stage: Stage) -> int:
 
     for hole, _, number in stage.weights:
         good(hole, number)
-    large.empty()
-    small.empty()
-    for _, state, number in stage.weights:
+    if stage.copied:
+        large.empty()
+        small.empty()
+    stepped = [(state, number) for _, state, number in stage.weights if state]
+    for state, number in stepped:
         good(state, number)
     for size in (*stage.fixed, stage.workspace):
         good(size, 1)
@@ -167,7 +171,7 @@ def filled_bytes(stage: Stage) -> int:
         small.settle(few)
         if step == 1:
             good(stage.workspace, 1)
-            for _, state, number in stage.weights:
+            for state, number in stepped:
                 good(state, 2 * number)
     return large.reserved + small.reserved
 
@@ -230,22 +234,59 @@ def stage_of(rows: Rows, row: int, stage: int, workspace: int) -> Stage:
     if loss is not None and depth:
         others += [(course, depth * last) for course in (Course.of(tapes["mtp"], k), layers[-1][0], loss)]
     kept = costs.persistent_head if head else costs.persistent
-    fixed = (rows.static.params[grid, stage], rows.static.grads[grid, stage], kept[k], rows.static.buffers[grid, stage])
+    copied = bool(rows.table.zero[row] >= 1)
+    fixed = (
+        rows.static.params[grid, stage] * copied,
+        rows.static.grads[grid, stage],
+        kept[k],
+        rows.static.buffers[grid, stage],
+    )
     return Stage(
         tuple(_weights(rows, row, stage)), tuple(rounded(float(x)) for x in fixed if x), tuple(layers), tuple(others),
-        loss, embedding, workspace,
+        loss, embedding, workspace, copied,
     )  # fmt: skip
 
 
-def _weights(rows: Rows, row: int, stage: int) -> Iterator[tuple[int, int, int]]:
+def _weights(rows: Rows, row: int, stage: int) -> list[tuple[int, int, int]]:
     """A parameter's bytes, those of each of its states, and how many such there are, as the optimizers step them.
 
-    Megatron's buffers hold parameters from the last to the first; experts under expert parallelism come behind.
+    Each has matrices before what is not decayed, of every buffer from the last parameter to the first; experts under
+    expert parallelism come behind. The states are those of the first of the ranks that share them out.
     """
-    made, grid, experts = weights_made(rows), int(rows.grid[row]), rows.costs.weights.expert
+    params = params_of(rows, stage, _modules(rows, row, stage), tied=_tied(rows))
+    shared = int(rows.table.zero[row]) >= 1
+    own = owned(rows, params, stage, 0) if shared else [p.params for p in params]
     apart = bool(rows.table.ep[row] > 1)
-    numbers = made.number[:, grid] * made.layers[made.kind, stage]
-    more = float(rows.static.params[grid, stage] / (numbers @ made.hole[:, grid]))  # for what no op names (norms)
-    for w in sorted(range(len(made.number)), key=lambda w: (apart and bool(experts[w]), -w)):
-        if number := round(float(numbers[w])):
-            yield rounded(more * float(made.hole[w, grid])), rounded(more * float(made.state[w, grid])), number
+    order = [n for one in buffers_of(rows, params, stage) for n in one.members] if shared else range(len(params))
+    order = sorted(order, key=lambda n: (apart and params[n].expert, params[n].flat))
+    state = rows.framework.states_bytes_per_param / 3.0
+    found = (((rounded(2.0 * params[n].params), rounded(state * own[n]) if own[n] else 0)) for n in order)
+    return [(hole, held, len(list(some))) for (hole, held), some in groupby(found)]
+
+
+def _modules(rows: Rows, row: int, stage: int) -> list[list[Module]]:
+    """What a stage's chunks are made of, in order."""
+    stages, tapes, k = rows.layout.stages, rows.costs.tapes, int(rows.k[row])
+    rank = int(rows.layout.shown.stage[stage])
+    any_mode = next(iter(rows.costs.blocks))
+
+    def module(name: str, of: str) -> Module:
+        return Module(name, of.split(" ")[0], block_weights(tapes[of].forward.ops, k))
+
+    made: dict[str, Module] = {}
+    chunks: list[list[Module]] = []
+    for c, layers in enumerate(stages.layers[rank]):
+        names = ["embedding"] if rank == 0 and c == 0 else []
+        names += [label(stages.kinds[kind], any_mode) for kind in layers]
+        if rank == stages.head_stage and c == stages.vpp - 1:
+            names += [*(["mtp", names[-1], "head"] * rows.workload.model.num_mtp_layers), "head"]
+        for of in names:
+            if of not in made:
+                made[of] = module("block " if " " in of else of, of)
+        chunks.append([made[of] for of in names])
+    return chunks
+
+
+def _tied(rows: Rows) -> bool:
+    """Whether the embedding and the head are one weight of one stage."""
+    return rows.workload.model.tied_embeddings and rows.layout.stages.head_stage == 0

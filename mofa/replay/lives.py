@@ -8,6 +8,7 @@ import numpy as np
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import KINDS, Attention, Op, Tensor
+from mofa.cost.tensors import block_weights
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
@@ -151,26 +152,13 @@ def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = Fals
         _deed(op, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)
         for i, op in enumerate(ops)
     ]
-    weights = _weights(block.forward.ops)
+    weights = block_weights(block.forward.ops, 0)
     pieces = _pieces(deeds, weights)
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights,
     )  # fmt: skip
-
-
-def _weights(ops: tuple[Op, ...]) -> tuple[tuple[str, float], ...]:
-    """Every weight with its parameters, in order; one that several ops read (token chunks) once. [params]"""
-    readers: dict[str, Op] = {}
-    for op in ops:
-        if value(op.weight_params) > 0:
-            readers.setdefault(op.weight or op.name, op)
-    return tuple(
-        (name, value(op.weight_params) / max(value(op.num_weights), 1.0))
-        for name, op in readers.items()
-        for _ in range(max(int(value(op.num_weights)), 1))
-    )
 
 
 def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:

@@ -13,11 +13,12 @@ from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
 from mofa.cost.rows import Rows, make_rows
+from mofa.cost.tensors import Module, params_of
 from mofa.orders import Order, order_of
 from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.routed import Routed
-from mofa.replay.weights import flat_buffers, params_of, weights_of
+from mofa.replay.weights import flat_buffers, weights_of
 from mofa.specs.strategy import SCHEDULES
 
 BUCKET = 100 * 2**20
@@ -141,7 +142,8 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         rest = int(rows.static.buffers[0, r])
         buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
     tied = _tied(rows, r)
-    params = params_of(rows, r, chunks, tied=tied)
+    modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
+    params = params_of(rows, r, modules, tied=tied)
     weights = _held_in_fp8(rows, lives, chunks, weights_of(rows, params, r, data_rank))
     return Rank(
         weights=weights, chunks=tuple(chunks), computations=acts,

@@ -1,90 +1,10 @@
-"""A rank's parameter tensors: their sizes, their order, and what its optimizers keep of each."""
+"""What a rank holds of its parameter tensors, and its optimizers keep of each; see :mod:`mofa.cost.tensors`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from mofa.cost.rows import Rows
-from mofa.replay.rank import FlatBuffer, Piece, Weight
-from mofa.specs.params import layer_tensors
-
-SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
-"""Parameters of Megatron's buckets where reductions overlap (distributed_data_parallel.py): at least the one, the other
-for each data-parallel rank."""
-ALIGNED_PARAM, ALIGNED_BUCKET = 64, 128
-"""Parameters that Megatron's buffers align each tensor and each bucket to (param_and_grad_buffer.py)."""
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter tensor of a rank before data parallelism. [params]"""
-
-    name: str
-    params: float
-    chunk: int
-    expert: bool = False
-    flat: bool = False
-    """Of one dimension: norms and biases, which Megatron's optimizer holds in a group of their own."""
-    shared: bool = False
-    """An embedding that another pipeline stage holds too: Megatron gives it a bucket of its own."""
-
-
-def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Piece]], *, tied: bool) -> tuple[Param, ...]:
-    """A rank's parameters in the order of its modules.
-
-    What no op of a tape names (norms, biases) is spread over the layers in as many tensors as these have more; a
-    learned position embedding is one. Megatron registers the output projection of attention before the others, and
-    of sequential experts each one's matrices in turn (transformer/attention.py, moe/experts.py).
-    """
-    megatron, fw, model = rows.static.grads_always and not rows.framework.deepspeed, rows.framework, rows.workload.model
-    lone = model.tied_embeddings and int(rows.table.pp[0]) > 1
-    named: list[tuple[Piece, int, list[Param]]] = []
-    for c, chunk in enumerate(chunks):
-        for piece in chunk:
-            weights = _in_order(piece.life.weights, sequential=fw.experts == "sequential") if megatron else (
-                piece.life.weights
-            )  # fmt: skip
-            found = [
-                Param(
-                    f"{piece.name} {name}", n, c, name.startswith("experts."), "norm" in name,
-                    lone and name in ("embedding", "output"),
-                )
-                for name, n in weights if n and not (tied and name == "output")
-            ]  # fmt: skip
-            named.append((piece, c, found))
-    rest = float(rows.shards.whole(1.0)[0, r]) - sum(p.params for _, _, found in named for p in found)
-    positions = (model.max_positions or 0) * model.hidden if model.positions == "learned" else 0
-    layers = [n for n, (piece, _, _) in enumerate(named) if piece.name.startswith("block ")]
-    out: list[Param] = []
-    for n, (piece, c, found) in enumerate(named):
-        out += found
-        if positions and piece.life.name == "embedding":
-            own = min(float(positions), rest)
-            rest -= own
-            out.append(Param(f"{piece.name} positions", own, c))
-        elif n in layers and rest > 0:
-            experts = any(p.expert for p in found)
-            number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in found), 1)
-            each = rest / (len(layers) * number)
-            out += [Param(f"{piece.name} norms and biases", each, c, flat=True)] * number
-    return tuple(p for p in out if p.params >= 1)
-
-
-def _in_order(weights: tuple[tuple[str, float], ...], *, sequential: bool) -> tuple[tuple[str, float], ...]:
-    """A block's weights as Megatron's modules register them."""
-    first = [w for w in weights[:1] if "norm" in w[0]]
-    rest = weights[len(first) :]
-    moved = [w for w in rest if w[0] == "proj"]
-    rest = tuple(w for w in rest if w[0] != "proj")
-    experts = [w for w in rest if w[0].startswith("experts.")]
-    if not experts or not sequential:
-        return (*first, *moved, *rest)
-    at = rest.index(experts[0])
-    kinds = [[w for w in experts if w[0] == name] for name in dict.fromkeys(name for name, _ in experts)]
-    turns = [w for one in zip(*kinds, strict=True) for w in one]
-    return (*first, *moved, *rest[:at], *turns, *(w for w in rest[at:] if not w[0].startswith("experts.")))
+from mofa.cost.tensors import Param, buffers_of, owned
+from mofa.replay.rank import FlatBuffer, Weight
 
 
 def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) -> tuple[Weight, ...]:
@@ -115,14 +35,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
-        own = [0.0] * len(params)
-        tensor_ranks = int(rows.table.tp[0])
-        number = dense * tensor_ranks // max(expert, 1) or 1  # ranks between two of the same experts' replicas
-        for buffer in buffers_of(rows, params, r):
-            ranks = expert if buffer.expert else dense
-            rank = data_rank * tensor_ranks // number if buffer.expert else data_rank
-            for n, size in shares(buffer, params, ranks, rank % ranks).items():
-                own[n] = size
+        own = owned(rows, params, r, data_rank)
     stored = even if fsdp else [p.params for p in params]
     return tuple(
         Weight(
@@ -131,80 +44,6 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         )
         for n, p in enumerate(params)
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bucketed:
-    """A buffer of Megatron's data parallelism: which parameters it holds, and where. [params]
-
-    ``places`` has the first and last index of each, ``buckets`` the first of each bucket and the buffer's end.
-    """
-
-    expert: bool
-    chunk: int
-    members: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]
-    buckets: tuple[int, ...]
-
-
-def buffers_of(rows: Rows, params: tuple[Param, ...], r: int) -> tuple[Bucketed, ...]:
-    """Megatron's buffers: of each chunk one for what all ranks hold, and one for experts under expert parallelism.
-
-    Parameters lie from the last to the first. Where reductions overlap, the first stage's first chunk is cut into
-    buckets (distributed_data_parallel.py, param_and_grad_buffer.py).
-    """
-    chunks = sorted({p.chunk for p in params})
-    dense, expert = int(rows.shards.dense_ranks[0, 0]), int(rows.shards.expert_ranks[0, 0])
-    split = int(rows.table.ep[0]) > 1 or dense != expert
-    sharded = int(rows.table.zero[0]) >= 1
-    data_ranks = int(rows.table.dp[0])
-    out = []
-    for c in chunks:
-        bucket = math.inf
-        if rows.framework.overlap_grad_reduce and data_ranks > 1 and r == 0 and c == 0:
-            bucket = max(SMALLEST_BUCKET, BUCKET_PER_RANK * data_ranks)
-        for experts in (False, True) if split else (False,):
-            mine = [n for n, p in enumerate(params) if p.chunk == c and (p.expert and split) is experts][::-1]
-            if mine:
-                ranks = expert if experts else dense
-                places, buckets = _places([params[n] for n in mine], bucket, ranks if sharded else 0)
-                out.append(Bucketed(experts, c, tuple(mine), places, buckets))
-    return tuple(out)
-
-
-def _places(params: list[Param], bucket: float, ranks: int) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """Where a buffer holds each parameter, and where its buckets begin; ``ranks`` 0 aligns nothing."""
-    unit, aligned = (math.lcm(ranks, ALIGNED_BUCKET), ALIGNED_PARAM) if ranks else (1, 1)
-    places: list[tuple[int, int]] = []
-    begun = [0]
-    at = 0
-    for p in params:
-        at = -(-at // aligned) * aligned
-        if p.shared and ranks and at > begun[-1]:
-            at = -(-at // unit) * unit
-            begun.append(at)
-        places.append((at, at + round(p.params)))
-        at += round(p.params)
-        if at - begun[-1] >= bucket or (p.shared and ranks):
-            at = -(-at // unit) * unit
-            begun.append(at)
-    if at > begun[-1]:
-        begun.append(-(-at // unit) * unit)
-    return tuple(places), tuple(begun)
-
-
-def shares(buffer: Bucketed, params: tuple[Param, ...], ranks: int, rank: int) -> dict[int, float]:
-    """Of each parameter of a buffer the part that a rank optimizes: it owns as much of each bucket as any other."""
-    out: dict[int, float] = {}
-    at = 0
-    for start, end in zip(buffer.buckets, buffer.buckets[1:], strict=False):
-        size = (end - start) // ranks
-        low, high = start + rank * size, start + (rank + 1) * size
-        while at < len(buffer.members) and buffer.places[at][0] < end:
-            first, last = buffer.places[at]
-            out[buffer.members[at]] = float(max(0, min(last, high) - max(first, low)))
-            at += 1
-    return out
 
 
 def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:

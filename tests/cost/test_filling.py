@@ -78,6 +78,6 @@ def test_a_closer_look_agrees_with_the_replay(strategy: str) -> None:
     closely, closed = stage_bytes(some, closely=True), stage_bytes(some)
     fullest = int(np.argmax(closely.reserved[0]))
     played = play(rank_maker(estimator)(fullest)).peak_reserved
-    assert closely.reserved[0, fullest] == pytest.approx(played, rel=0.02)
+    assert closely.reserved[0, fullest] == pytest.approx(played, rel=0.03)
     assert np.all(closely.reserved >= closely.allocated)
     assert np.array_equal(closely.allocated, closed.allocated)

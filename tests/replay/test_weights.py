@@ -8,11 +8,11 @@ import json
 import pytest
 import yaml
 
+from mofa.cost.tensors import Bucketed, Param, _places, shares
 from mofa.replay.edges import in_optimizer
 from mofa.replay.play import play
 from mofa.replay.ranks import ranks_of, room_of
 from mofa.replay.replay import Replayer
-from mofa.replay.weights import Bucketed, Param, _places, shares
 from tests.replay.runs import LOADER, MEASURED, load
 
 MIB = 1 << 20
