@@ -14,14 +14,16 @@ from mofa.cost.sequence import plays, stage_played_bytes
 ArrayN = NDArray[np.float64]
 MAY_BE_FULLEST = 0.03
 """How far below the fullest stage another is not looked at, as a share: nine of ten closed forms are nearer. [-]"""
+ENDS_MAY_BE_FULLEST = 0.2
+"""The same of torchtitan's stages with the embedding or the head. [-]"""
 
 
 def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int) -> None:
     """Put what the fullest stages reserve in place of the closed form's, from the fullest on while one may be it.
 
-    Of torchtitan's stages that with the embedding and that with the head are looked at always: unsharded gradients of
-    experts or of the vocabulary may fit into none of the activations' blocks, by which the closed form can be a tenth
-    off. Those between that hold the same layers as one with more in flight hold no more than it does.
+    torchtitan's stages with the embedding and the head may be from further off: unsharded gradients of experts or of
+    the vocabulary may fit into none of the activations' blocks, by which the closed form can be a quarter off. Those
+    between that hold the same layers as one with more in flight hold no more than it does.
 
     Parameters
     ----------
@@ -55,6 +57,6 @@ def _play(rows: Rows, row: int, allocated: ArrayN, reserved: ArrayN, workspace: 
         key = rank if end else stages.layers[rank]
         if key in like:
             reserved[stage] = max(min(reserved[stage], like[key]), allocated[stage])
-        elif end or reserved[stage] >= (1.0 - MAY_BE_FULLEST) * most:
+        elif reserved[stage] >= (1.0 - (ENDS_MAY_BE_FULLEST if end else MAY_BE_FULLEST)) * most:
             like[key] = reserved[stage] = max(played(stage=stage), allocated[stage])
             most = max(most, reserved[stage])
