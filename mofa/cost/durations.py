@@ -103,40 +103,42 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
     """
     seconds: dict[Hashable, FloatK] = {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
-    keys = {id(op): (_work_key(op), op) for op in ops if type(op.work) not in UNTIMED}
-    for key, op in dict(keys.values()).items():
-        kinds[_work_kind(op)][key] = op
+    keys: dict[int, Hashable] = {}
+    known: set[Hashable] = set()
+    for op in ops:
+        if type(op.work) not in UNTIMED:
+            key = keys[id(op)] = _work_key(op)
+            if key not in known:
+                known.add(key)
+                kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
         seconds.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
-    return {name: seconds[key] for name, (key, _) in keys.items()}
+    return {name: seconds[key] for name, key in keys.items()}
 
 
 def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
     """Device time of ops of one kind. (len(ops), K) [s]"""
     gpu, num_k = machine.cluster.gpu, machine.num_k
 
-    def column(name: str) -> ArrayK:
-        return stacked([getattr(op.work, name) for op in ops], num_k)
+    def columns(*names: str) -> ArrayK:
+        return stacked([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
 
     if kind is Stream:
         return _stream_seconds(ops, machine)
     if kind[0] is Gemm:
-        return gemm_s(column("m"), column("n"), column("k"), gpu, kind[1], column("count"))
+        m, n, k, count = columns("m", "n", "k", "count")
+        return gemm_s(m, n, k, gpu, kind[1], count)
     if kind[0] is Grouped:
-        return grouped_gemm_s(
-            column("rows"), column("groups"), column("n"), column("k"), gpu, kind[1], wgrad=kind[2], sequential=kind[3]
-        )
+        rows, groups, n, k = columns("rows", "groups", "n", "k")
+        return grouped_gemm_s(rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3])
     if kind[0] is Collective:
         places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
         group = stacked_groups(places)
-        time = collective_time(
-            kind[1], column("payload"), group, machine.fabric, imbalance=column("imbalance"), spread=machine.spread
-        )
+        payload, imbalance = columns("payload", "imbalance")
+        time = collective_time(kind[1], payload, group, machine.fabric, imbalance=imbalance, spread=machine.spread)
         return time.total_s
-    return attention_s(
-        column("batch"), column("heads"), column("groups"), column("q_len"), column("pairs"), kind[2], kind[3],
-        gpu, backward=kind[1], backend=kind[4],
-    )  # fmt: skip
+    batch, heads, groups, q_len, pairs = columns("batch", "heads", "groups", "q_len", "pairs")
+    return attention_s(batch, heads, groups, q_len, pairs, kind[2], kind[3], gpu, backward=kind[1], backend=kind[4])
 
 
 def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = None) -> list[FloatK]:

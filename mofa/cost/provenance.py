@@ -11,6 +11,10 @@ from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve, GemmFormat
 from mofa.specs.hardware import ClusterSpec
 
+PRODUCTS = (Gemm, Grouped, Attention)
+"""Works whose sizes a curve's measured ranges name."""
+WITH_WIDTHS = (Gemm, Grouped)
+"""Works whose operands have a width and a depth."""
 _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
@@ -48,15 +52,15 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
     """
     found: dict[str, dict[str, list[FloatK]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
-    for work in {id(op.work): op.work for tape in tapes for op in tape.ops}.values():
+    products = {id(op.work): op.work for tape in tapes for op in tape.ops if type(op.work) in PRODUCTS}
+    for work in products.values():
         if type(work) is Gemm:
             family, sizes = "gemm", {"m": work.m, "n": work.n, "k": work.k}
         elif type(work) is Grouped:
             family, sizes = "grouped_gemm", {"tokens": work.rows, "groups": work.groups, "n": work.n, "k": work.k}
-        elif type(work) is Attention:
-            family, sizes = "attention", {"q": work.q_len}
         else:
-            continue
+            assert type(work) is Attention
+            family, sizes = "attention", {"q": work.q_len}
         for name, size in sizes.items():
             found[family].setdefault(name, []).append(size)
     return {family: {name: _span(sizes) for name, sizes in names.items()} for family, names in found.items()}
@@ -70,10 +74,6 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
 ALIGNED = {"bf16": 8, "fp8": 16}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
 Matrix Multiplication Background User's Guide, section 2.2)."""
-
-
-WITH_WIDTHS = (Gemm, Grouped)
-"""Works whose operands have a width and a depth."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
