@@ -42,7 +42,13 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
 def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int) -> str:
     """Fused where input and weight have one dtype; under autocast a bf16 input meets an fp32 weight: a chain of ops.
 
-    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again.
+    The chain (``rms_norm_composite``, aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an
+    element, kernel by kernel: cast 6, square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more
+    kernels have a number a row. Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times
+    the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
+    the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
+    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
+    a head are bound by the blocks of threads, one a row (:func:`_heads_back`).
     """
     count = rows * width
     whole = in_compiled_block(b, ctx)
@@ -53,20 +59,41 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     if autocast(ctx) and element == 2 and not compiled:
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
-        b.add(Op(name, "memory_bound", Stream(36.0 * count, "mul"), (x,), (out, scale, wide, normed),
+        b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
                  (scale, wide, normed), scratch=4.0 * count, launches=8,
-                 back=Back(92.0 * count, 14, 8.0 * count, like="mul")))  # fmt: skip
+                 back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if whole and name == "mlp_norm" else element  # fused behind the residual's sum
     moved = (read + out_element) * count
-    like = ctx.model.norm
+    like: str = ctx.model.norm
     # the measured kernels read and write 2 bytes an element; wider elements count as more of them
     behind = whole and not read
+    short = width <= HEAD and like == "rmsnorm" and not compiled
+    like = "rmsnorm_heads" if short else like
     work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
     back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
+    back = _heads_back(rows, width) if short else back
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
+
+
+HEAD = 256.0
+"""Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
+SPLIT_ROWS = 65536.0
+"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads, which takes a memset and
+a kernel more (``LaunchGammaBetaBackwardCUDAKernel``, aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
+WHOLE_SUM = 2.4
+"""What that sum by a block of threads for every 32 columns adds to a row's backward, which is one with split sums: 3.11
+and 0.91 ns a row of 128 in the steps that profile eager rmsnorm_heads_bwd. [-]"""
+
+
+def _heads_back(rows: FloatK, width: float) -> Back:
+    """Fused backward of norms over rows as short as a head: each row a block of threads, then the weight's sum."""
+    split = rows > SPLIT_ROWS
+    counted = rows * where(split, 1.0, 1.0 + WHOLE_SUM)
+    return Back(10.0 * rows * width, where(split, 4.0, 2.0), like="rmsnorm_heads_bwd", elements=counted * width,
+                width=width)  # fmt: skip
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -86,7 +113,12 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Rotary embedding of q and k together; keeps nothing of their size."""
+    """Rotary embedding of q and k together; keeps nothing of their size.
+
+    By cosines (qwen3/model/model.py), in units of a tensor's bytes: times cosine 2, a half negated 1, the halves joined
+    2, times sine 2, their sum 3. Backward two products 4, of the halves' gradients one negated and two copied 3 into
+    two zeroed tensors 2, the additions of what came by either half and by the cosine 6.
+    """
     a = ctx.model.attention
     sizes = tuple((ctx.tokens * heads * a.d_qk) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
@@ -105,8 +137,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
         else:
             work, back, scratch, launches = (
-                Stream(10.0 * e * total, "rope_half"),
-                Back(15.0 * e * total, 18, 3.0 * e * sizes[0], like="rope_half"), 3.0 * e * sizes[0], 10,
+                Stream(10.0 * e * total, "rope_heads_fwd"),
+                Back(15.0 * e * total, 18, 3.0 * e * sizes[0], like="rope_heads_bwd"), 3.0 * e * sizes[0], 10,
             )  # fmt: skip
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
              back=back))  # fmt: skip
