@@ -25,7 +25,7 @@ def waits_behind(op: Op, machine: Machine) -> HostSync | None:
     """
     if op.work is None or isinstance(op.work, HostSync) or not anywhere(op.launches):
         return None
-    before: FloatK = (op.launches - 1.0) * machine.cluster.gpu.curves.host.sync_s.value
+    before: FloatK = (op.launches - 1.0) * machine.cluster.sync_s
     return HostSync(before)
 
 

@@ -99,7 +99,8 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
     seconds = optimizer_seconds(*given)[rows.grid] + waited
     if rows.framework.name in PYTORCH_MODULES:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
-        seconds = seconds + (starts * rows.cluster.gpu.curves.host.step_start_s.value)[:, None]
+        start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
+        seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
 
 
@@ -129,7 +130,7 @@ def norm_seconds(rows: Rows) -> ArrayN:
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
     reduce = collective_s("all_reduce", np.full(len(rows.grids), 4.0), rows.groups["world"], rows.costs.machine.fabric)
-    return np.asarray(reduce[rows.grid] + rows.cluster.gpu.curves.host.sync_s.value)
+    return np.asarray(reduce[rows.grid] + rows.cluster.sync_s)
 
 
 def _pipeline(
@@ -167,18 +168,20 @@ def _pipeline(
         hidden[_H["pp"]] += turns * hop
         return
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
-    alone = pipeline_s(rows.schedule, fwd, bwd, m)
+    # Megatron's host waits behind every exchange, so that a stage that had to wait is no further ahead
+    rested = rows.on_every_stage(each.rested_s()) if runtime and each.late is not None else None
+    alone = pipeline_s(rows.schedule, fwd, bwd, m, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.on_every_stage(before)
-        held = pipeline_s(rows.schedule, fwd, bwd, m, before_s=before)
+        held = pipeline_s(rows.schedule, fwd, bwd, m, before_s=before, rested_s=rested)
         exposed[_T["dp"]] += held - alone
     exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
     if rows.schedule != "1f1b":
         hidden[_H["pp"]] += turns * hop
     elif not runtime:
         # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
-        exposed[_T["host_idle"]] += turns * (rows.cluster.gpu.curves.host.sync_s.value + handing_seconds(rows)[1])
+        exposed[_T["host_idle"]] += turns * (rows.cluster.sync_s + handing_seconds(rows)[1])
 
 
 def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:

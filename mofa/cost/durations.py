@@ -244,9 +244,9 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
     op-level checkpoint every op passes its mode; FSDP's are issued by hooks, Megatron's additions of gradients too.
-    Products of shapes that the library does not remember wait for its choice.
+    Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
     """
-    host = machine.cluster.gpu.curves.host
+    host, slowest = machine.cluster.gpu.curves.host, machine.cluster.slowest_host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
     model, view = host.model_op_s.value, host.view_s.value
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
@@ -259,7 +259,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     for i, op in enumerate(ops):
         work, launches, name = op.work, op.launches, op.name
         if hooked and name.endswith(".accumulate"):
-            out[i] = where(op.present, maximum(launches, 1.0) * (small + host.grad_hook_s.value), 0.0)
+            hook_s = slowest * (small + host.grad_hook_s.value)
+            out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
             continue
         if type(work) is HostSync or not anywhere(launches):
             continue
@@ -290,7 +291,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             if op.selective:
                 each = each + calls * host.selective_op_s.value
         inside = op.compiled
-        out[i] = where(op.present, where(launches > 0, each, 0.0), 0.0)
+        out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     return out
 
 

@@ -158,7 +158,7 @@ def optimizer_seconds(
     shared out).
     """
     parts = _device_parts(workload, cluster, framework, shards, precision, zero)
-    return np.asarray(sum(parts.values()) + 100 * cluster.gpu.curves.host.eager_op_s.value)
+    return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
 
 
 def _device_parts(
@@ -222,17 +222,20 @@ def optimizer_host_seconds(
     0.0
     """
     host = cluster.gpu.curves.host
-    loop, op = host.tensor_pass_s.value, host.eager_op_s.value
+    loop, op, item, dispatched = (
+        cluster.slowest_host * fact.value
+        for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
+    )
     parts = _device_parts(workload, cluster, framework, shards, precision, zero)
     if framework.name in PYTORCH_MODULES:
-        each = 2.0 * loop + np.where(distributed, host.dtensor_step_s.value, 0.0)
+        each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
     ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
     ahead = np.maximum(ahead - parts.get("norm", 0.0), 0.0)  # its kernels run as they are issued
     after = 2.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
-        after = after + host.item_s.value * tensors
+        after = after + item * tensors
         after = after + np.maximum((loop + 2.0 * op) * tensors - parts["clip"], 0.0)
     after = after + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0)
     return np.asarray(np.maximum(ahead[grid] - lead_s, 0.0) + after[grid])

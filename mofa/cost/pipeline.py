@@ -11,8 +11,9 @@ ArrayN = NDArray[np.float64]
 
 
 def pipeline_s(
-    schedule: str, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *, before_s: ArrayN | None = None
-) -> ArrayN:
+    schedule: str, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *, before_s: ArrayN | None = None,
+    rested_s: ArrayN | None = None,
+) -> ArrayN:  # fmt: skip
     """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
 
     Parameters
@@ -21,6 +22,9 @@ def pipeline_s(
         Of one micro-batch on each stage. (n, pp) [s]
     before_s
         What holds up the first forward of each stage once its input is there, in 1F1B. (n, pp) [s]
+    rested_s
+        Forward and backward of each stage where it had to wait, in 1F1B: its host got ahead meanwhile. As they are
+        where absent. (n, pp) [s]
 
     Returns
     -------
@@ -48,11 +52,12 @@ def pipeline_s(
     if schedule == "gpipe":
         return np.asarray(stage.sum(axis=1) + (m - 1) * (row_max(forward_s) + row_max(backward_s)))
     assert schedule == "1f1b", f"{schedule} is walked"
-    return one_f_one_b_s(forward_s, backward_s, m, before_s)
+    return one_f_one_b_s(forward_s, backward_s, m, before_s, rested_s)
 
 
 def one_f_one_b_s(
-    forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, before_s: ArrayN | None = None
+    forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, before_s: ArrayN | None = None,
+    rested_s: ArrayN | None = None,
 ) -> ArrayN:  # fmt: skip
     """The longest of four paths through each stage of 1F1B. (n,) [s]
 
@@ -64,7 +69,8 @@ def one_f_one_b_s(
     - ``A + C + m t_s - w B_s``: its last forward goes to the end and back, with w backwards left meanwhile;
     - ``A + 2 C + (m - w) t_s``: both.
 
-    Equal stages: ``(m + pp - 1) t``. What holds up first forwards is passed by every path that goes through them.
+    A stage that others are waited for on a path has waited itself, and takes ``rested_s`` there. Equal stages:
+    ``(m + pp - 1) t``. What holds up first forwards is passed by every path that goes through them.
 
     Examples
     --------
@@ -79,8 +85,9 @@ def one_f_one_b_s(
     t = forward_s + backward_s
     held = np.zeros_like(t) if before_s is None else before_s
     until, every = np.cumsum(held, axis=1), held.sum(axis=1, keepdims=True)
-    before = np.cumsum(t, axis=1) - t
-    behind = t.sum(axis=1, keepdims=True) - before - t
+    rested = t if rested_s is None else rested_s
+    before = np.cumsum(rested, axis=1) - rested
+    behind = rested.sum(axis=1, keepdims=True) - before - rested
     ahead = np.minimum(np.arange(pp - 1, -1, -1)[None], m - 1)
     paths = [
         until + before + m * t,

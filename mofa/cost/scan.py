@@ -60,7 +60,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     ``timed`` as :func:`mofa.cost.durations.device_seconds` takes it.
     """
     seconds = device_seconds(tape.ops, machine, timed)
-    load_s = machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s)
     issue = in_turn(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
@@ -219,7 +219,7 @@ def _pass(
     for step, op, took, issued in zip(plan, tape.ops, seconds, issue, strict=True):
         if step.kind == "sync":
             assert isinstance(op.work, HostSync)
-            sync_s = machine.cluster.gpu.curves.host.sync_s.value + op.work.host_s
+            sync_s = machine.cluster.sync_s + op.work.host_s
             woken = maximum(state.host, state.compute) + sync_s
             state.host = where(op.present, woken, state.host)
             continue

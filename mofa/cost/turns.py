@@ -76,6 +76,13 @@ class Passes:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
         return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
 
+    def rested_s(self) -> ArrayN:
+        """Forward and backward of all chunks of a stage behind a host that is far ahead. (n, R) [s]"""
+        rested: ArrayN = (self.forward_s + self.backward_s).sum(axis=2)
+        if self.late is not None:
+            rested[self.late.at] = (self.late.forward.device_s + self.late.backward.device_s).sum(axis=2)
+        return rested
+
 
 def passes(rows: Rows) -> Passes:
     """The passes of every chunk."""
@@ -104,11 +111,13 @@ def passes(rows: Rows) -> Passes:
 
 
 def _is_late(rows: Rows) -> NDArray[np.bool_]:
-    """Where issuing any of a row's layers takes longer than computing it. (n,)"""
+    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it. (n,)"""
     layers, lay = rows.layers, rows.layout
     late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
+    chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
+    handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
-        late |= clocks[..., 3] > clocks[..., 0]
+        late |= clocks[..., 3] + handed_s > clocks[..., 0]
     if not late.any():
         return np.zeros(len(rows.table), dtype=bool)
     plain, full = (late[mode, rows.k] for mode in (rows.base, rows.full))
@@ -174,5 +183,5 @@ def handing_seconds(rows: Rows) -> tuple[float, float]:
     """
     if rows.framework.name in PYTORCH_MODULES or rows.layout.stages.pp == 1:
         return 0.0, 0.0
-    host = rows.cluster.gpu.curves.host
-    return host.exchange_s.value, host.pass_start_s.value
+    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
+    return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

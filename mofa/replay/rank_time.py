@@ -16,6 +16,7 @@ from mofa.replay.computed import Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase
 from mofa.replay.pipeline import CAUSES
 from mofa.replay.reductions import Added, Extra
+from mofa.replay.score import Sync
 from mofa.replay.timed import Computation, Spot
 
 _PLAIN = Extra()
@@ -54,6 +55,8 @@ class _Way:
     """Time after which nothing from before a computation matters to it. [s]"""
     every: Extra = field(default_factory=Extra)
     known: dict[Relative, Result] | None = None
+    waits: bool = False
+    """Whether the host waits for the device on the way."""
 
 
 class Mark(NamedTuple):
@@ -64,6 +67,8 @@ class Mark(NamedTuple):
     counted: tuple[float, float, float]
     idle: dict[str, float]
     uses: dict[int, list[float]]
+    lead: float
+    """How far the host is ahead; the clock's state has no more of it than any computation needs. [s]"""
 
 
 @dataclass
@@ -113,17 +118,22 @@ class RankTime:
         kind, stage, micro_batch = action
         way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
         if way.phase is not None:
+            before = clock.host
             if self.plain and way.known is not None and action not in self.added.once:
                 state = clock.settle(way.longest)
+                ahead = clock.host - before
                 result = way.known.get(state)
                 if result is None:
                     result = way.known[state] = self._play(way, _PLAIN, False)
                 self._apply(result, start, 1.0)
             else:
                 first, factor = len(self.ops), self._factor(action, way.chunk)
-                self._apply(self._result(action, way), start, factor)
+                result, ahead = self._result(action, way, before)
+                self._apply(result, start, factor)
                 if factor != 1.0:
                     self._stretch(first, start, factor)
+            if ahead > 0.0 and not way.waits:  # a lead that a computation has no use for lasts
+                clock.host -= ahead
         if beside and self.plan.hop_s:
             slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
             self.pp_s += slow
@@ -175,23 +185,27 @@ class RankTime:
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = None if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            way = _Way(phase, c, variant, sum(book.score(p.label, phase).longest for p in self.chunks[c]), every, known)
+            scores = [book.score(p.label, phase) for p in self.chunks[c]]
+            waits = any(type(step) is Sync for part in scores for step in part.steps)
+            way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits)
         self.ways[action.kind, action.stage, variant] = way
         return way
 
-    def _result(self, action: Action, way: _Way) -> Result:
-        """What a computation does that may be none of the plain ones, which are looked up."""
+    def _result(self, action: Action, way: _Way, before: float) -> tuple[Result, float]:
+        """What a computation does that may be none of the plain ones, which are looked up, and by how much its host was
+        taken to be later than it is (``before``), as it was further ahead than it needs. [s]"""
         once = self.added.once.get(action)
         watched = (self.rank, action.micro_batch) in self.plan.watched
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.look_back()
         state = self.clock.settle(way.longest if once is None else np.inf)
+        ahead = self.clock.host - before
         if once is not None or watched or way.known is None:
-            return self._play(way, once or _PLAIN, watched)
+            return self._play(way, once or _PLAIN, watched), ahead
         result = way.known.get(state)
         if result is None:
             result = way.known[state] = self._play(way, _PLAIN, False)
-        return result
+        return result, ahead
 
     def _play(self, way: _Way, once: Extra, watched: bool) -> Result:
         c, book, phase, every, clock = way.chunk, self.plan.books[way.variant], way.phase, way.every, self.clock
@@ -268,12 +282,13 @@ class RankTime:
     def _mark(self) -> None:
         clock = self.clock
         now = clock.compute
-        times = [clock.host, *(at for _, at in sorted(clock.streams.items()))]
+        needed = max((way.longest for way in self.ways.values()), default=0.0)
+        times = [max(clock.host, now - needed), *(at for _, at in sorted(clock.streams.items()))]
         times += [at for _, (at, _) in sorted(clock.ready.items())]
         times += [at for begin, end, *_ in (*clock.flying, *clock.gaps) for at in (begin, end)]
         self.marks[len(self.spans)] = Mark(
             now, tuple(at - now for at in times), (self.pp_s, self.bubble_s, self.hidden_pp_s), dict(self.idle),
-            {key: list(use) for key, use in self.uses.items()},
+            {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
     def lengthen(self, rounds: int, round_s: float) -> None:

@@ -95,7 +95,7 @@ class _Rank:
 
     @property
     def issue_s(self) -> float:
-        return self.rows.cluster.gpu.curves.host.eager_op_s.value
+        return self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.eager_op_s.value
 
     def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
         share = self.rows.cluster.gpu.curves.overlap_slowdown.value

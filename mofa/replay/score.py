@@ -138,7 +138,7 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
     blocks = machine.framework.launch_blocking
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    load_s = machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, issue, load_s)
     issue = in_turn(tape.ops, seconds, issue)
     lines: list[_Line] = []

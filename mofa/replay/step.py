@@ -100,7 +100,7 @@ def time_of(
 def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
-    sync_s = rows.cluster.gpu.curves.host.sync_s.value
+    sync_s = rows.cluster.sync_s
     own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.books for d in b.drafts.values()
                     for line in d.lines) or rows.mode.pipelined  # fmt: skip
     ranks = []

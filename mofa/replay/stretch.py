@@ -77,4 +77,6 @@ def _alike(rank: RankTime, round_s: float) -> bool:
         return False
     later = np.diff(times.reshape(ALIKE, -1), axis=0) - round_s
     states = np.array([mark.state for mark in rank.marks.values()])
+    if np.min(np.diff([mark.lead for mark in rank.marks.values()])) < -SAME * round_s:
+        return False  # a lead that is used up little by little does not last for all rounds
     return bool(np.abs(later).max() < SAME * round_s and np.ptp(states, axis=0).max() < SAME * round_s)

@@ -208,6 +208,24 @@ def slowest_of(num: int) -> float:
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
 
 
+@cache
+def latest_of(num: int) -> float:
+    """Expected largest of ``num`` draws from a uniform distribution of mean 0 and standard deviation 1. [-]
+
+    References
+    ----------
+    David and Nagaraja 2003, "Order Statistics": the largest of ``num`` between 0 and 1 is at ``num / (num + 1)``.
+
+    Examples
+    --------
+    However many there are, none is further than the distribution's end, ``sqrt(3)``:
+
+    >>> [round(latest_of(num), 2) for num in (1, 2, 4, 1024)]
+    [0.0, 0.58, 1.04, 1.73]
+    """
+    return 3.0**0.5 * (num - 1.0) / (num + 1.0)
+
+
 class GemmCurve(PoweredCurve):
     """Dense products of one format, in all three layouts (forward, input gradient, weight gradient)."""
 
@@ -345,6 +363,8 @@ class GpuCurves(Spec):
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
     chip_spread: NotNegativeFact | None = None
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
+    host_spread: NotNegativeFact | None = None
+    """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
 

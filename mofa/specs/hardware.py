@@ -18,7 +18,7 @@ from mofa.specs.base import (
     Spec,
     WattsFact,
 )
-from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves
+from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, latest_of
 from mofa.units import format_bytes
 
 
@@ -167,6 +167,23 @@ class ClusterSpec(Spec):
         curves = self.gpu.curves
         slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
+
+    @property
+    def slowest_host(self) -> float:
+        """How much longer the slowest of all ranks' hosts takes than a typical one: the others wait for it. [-]
+
+        Ranks meet in collectives and, once a step at least, at the gradients' norm. Which host is slow changes from
+        run to run, and within a step little: from one pass to the other, as each has a thread of its own. Hosts are
+        taken to be spread evenly between a fastest and a slowest, so that of thousands none is much slower than of
+        tens: ``1 + spread * sqrt(3) * (n - 1) / (n + 1)``.
+        """
+        spread = self.gpu.curves.host_spread
+        return 1.0 if spread is None else 1.0 + spread.value * latest_of(self.num_gpus)
+
+    @property
+    def sync_s(self) -> float:
+        """A host synchronisation, from the device's end to the host's next issue, on the slowest host. [s]"""
+        return self.slowest_host * self.gpu.curves.host.sync_s.value
 
     @property
     def nic_bandwidth_per_gpu_bytes_per_s(self) -> float:

@@ -102,7 +102,7 @@ def transferred_curves(
 
     made["stream"] = {key: moved(curve) for key, curve in curves["stream"].items()}
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
-    for name in ("stream_clock", "chip_spread", "overlap_slowdown"):
+    for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
     return made
@@ -147,7 +147,6 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    kept = {
-        name: curves[name] for name in ("host", "stream_clock", "chip_spread", "overlap_slowdown") if name in curves
-    }
+    names = ("host", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
+    kept = {name: curves[name] for name in names if name in curves}
     return {**gpu, "curves": {**scaled, **kept}}

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.op import Collective, Gemm, Op, Stream
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from tests.cost.toy import cluster, framework, with_facts
+from tests.cost.toy import alike, cluster, framework, with_facts
 
 FACTS = {
     "eager_op_s": 5.0, "linear_op_s": 9.0, "backward_op_s": 3.0, "model_op_s": 10.0, "function_s": 30.0,
@@ -99,6 +99,26 @@ def test_megatron_adds_gradients_in_hooks() -> None:
 def test_absent_ops_are_not_issued() -> None:
     absent = op("fc1", functions=2.0)._replace(present=np.array([False]))
     assert issued(absent) == [0.0]
+
+
+def test_all_wait_for_the_slowest_host() -> None:
+    """Hosts that spread by a tenth: the slowest of four takes 1 + 0.1 sqrt(3) 3/5 times as long; of one, as it is."""
+    spread = {}
+    for num in (1, 4):
+        machines = cluster(num)
+        curves = machines.gpu.curves
+        fact = curves.overlap_slowdown.model_copy(update={"value": 0.1})
+        gpu = machines.gpu.model_copy(update={"curves": curves.model_copy(update={"host_spread": fact})})
+        apart = machines.model_copy(update={"gpu": gpu})
+        ops = (op("wq", Gemm(64, 64, 64)), op("fc1.accumulate", launches=2.0))
+        every = [
+            issue_seconds(ops, Machine(some, {}, framework("megatron-local"), 1))[:, 0]
+            for some in (apart, alike(apart))
+        ]
+        spread[num] = every[0] / every[1]
+        assert apart.sync_s == pytest.approx(apart.slowest_host * curves.host.sync_s.value)
+    assert spread[1] == pytest.approx([1.0, 1.0])
+    assert spread[4] == pytest.approx([1.0 + 0.1 * 3.0**0.5 * 0.6] * 2)
 
 
 def test_all_wait_for_the_slowest_gpu() -> None:

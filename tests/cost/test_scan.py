@@ -32,10 +32,11 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) 
     """All that the scan asks of a machine but the times of ops."""
     curves = SimpleNamespace(
         overlap_slowdown=SimpleNamespace(value=slowdown),
-        host=SimpleNamespace(sync_s=SimpleNamespace(value=SYNC_S), kernel_load_s=SimpleNamespace(value=LOAD_S)),
+        host=SimpleNamespace(kernel_load_s=SimpleNamespace(value=LOAD_S)),
     )
+    cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), slowest_host=1.0, sync_s=SYNC_S)
     return SimpleNamespace(
-        num_k=num_k, cluster=SimpleNamespace(gpu=SimpleNamespace(curves=curves)), shares_world=lambda _: shared(num_k),
+        num_k=num_k, cluster=cluster, shares_world=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip
 

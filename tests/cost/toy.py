@@ -37,8 +37,8 @@ def with_facts(spec: S, **values: float) -> S:
 
 
 def alike(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster with GPUs of which none is slower than another."""
-    curves = cluster.gpu.curves.model_copy(update={"chip_spread": None})
+    """The cluster with GPUs and hosts of which none is slower than another."""
+    curves = cluster.gpu.curves.model_copy(update={"chip_spread": None, "host_spread": None})
     return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
 
 
