@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, cached_property
+from math import sqrt
 from statistics import NormalDist
 from typing import Annotated, Literal, Self
 
@@ -223,7 +224,7 @@ def latest_of(num: int) -> float:
     >>> [round(latest_of(num), 2) for num in (1, 2, 4, 1024)]
     [0.0, 0.58, 1.04, 1.73]
     """
-    return 3.0**0.5 * (num - 1.0) / (num + 1.0)
+    return sqrt(3.0) * (num - 1.0) / (num + 1.0)
 
 
 class GemmCurve(PoweredCurve):
