@@ -41,6 +41,18 @@ def taken_bytes(nbytes: ArrayN) -> ArrayN:
     return np.asarray(np.where(size < MIN_OWN, shared, np.ceil(size / ROUND) * ROUND))
 
 
+def block_bytes(nbytes: ArrayN) -> ArrayN:
+    """The free block that many of one size leave, all let go: their segment's. [B]
+
+    Examples
+    --------
+    >>> [float(b) / 2**20 for b in block_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    [2.0, 20.0, 12.0]
+    """
+    own = np.where(nbytes <= SMALL, SMALL_SEGMENT, np.ceil(nbytes / ROUND) * ROUND)
+    return np.asarray(np.where((nbytes > SMALL) & (nbytes < MIN_OWN), LARGE_SEGMENT, own))
+
+
 @dataclass(frozen=True)
 class Alive:
     """The most alive of each stage, -inf where there is no such instant. (n, R) [B]
@@ -170,7 +182,7 @@ def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN]]:
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
             made.staged(np.where(made.hole <= size, made.room, 0.0)),
-            made.staged(np.where(made.state > size, made.number * made.taken, 0.0)),
+            made.staged(np.where(made.state > block_bytes(size), made.owned * made.taken, 0.0)),
         )
 
 
@@ -186,9 +198,11 @@ class WeightsMade:
     hole: ArrayN
     room: ArrayN
     """Segments of all that are alike, once copied and let go."""
+    owned: ArrayN
+    """How many of them a rank of the distributed optimizer steps, on average over the ranks. [-]"""
     state: ArrayN
     taken: ArrayN
-    """A state, and what it takes of segments."""
+    """A state of each of these, and what it takes of segments."""
 
     def staged(self, of_weights: ArrayN) -> ArrayN:
         """Sums over the weights of each stage. (weights, g) -> (g, R)"""
@@ -204,9 +218,16 @@ def weights_made(rows: Rows) -> WeightsMade:
     k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
     number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    state = rows.framework.states_bytes_per_param / 6.0 * hole / np.where(rows.grids.zero >= 1, shared, 1.0)
+    shared = np.where(rows.grids.zero >= 1, shared, 1.0)
+    # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
+    dense, expert = rows.params.mean(axis=(2, 3))
+    apart = rows.grids.ep > 1
+    buffer = np.where(weights.expert[:, None] & apart, expert, dense + np.where(apart, 0.0, expert))
+    each = rows.framework.states_bytes_per_param / 6.0
+    state = each * np.minimum(hole, 2.0 * buffer / shared)
+    owned = number * each * hole / shared / np.maximum(state, 1.0)
     room = number * taken_bytes(hole) * (hole > SMALL)
-    return WeightsMade(layers, weights.kind, number, hole, room, state, taken_bytes(state))
+    return WeightsMade(layers, weights.kind, number, hole, room, owned, state, taken_bytes(state))
 
 
 @dataclass(frozen=True)
@@ -226,15 +247,15 @@ class _Start:
 
 def _start(made: WeightsMade) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
-    hole, state, room, layers = made.hole, made.state, made.room, made.layers
+    hole, state, room, layers = block_bytes(made.hole), made.state, made.room, made.layers
     is_small = state <= SMALL
-    needed = 3.0 * made.number * made.taken
+    needed = 3.0 * made.owned * made.taken
     large = np.zeros((hole.shape[1], layers.shape[1]))
     for w in np.flatnonzero(np.any((state > SMALL) & (state > hole), axis=1)):  # where states are hardly shared out
         some = np.flatnonzero((state[w] > SMALL) & (state[w] > hole[w]))
         wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
         large[some] += np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0)
-    waste = np.where(is_small, needed - 3.0 * made.number * state, 0.0)
+    waste = np.where(is_small, needed - 3.0 * made.owned * state, 0.0)
     return _Start(
         made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),
         made.staged(np.where(is_small, 0.0, needed)) - large, large,
