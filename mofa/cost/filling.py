@@ -15,7 +15,7 @@ from itertools import accumulate, chain, groupby
 
 import numpy as np
 
-from mofa.blocks.build import BlockTapes
+from mofa.blocks.build import BlockTapes, layer_kind
 from mofa.blocks.elementwise import FloatK, where
 from mofa.blocks.tapes import label
 from mofa.cost.freelist import SMALL, FreeList, Segments, rounded
@@ -268,7 +268,7 @@ def _modules(rows: Rows, row: int, stage: int) -> list[list[Module]]:
     """What a stage's chunks are made of, in order."""
     stages, tapes, k = rows.layout.stages, rows.costs.tapes, int(rows.k[row])
     rank = int(rows.layout.shown.stage[stage])
-    any_mode = next(iter(rows.costs.blocks))
+    model, any_mode = rows.workload.model, next(iter(rows.costs.blocks))
 
     def module(name: str, of: str) -> Module:
         return Module(name, of.split(" ")[0], block_weights(tapes[of].forward.ops, k))
@@ -279,7 +279,8 @@ def _modules(rows: Rows, row: int, stage: int) -> list[list[Module]]:
         names = ["embedding"] if rank == 0 and c == 0 else []
         names += [label(stages.kinds[kind], any_mode) for kind in layers]
         if rank == stages.head_stage and c == stages.vpp - 1:
-            names += [*(["mtp", names[-1], "head"] * rows.workload.model.num_mtp_layers), "head"]
+            last = label(layer_kind(model, model.num_layers - 1), any_mode)
+            names += [*(["mtp", last, "head"] * model.num_mtp_layers), "head"]
         for of in names:
             if of not in made:
                 made[of] = module("block " if " " in of else of, of)
