@@ -111,7 +111,7 @@ def _smaller_back(back: Back | None, chunks: int) -> Back | None:
         return None
     return back._replace(
         bytes=back.bytes / chunks, scratch=back.scratch / chunks, work=_smaller(back.work, chunks),
-        elements=back.elements / chunks,
+        elements=back.elements / chunks, source=back.source / chunks,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _smaller(work: Work | None, chunks: int) -> Work | None:
     if isinstance(work, Grouped):
         return replace(work, rows=work.rows * part)
     if isinstance(work, Stream):
-        return work._replace(bytes=work.bytes * part, elements=work.elements * part)
+        return work._replace(bytes=work.bytes * part, elements=work.elements * part, source=work.source * part)
     if isinstance(work, Collective):
         return work._replace(payload=work.payload * part)
     if isinstance(work, Gemm):

@@ -42,6 +42,8 @@ class Context:
     rows_time: ArrayK
     rows_memory: ArrayK
     imbalance: ArrayK
+    uneven: ArrayK = 0.0
+    """Standard deviation of the rows of a rank's experts over their mean. [-]"""
     scheduled: BoolK = False
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     unseen: ArrayK = 0.0

@@ -69,6 +69,8 @@ class Grouped:
     format: Format = "bf16"
     wgrad: bool = False
     sequential: bool = False
+    uneven: FloatK = 0.0
+    """Standard deviation of the experts' rows over their mean. [-]"""
 
     @property
     def flops(self) -> FloatK:
@@ -113,12 +115,15 @@ class Stream(NamedTuple):
     ``like`` names the measured op whose rate they reach, such as ``rmsnorm_fwd``, as eager or as compiled as the op is,
     or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
     ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
+    ``source`` are the bytes of rows that are read several times, in no order: what the L2 does not hold of them comes
+    from memory again.
     """
 
     bytes: FloatK
     like: str = ""
     elements: FloatK = 0.0
     width: float = 0.0
+    source: FloatK = 0.0
 
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
@@ -161,6 +166,7 @@ class Back(NamedTuple):
     like: str = ""
     elements: FloatK = 0.0
     width: float = 0.0
+    source: FloatK = 0.0
     """Of the backward kernels, as in :class:`Stream`."""
     nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""

@@ -136,4 +136,5 @@ def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
             f"{folder}: environment.json is of {environment['gpu']!r}, the rows are of {rows[0].gpu!r}; "
             "put back the file that belongs to them"
         )
-    return rows, fit_curves(rows, num_sms=int(environment.get("num_sms") or 1), gpu=rows[0].gpu)
+    sms, l2_bytes = int(environment.get("num_sms") or 1), float(environment.get("l2_bytes") or 0.0)
+    return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes)

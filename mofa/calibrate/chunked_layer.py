@@ -130,7 +130,8 @@ def layer_forward(shape: Shape) -> Tape:
     spread = b.tensor("spread", 0.0, grad_bytes=copies * row)  # back, the copies' gradients are added
     b.add(Op("moe.spread", "memory_bound", None, (x, rows_of), (spread,), view=True, launches=0,
              back=Back((copies + t) * row, 1, like="sum_copies")))  # fmt: skip
-    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies"), (spread, rows_of, places), (sent,),
+    b.add(Op("moe.rows", "memory_bound", Stream(2 * copies * row, "gather_copies", source=t * row),
+             (spread, rows_of, places), (sent,),
              (places,), functions=1, back=Back(2 * copies * row, 1, like="permute")))  # fmt: skip
     here, held = sent, ""
     if several:
@@ -162,7 +163,7 @@ def _combine(b: TapeBuilder, kept: tuple[str, ...], alive: tuple[str, ...], rows
         b.tensor("again", 0.0, grad_bytes=rows),
     )
     b.add(Op("moe.pick", "memory_bound", Stream(2 * rows, "permute"), (y, rows_of, places), (picked,), functions=1,
-             back=Back(2 * rows, 1, like="gather_copies")))  # fmt: skip
+             back=Back(2 * rows, 1, like="gather_copies", source=own)))  # fmt: skip
     b.add(Op("moe.weigh", "memory_bound", Stream(2 * rows, "weigh_copies"), (picked,), (weighed,), view=True,
              back=Back(work=Stream(2 * rows, "weigh_copies"), launches=1, view=True)))  # fmt: skip
     b.add(Op("moe.again", "memory_bound", None, (weighed,), (again,), view=True, launches=0,

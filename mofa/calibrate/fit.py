@@ -13,8 +13,9 @@ from scipy.optimize import least_squares, nnls
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
+from mofa.calibrate.shapes_routed import READ_AGAIN
 from mofa.calibrate.traffic import bytes_per_element
-from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, stream_s
+from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
 from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 
 FloatN = NDArray[np.float64]
@@ -56,6 +57,8 @@ class Curves:
 
     gpu: str
     num_sms: int
+    l2_bytes: float = 0.0
+    """Size of the L2, 0 where no measurement says it. [B]"""
     gemm: dict[str, Fitted] = field(default_factory=dict)
     grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
     attention: dict[str, Fitted] = field(default_factory=dict)
@@ -77,19 +80,19 @@ class Curves:
         return asdict(self)
 
 
-def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str) -> Curves:
-    """Fit every family that has rows; held-out rows are never looked at."""
+def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float = 0.0) -> Curves:
+    """Fit every family that has rows; held-out rows are never looked at. ``l2_bytes`` 0 is an L2 of unknown size."""
     grid = [r for r in rows if r.case.split == "grid"]
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
     copies = _copies(by.get("copy", []))
     copy_rate = copies.get("device_copy", 0.0)
     memory = by.get("memory_bound", []) + by.get("compiled", []) + by.get("routed", [])
     return Curves(
-        gpu=gpu, num_sms=num_sms,
+        gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes,
         gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
         grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
-        memory_bound=_each(memory, memory_key, _fit_stream),
+        memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes)),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
@@ -117,13 +120,17 @@ def collective_key(row: Row) -> str:
 def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.bool_]]:
     """Predicted times, NaN where no curve is, and whether a row lies outside the measured range. [s]"""
     time_s, outside = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
+
+    def stream(found: Sequence[Row], form: StreamForm, num_sms: int) -> FloatN:
+        return _stream_times(found, form, curves.l2_bytes)
+
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, _gemm_times),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, _grouped_times),
         "attention": (curves.attention, attention_key, _attention_times),
-        "memory_bound": (curves.memory_bound, memory_key, _stream_times),
-        "compiled": (curves.memory_bound, memory_key, _stream_times),
-        "routed": (curves.memory_bound, memory_key, _stream_times),
+        "memory_bound": (curves.memory_bound, memory_key, stream),
+        "compiled": (curves.memory_bound, memory_key, stream),
+        "routed": (curves.memory_bound, memory_key, stream),
         "collective": (curves.collective, collective_key, _collective_times),
     }
     for family, (found, key, times) in predictors.items():
@@ -280,24 +287,43 @@ def _stream_columns(rows: Sequence[Row]) -> FloatN:
     return np.stack([tokens * width, tokens, width])
 
 
-def _stream_times(rows: Sequence[Row], form: StreamForm, num_sms: int) -> FloatN:
+def _missed(rows: Sequence[Row], l2_bytes: float) -> FloatN | None:
+    """Bytes that ops that read rows again miss in the L2; None of other ops, or where its size is not known."""
+    op = rows[0].case.op
+    if op not in READ_AGAIN or not l2_bytes:
+        return None
+    elements = _stream_columns(rows)[0]
+    moved = elements * bytes_per_element(op, rows[0].case.variant)
+    return missed_bytes(moved, elements * READ_AGAIN[op], l2_bytes)
+
+
+def _stream_times(rows: Sequence[Row], form: StreamForm, l2_bytes: float) -> FloatN:
     elements, counted_rows, columns = _stream_columns(rows)
-    return stream_s(elements, counted_rows, columns, form)
+    missed = _missed(rows, l2_bytes)
+    return stream_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
 
 
-def _fit_stream(rows: Sequence[Row]) -> Fitted:
-    """Non-negative least squares of relative errors, reweighted to the sum of absolute ones."""
-    measured = _measured(rows)
-    features = np.vstack([np.ones(len(rows)), _stream_columns(rows)]).T / measured[:, None]
+def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
+    """Non-negative least squares of relative errors, reweighted to the sum of absolute ones.
+
+    Of ops that read rows again, what the L2 misses stands in for what a row and a column cost.
+    """
+    measured, missed = _measured(rows), _missed(rows, l2_bytes)
+    columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
+    features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)
     weight = np.ones(len(rows))
     for _ in range(30):
         x = nnls(features / scale * weight[:, None], weight)[0] / scale
         weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
     moved = bytes_per_element(rows[0].case.op, rows[0].case.variant)
-    form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30), float(x[2]), float(x[3]))
+    form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
+    if missed is None:
+        form = replace(form, per_row_s=float(x[2]), per_column_s=float(x[3]))
+    elif x[2] > 0:
+        form = replace(form, missed_bytes_per_s=1.0 / float(x[2]))
     names = ("params",) if "params" in rows[0].case.shape else ("tokens", "width")
-    return _fitted(rows, form, _stream_times(rows, form, 0), names)
+    return _fitted(rows, form, _stream_times(rows, form, l2_bytes), names)
 
 
 def _collective_times(rows: Sequence[Row], form: CollectiveForm, num_sms: int) -> FloatN:

@@ -77,6 +77,7 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             raise SpecError(f"{folder}: rows of {curves.gpu!r}, {folders[0]} holds {whole.gpu!r}; fit them one by one")
         whole = replace(
             whole,
+            l2_bytes=curves.l2_bytes or whole.l2_bytes,
             gemm=whole.gemm | curves.gemm,
             grouped_gemm=whole.grouped_gemm | curves.grouped_gemm,
             attention=whole.attention | curves.attention,
@@ -97,6 +98,9 @@ def gpu_profile(base: dict[str, Any], curves: Curves, name: str, source: str) ->
     peaks = {f: _si(fact["value"]) for f, fact in base["peak_flops_per_s"].items()}
     made: dict[str, Any] = {**base, "name": name, "curves": gpu_curves(base["curves"], peaks, curves, source)}
     made["num_sms"] = _fact(curves.num_sms, source + ": multiprocessors that CUDA reports")
+    if curves.l2_bytes:
+        size = f"{curves.l2_bytes / 2**20:g} MiB"
+        made["l2_bytes"] = _fact(size, source + ": L2 that CUDA reports")
     if "h2d" in curves.copy_bytes_per_s:
         made["host_link_bytes_per_s"] = _fact(
             f"{curves.copy_bytes_per_s['h2d'] / 1e9:.4g} GB/s", source + ": pinned, 1 GiB"
@@ -151,10 +155,13 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
 
 def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
     """A fitted curve as a profile holds it."""
+    form = asdict(fitted.form)
+    if not form.get("missed_bytes_per_s", 1.0):
+        del form["missed_bytes_per_s"]  # what only ops that read rows again have
     found = {
         "provenance": "measured", "source": source, "points": fitted.points,
         "median_abs_error": fitted.median_abs_error, "p90_abs_error": fitted.p90_abs_error,
-        "ranges": fitted.ranges, "form": asdict(fitted.form), **more,
+        "ranges": fitted.ranges, "form": form, **more,
     }  # fmt: skip
     made: dict[str, Any] = tidy(found)
     return made

@@ -13,6 +13,8 @@ OPS = (*ACTIVATIONS, *ROWS)
 BYTES = {"swiglu_halves_fwd": 10.0, "swiglu_halves_bwd": 22.0, "gather_copies": 4.0, "weigh_copies": 4.0,
          "sum_copies": 2.0 + 2.0 / COPIES, "dot_copies": 6.0 + 2.0 / COPIES}  # fmt: skip
 """Bytes moved per element of the rows, kernel by kernel. [B]"""
+READ_AGAIN = {"gather_copies": 2.0 / COPIES}
+"""Bytes per element of the rows in the source of ops that read it again and again, in no order. [B]"""
 
 
 def routed_cases() -> list[Case]:

@@ -223,6 +223,7 @@ def block_context(
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
+        uneven=_plain(load.uneven),
         unseen=_plain(unseen), new_kernels=_plain(kernels),
         scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,

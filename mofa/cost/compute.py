@@ -116,13 +116,14 @@ def _told_apart(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.
 
 def grouped_gemm_s(
     rows: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, gpu: GpuSpec, format_: GemmFormat = "bf16",
-    *, wgrad: bool = False, sequential: bool = False,
+    *, wgrad: bool = False, sequential: bool = False, uneven: ArrayLike = 0.0,
 ) -> FloatN:  # fmt: skip
     """Time of the products of ``groups`` experts over ``rows`` token rows in all, spread evenly over them.
 
     ``rows`` are those of the slowest rank; within it the experts are taken as equally popular, their counts scatter as
-    those of tokens routed one by one. ``wgrad`` is the weight
-    gradient, which reduces over the rows of an expert. ``sequential`` runs one kernel per expert. [s]
+    those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
+    takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
+    one kernel per expert. [s]
 
     Examples
     --------
@@ -140,7 +141,7 @@ def grouped_gemm_s(
     curve = gpu.curves.grouped_gemm[format_]
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
-        element_bytes=ELEMENT_BYTES[format_], scattered=True,
+        element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven,
     )  # fmt: skip
     return np.where(rows > 0, time_s, 0.0)
 

@@ -15,6 +15,7 @@ from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
+from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
@@ -129,8 +130,8 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         m, n, k, count = columns("m", "n", "k", "count")
         return gemm_s(m, n, k, gpu, kind[1], count)
     if kind[0] is Grouped:
-        rows, groups, n, k = columns("rows", "groups", "n", "k")
-        return grouped_gemm_s(rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3])
+        rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
+        return grouped_gemm_s(rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven)
     if kind[0] is Collective:
         places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
         group = stacked_groups(places)
@@ -208,7 +209,8 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
 
-    Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and columns.
+    Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and columns; where it
+    reads rows again, those that the L2 does not hold.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
@@ -227,6 +229,12 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
         each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
         moved[shaped] = elements * each
         extra[shaped] = elements * (row / width) + column * width
+    again = [i for i, (work, form) in enumerate(zip(works, like, strict=True))
+             if form.missed_bytes_per_s and anywhere(work.source)]  # fmt: skip
+    if again:
+        source = stacked([works[i].source for i in again], num_k)
+        missed = missed_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
+        extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
     launch_s = curves.stream_like("", False).form.launch_s
     return np.where(busy, moved / rate + extra + launches * launch_s, 0.0)
 

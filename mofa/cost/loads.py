@@ -31,12 +31,14 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class LoadColumns:
-    """Load of every candidate: rows over the mean for time and memory, bytes sent over the mean, host time. (n,)"""
+    """Load of every candidate: rows over the mean for time and memory, bytes sent over the mean, host time, how
+    uneven a rank's experts are. (n,)"""
 
     time: FloatN
     memory: FloatN
     sent: FloatN
     host_s: FloatN
+    uneven: FloatN
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class RoutingLoads:
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
     over: Mapping[int, float] = field(default_factory=dict)
     """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
-
+    uneven: Mapping[int, float] = field(default_factory=dict)
+    """Standard deviation of the rows of the slowest rank's experts over their mean; 0 where a degree is missing. [-]"""
     shares: FloatN | None = None
     """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
     steps_before: float = np.inf
@@ -119,14 +122,14 @@ class RoutingLoads:
         """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
         keys = list(zip(ep.tolist(), (balancing > 0).tolist(), strict=True))
         known = {key: self._row(*key) for key in set(keys)}
-        return LoadColumns(*np.array([known[key] for key in keys]).reshape(-1, 4).T)
+        return LoadColumns(*np.array([known[key] for key in keys]).reshape(-1, 5).T)
 
-    def _row(self, ep: int, scheduled: bool) -> tuple[float, float, float, float]:
+    def _row(self, ep: int, scheduled: bool) -> tuple[float, float, float, float, float]:
         if scheduled and ep in self.scheduled:
             load = self.scheduled[ep]
-            return load.time, load.memory, load.sent, load.host_s
+            return load.time, load.memory, load.sent, load.host_s, 0.0
         time = self.time.get(ep, 1.0)
-        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0
+        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0, self.uneven.get(ep, 0.0)
 
 
 BALANCED = RoutingLoads({}, {})

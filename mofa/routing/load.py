@@ -98,12 +98,14 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     sent: dict[int, float] = {}
     over: dict[int, float] = {}
     by_layer: dict[int, FloatA] = {}
+    uneven: dict[int, float] = {}
     least = 1.0
     if routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
         least = 0.0  # what is dropped is not computed: the slowest rank may have less than the mean before
     for ep in degrees:
         ratios = ep * rank_shares(shares, ep)
+        uneven[ep] = 0.0 if routing.pad_to_capacity else uneven_experts(shares, ep)
         cap = max_rank_ratio(moe, ep)
         held = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
         # The clips take away rounding alone, except for a quantile below the mean.
@@ -117,7 +119,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     before = np.inf if routing.steps_before is None else float(routing.steps_before)
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
-        time, memory, sent=sent, over=over, shares=None if padded else shares[0], steps_before=before,
+        time, memory, sent=sent, over=over, uneven=uneven, shares=None if padded else shares[0], steps_before=before,
         by_layer=by_layer,
     )  # fmt: skip
 
@@ -334,6 +336,26 @@ def rank_shares(shares: FloatA, ep: int) -> FloatA:
     array([0.75, 0.25])
     """
     return np.asarray(shares.reshape(*shares.shape[:-1], ep, -1).sum(axis=-1))
+
+
+def uneven_experts(shares: FloatA, ep: int) -> float:
+    """Standard deviation of the experts of a draw's slowest rank over their mean, averaged over the draws. [-]
+
+    Parameters
+    ----------
+    shares
+        Shares of the experts. (..., E) [-]
+    ep
+        Expert-parallel degree, a divisor of E. [ranks]
+
+    Examples
+    --------
+    >>> uneven_experts(np.array([[0.5, 0.25, 0.125, 0.125]]), 2).__round__(3)
+    0.333
+    """
+    ranks = shares.reshape(-1, ep, shares.shape[-1] // ep)
+    slowest = ranks[np.arange(len(ranks)), ranks.sum(axis=-1).argmax(axis=-1)]
+    return float(np.mean(slowest.std(axis=-1) / np.maximum(slowest.mean(axis=-1), 1e-300)))
 
 
 def max_rank_ratio(moe: MoeSpec, ep: int) -> float:

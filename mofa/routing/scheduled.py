@@ -74,7 +74,7 @@ def with_scheduling(
         for ep in degrees
         if model.moe is not None and ep > 1 and model.moe.num_experts >= 2 * ep
     }
-    return RoutingLoads(loads.time, loads.memory, scheduled)
+    return RoutingLoads(loads.time, loads.memory, scheduled, uneven=loads.uneven)
 
 
 def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> Scheduled:

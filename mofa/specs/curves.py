@@ -95,6 +95,9 @@ class StreamForm:
     bytes_per_s: float
     per_row_s: float = 0.0
     per_column_s: float = 0.0
+    missed_bytes_per_s: float = 0.0
+    """What a row that is read again and no longer in the L2 costs on top (`mofa.cost.forms.missed_bytes`); 0 where no
+    row is read again. [B/s]"""
 
 
 @dataclass(frozen=True, config=_STRICT)

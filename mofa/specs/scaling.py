@@ -60,7 +60,9 @@ def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: floa
     if "unit_s" in form:
         form["unit_s"] = _digits(form["unit_s"] * sms / rate)
         form["slots"] = max(1, round(form["slots"] * sms))
-    form["bytes_per_s"] = _digits(form["bytes_per_s"] * bandwidth)
+    for name in ("bytes_per_s", "missed_bytes_per_s"):
+        if name in form:
+            form[name] = _digits(form[name] * bandwidth)
     return {**curve, "form": form}
 
 

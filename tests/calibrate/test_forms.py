@@ -16,6 +16,7 @@ from mofa.cost.forms import (
     collective_s,
     gemm_s,
     grouped_gemm_s,
+    missed_bytes,
     stream_s,
 )
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
@@ -139,6 +140,42 @@ def test_held_out_rows_never_reach_the_fit() -> None:
     )
     one, two = fit_curves(grid, num_sms=1, gpu="G"), fit_curves(grid + held, num_sms=1, gpu="G")
     assert one.as_dict() == two.as_dict()
+
+
+UNEVEN = [(64, 1024, 2048, 0.5), (64, 1024, 2048, 1.2), (32, 1408, 2048, 0.7), (8, 4096, 14336, 0.5)]
+
+
+@pytest.mark.parametrize(("experts", "n", "k", "s"), UNEVEN)
+def test_uneven_weight_gradients_cost_what_orders_of_experts_do_on_average(
+    experts: int, n: int, k: int, s: float
+) -> None:
+    """The closed form against 40 random orders of Zipf loads, whose tiles go round; other layouts stay even."""
+    form, shares = GroupedForm(), np.arange(1.0, experts + 1.0) ** -s
+    loads = shares / shares.sum() * experts * 2048.0
+    orders = np.random.default_rng(0).permuted(np.tile(loads, (40, 1)), axis=1)
+    played = grouped_gemm_s(orders, n, k, 2, form, num_sms=132, groups=experts).mean()
+    rows, uneven = experts * 2048.0, loads.std() / loads.mean()
+    closed = [
+        float(balanced_grouped_gemm_s(rows, experts, n, k, form, num_sms=132, wgrad=True, scattered=True, uneven=u))
+        for u in (uneven, 0.0)
+    ]
+    assert closed[0] == pytest.approx(float(played), rel=0.05)
+    assert closed[1] < 0.99 * closed[0] or experts * n * k > 3e8
+    forward = [float(balanced_grouped_gemm_s(rows, experts, n, k, form, num_sms=132, uneven=u)) for u in (0.0, 1.0)]
+    assert forward[0] == forward[1]
+
+
+def test_gathers_of_more_than_the_cache_holds_are_found() -> None:
+    """Rows read 8 times: from a source of up to half of the L2 at one rate, beyond it also from memory."""
+    form = StreamForm(1e-6, 4.0, 5e12, missed_bytes_per_s=4e12)
+    sizes = np.array([4096, 16384, 65536, 131072, 262144, 524288])
+    cases = [Case("routed", "gather_copies", "eager", "bf16", "grid", {"tokens": int(t), "width": 2048}) for t in sizes]
+    missed = missed_bytes(sizes * 2048 * 4.0, sizes * 2048 * 2 / 8, 50e6)
+    times = stream_s(sizes * 2048, sizes, 2048, form, missed)
+    assert (missed > 0).tolist() == [False, False, True, True, True, True]
+    found = fit_curves(rows(cases, times), num_sms=1, gpu="G", l2_bytes=50e6).memory_bound["eager gather_copies"].form
+    assert found.bytes_per_s == pytest.approx(5e12, rel=1e-3)
+    assert found.missed_bytes_per_s == pytest.approx(4e12, rel=1e-3)
 
 
 @pytest.mark.parametrize("each", [20, 128, 256, 300, 512, 1000, 1024, 2048])

@@ -57,8 +57,9 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)
     index = b.tensor("moe.index", 8.0 * sent, grad=False)
+    work = Stream(2 * sent * row + 16 * sent, "gather_copies", source=t * row)
     # backward sorts the indices and adds each token's rows, so many elements a second whatever their width
-    b.add(Op("moe.gather", "memory_bound", Stream(2 * sent * row + 16 * sent, "gather_copies"), (full, order),
+    b.add(Op("moe.gather", "memory_bound", work, (full, order),
              (routed, index), (index,), launches=2,
              back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     held = b.tensor("moe.routed_held", sent * row, grad=False)
@@ -193,7 +194,7 @@ def experts(
                 source = cast(b, source, name, kept * k)
             reads = (*reads, weight_copy(b, name, params))
         out = b.tensor(f"{name}.out", kept * n * 2.0)
-        work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential)
+        work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, uneven=ctx.uneven)
         grad = weight_grad_bytes(ctx)
         return b.add(
             Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), launches=launches, weight=name,
