@@ -15,6 +15,7 @@ from mofa.specs.params import layer_tensors
 SMALLEST_BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 """Parameters of Megatron's buckets where reductions overlap (distributed_data_parallel.py): at least the one, the other
 for each data-parallel rank."""
+ENDS = ("embedding", "output")
 ALIGNED_PARAM, ALIGNED_BUCKET = 64, 128
 """Parameters that Megatron's buffers align each tensor and each bucket to (param_and_grad_buffer.py)."""
 
@@ -65,15 +66,17 @@ def params_of(rows: Rows, r: int, chunks: Sequence[Sequence[Module]], *, tied: b
     megatron, fw, model = rows.static.grads_always and not rows.framework.deepspeed, rows.framework, rows.workload.model
     lone = model.tied_embeddings and int(rows.table.pp[0]) > 1
     named: list[tuple[Module, int, list[Param]]] = []
+    once: set[str] = set()  # a prediction's embedding and output are the model's, where the rank holds those
     for c, chunk in enumerate(chunks):
         for piece in chunk:
-            weights = piece.weights
+            weights = tuple((name, n) for name, n in piece.weights if name not in once)
+            once |= {name for name, _ in weights if name in ENDS}
             if megatron:
                 weights = _in_order(weights, sequential=fw.experts == "sequential")
             found = [
                 Param(
                     f"{piece.name} {name}", n, c, name.startswith("experts."), "norm" in name,
-                    lone and name in ("embedding", "output"),
+                    lone and name in ENDS,
                 )
                 for name, n in weights if n and not (tied and name == "output")
             ]  # fmt: skip

@@ -8,6 +8,7 @@ import json
 import pytest
 import yaml
 
+import mofa
 from mofa.cost.tensors import Bucketed, Param, _places, shares
 from mofa.replay.edges import in_optimizer
 from mofa.replay.play import play
@@ -75,3 +76,15 @@ def test_tensors_are_as_large_as_they_are(name: str) -> None:
     """A matrix of 12 MiB takes a segment of 12, with a norm's weight in it one of 14: reserved within 0.3 %."""
     run = load(name)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_predictions_embedding_and_output_are_the_models(pp: int) -> None:
+    """Megatron builds one output layer, and one embedding, on a rank for the model and its predictions (gpt_model.py)."""
+    job = mofa.load_workload("deepseek-v3", overrides={"model.num_layers": 5, "model.num_mtp_layers": 1})
+    nodes, megatron = mofa.load_cluster("h200-hgx", 64), mofa.load_framework("megatron")
+    played, closed = (
+        mofa.estimate(job, nodes, f"tp=1 pp={pp} ep=8", framework=megatron, replay=replay).memory.allocated_bytes
+        for replay in (True, False)
+    )
+    assert played == pytest.approx(closed, rel=0.02)
