@@ -55,7 +55,7 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     """The reshape of the queries of several groups to heads copies: they are not adjacent (attention.py)."""
     out = b.tensor("q.heads", nbytes)
     copies = (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
-    work = Stream(2 * nbytes, "copy")
+    work = Stream(2 * nbytes, "strided_copy")
     return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 

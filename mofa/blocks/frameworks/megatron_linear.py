@@ -7,7 +7,7 @@ from typing import TypedDict
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import HEAD, heads_norm_back, linear, sp_gather, tp_copy, tp_reduce
 
 
 class WeightGrad(TypedDict, total=False):
@@ -142,20 +142,25 @@ def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
 
 
 def norm_op(
-    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False
-) -> str:
+    b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False,
+    kept: str = "",
+) -> str:  # fmt: skip
     """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
 
-    PyTorch's kernels were measured; Transformer Engine's are taken at the general rate."""
+    PyTorch's kernels were measured; Transformer Engine's are taken at the general rate. ``kept`` is what is kept where
+    it is not what is read."""
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
     moved = 2.0 * rows * width * ctx.element
-    like, wide = (ctx.model.norm, width) if torch_kernels else ("general", 0.0)
+    like, wide = (str(ctx.model.norm), width) if torch_kernels else ("general", 0.0)
     back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=rows * width, width=wide)
+    if torch_kernels and width <= HEAD and like == "rmsnorm":
+        like, back = "rmsnorm_heads", heads_norm_back(rows, width)
     b.add(
-        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale), (x, scale),
-           region=region, back=back, weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
+        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale),
+           (kept or x, scale), region=region, back=back,
+           weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ unfused; experts run one after the other.
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import anywhere, maximum, where
+from mofa.blocks.elementwise import anywhere, maximum, opposite, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
@@ -66,6 +66,22 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     return te.query_copy(b, ctx, q, t * q_width * e), k, v
+
+
+def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
+    """PyTorch's fused norm over each head, which copies a strided view together, forward and back, and keeps the view.
+
+    Keys are one, queries where no group's heads had to be copied to adjacent ones.
+    """
+    nbytes = ctx.tokens * heads * head_dim * ctx.element
+    together = b.tensor(f"{name}.together", nbytes)
+    strided = True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+    moved = 2.0 * nbytes
+    y = b.add(
+        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,), present=strided,
+           region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
+    )  # fmt: skip
+    return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, kept=x)
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
@@ -425,6 +441,6 @@ def persistent_buffers(ctx: Context) -> ArrayK:
 
 
 PRIMITIVES = Primitives(
-    norm=norm, qkv=qkv, head_norm=te.head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
     residual=base.compiled_residual, mlp=mlp, moe=moe, embedding=te.embedding, head=head, wrap_block=te.wrap_block,
 )  # fmt: skip

@@ -48,7 +48,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
     the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
     Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
-    a head are bound by the blocks of threads, one a row (:func:`_heads_back`).
+    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.heads_norm_back`).
     """
     count = rows * width
     whole = in_compiled_block(b, ctx)
@@ -68,32 +68,14 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     like: str = ctx.model.norm
     # the measured kernels read and write 2 bytes an element; wider elements count as more of them
     behind = whole and not read
-    short = width <= HEAD and like == "rmsnorm" and not compiled
+    short = width <= parts.HEAD and like == "rmsnorm" and not compiled
     like = "rmsnorm_heads" if short else like
     work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
     back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
-    back = _heads_back(rows, width) if short else back
+    back = parts.heads_norm_back(rows, width) if short else back
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
-
-
-HEAD = 256.0
-"""Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
-SPLIT_ROWS = 65536.0
-"""Rows above which the sum of a norm's weight gradient is split over many blocks of threads, which takes a memset and
-a kernel more (``LaunchGammaBetaBackwardCUDAKernel``, aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
-WHOLE_SUM = 2.4
-"""What that sum by a block of threads for every 32 columns adds to a row's backward, which is one with split sums: 3.11
-and 0.91 ns a row of 128 in the steps that profile eager rmsnorm_heads_bwd. [-]"""
-
-
-def _heads_back(rows: FloatK, width: float) -> Back:
-    """Fused backward of norms over rows as short as a head: each row a block of threads, then the weight's sum."""
-    split = rows > SPLIT_ROWS
-    counted = rows * where(split, 1.0, 1.0 + WHOLE_SUM)
-    return Back(10.0 * rows * width, where(split, 4.0, 2.0), like="rmsnorm_heads_bwd", elements=counted * width,
-                width=width)  # fmt: skip
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
