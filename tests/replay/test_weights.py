@@ -80,7 +80,7 @@ def test_tensors_are_as_large_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("pp", [1, 2])
 def test_a_predictions_embedding_and_output_are_the_models(pp: int) -> None:
-    """Megatron builds one output layer, and one embedding, on a rank for the model and its predictions (gpt_model.py)."""
+    """Megatron builds one output layer, and one embedding, a rank for the model and its predictions (gpt_model.py)."""
     job = mofa.load_workload("deepseek-v3", overrides={"model.num_layers": 5, "model.num_mtp_layers": 1})
     nodes, megatron = mofa.load_cluster("h200-hgx", 64), mofa.load_framework("megatron")
     played, closed = (
