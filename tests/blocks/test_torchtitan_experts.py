@@ -56,3 +56,30 @@ def test_python_around_exchanges_of_experts() -> None:
     assert functions(ep=2) == experts
     assert functions(ep=2, pipelined=True) == experts | {"moe.counts": 7.0, "out.add": 4.0}
     assert functions() == {}
+
+
+def test_weighted_sum_takes_four_experts_at_a_time() -> None:
+    """Top 6 and top 8 walk over their experts in two rounds, top 2 in one; a round is 4 bytes at the curve's rate."""
+
+    def product(top_k: int) -> tuple[float, float]:
+        tapes = layer(context(llama(moe=EXPERTS | {"num_experts": 16, "top_k": top_k}), ep=2))
+        (sums,) = ops_named(tapes.forward.ops, "moe.sum")
+        (back,) = ops_named(tapes.backward.ops, "moe.sum.backward")
+        assert isinstance(sums.work, Stream) and isinstance(back.work, Stream)
+        assert (sums.work.like, back.work.like, back.work.width) == ("score_product", "score_product_bwd", top_k)
+        return float(np.max(sums.work.bytes)), float(np.max(back.work.elements))
+
+    assert [product(top_k)[0] for top_k in (2, 6, 8)] == [4.0 * TOKENS * D * rounds for rounds in (1, 2, 2)]
+    assert product(6)[1] == 6.0 * TOKENS * D
+
+
+@pytest.mark.parametrize(("precision", "like"), [("mixed", "index_backward"), ("autocast", "copy")])
+def test_gradients_put_on_rows_are_issued_in_16_bits_and_moved_in_32(precision: str, like: str) -> None:
+    ctx = context(llama(moe=EXPERTS), precision_mode=precision, residual=4 if precision == "autocast" else 2)
+    tapes = layer(ctx)
+    (back,) = ops_named(tapes.backward.ops, "moe.permute.backward")
+    (put,) = ops_named(tapes.forward.ops, "moe.unpermute")
+    assert isinstance(back.work, Stream) and isinstance(put.work, Stream)
+    assert (back.work.like, put.work.like) == (like, "index_put" if precision == "mixed" else "index_put_fp32")
+    rows = float(np.max(put.work.bytes)) / (2 * ctx.residual)
+    assert float(np.max(back.work.bytes)) == pytest.approx(rows * (2 if precision == "mixed" else 12))

@@ -52,6 +52,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     element = ctx.residual  # of the routed rows: fp32 under autocast
     row = hidden * element
     sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
+    put = "index_put" if element == 2 else "index_put_fp32"
     deepep = ctx.framework.dispatcher == "deepep"
     full = enter_local(b, ctx, h, "moe", hidden)
     scores, order = router(b, ctx, full, sent)
@@ -82,11 +83,10 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              launches=2, back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
                                    family="memory_bound", view=True)))  # fmt: skip
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
-             (fill,), scratch=kept * row, launches=2,
-             back=Back(2 * padded_time * hidden, 7, like="index_backward")))  # fmt: skip
+             (fill,), scratch=kept * row, launches=2, back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
     y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     back_in_place = b.tensor("moe.unpermuted", kept * row)
-    b.add(Op("moe.unpermute", "memory_bound", Stream(4 * padded_time * hidden, "index_put"), (y, fill),
+    b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     shared = ""
@@ -96,7 +96,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     ordered = b.tensor("moe.ordered", everyone * row)
     python = where(ctx.ep > 1, RETURN_PYTHON + CALL_PYTHON, 0)  # of the exchange, and of FSDP behind the experts
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
-    b.add(Op("moe.unsort", "memory_bound", Stream(4 * sent * hidden, "index_put"), (y, order), (ordered,), (order,),
+    b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
     out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
     if shared:
@@ -206,11 +206,25 @@ def experts(
     return cast(b, y, "experts.out", kept * hidden, 4) if casts else y
 
 
+def _added_to_rows(elements: FloatK, element: int) -> Back:
+    """Gradients of rows that an index takes once each, sorted and added onto zeros (indexing_backward_kernel).
+
+    16-bit ones so many elements a second, as those of repeated rows; of fp32 ones, whose gradients are read and whose
+    zeros are read and written, the memory has the longer: 12 bytes against the 2.5 ps of an element's instructions.
+    """
+    if element == 2:
+        return Back(2 * elements, 7, like="index_backward")
+    return Back(3 * element * elements, 7, like="copy")
+
+
 def _weighted_sum(
     b: TapeBuilder, ctx: Context, ordered: str, scores: str, held: str, elements: ArrayK, *, deepep: bool
 ) -> str:  # fmt: skip
     """Product of a token's scores with its experts' outputs: operands in fp32, in bf16 under autocast.
 
+    A batch of one row each: the kernel walks over four experts at a time and takes as long for six as for eight, in
+    fp32 as in bf16. Back, outer products fill tiles of 32 rows with a token's few and the scores' gradients are read
+    off the experts' outputs. bf16 operands of a multiple of 8 experts go to other kernels back (16 bytes aligned).
     Its last reader also ends the life of the routed rows, a local variable of the module.
     """
     spec = ctx.model.moe
@@ -218,16 +232,22 @@ def _weighted_sum(
     hidden, element = float(ctx.model.hidden), ctx.residual
     out = b.tensor("moe.out", ctx.tokens * hidden * element)
     token = ctx.tokens * hidden
+    work = Stream(4.0 * token * -(-spec.top_k // 4), "score_product")
+    back = Back(0.0, 3, like="score_product_bwd", elements=elements, width=float(spec.top_k))
+    narrow = not deepep
     if autocast(ctx):
         operand = cast(b, ordered, "moe.operand", elements)
-        moved, back, like = 2.0 * elements + 8.0 * token, 4.0 * elements + 8.0 * token, ("", "")
-    elif element == 4 or deepep:
-        operand = ordered
-        moved, back, like = element * elements + 4.0 * token, 2.0 * element * elements + 4.0 * token, ("", "")
+        if spec.top_k % 8 == 0:
+            back = Back(4.0 * elements + 8.0 * token, 3)
+    elif deepep:
+        operand, work = ordered, Stream(element * elements + 4.0 * token)
+        back = Back(2.0 * element * elements + 4.0 * token, 3)
+    elif element == 4:
+        operand, narrow = ordered, False
     else:
         operand = cast(b, ordered, "moe.operand", elements, 4)
-        # backward: outer products, written by a kernel for matrices, and products with the gradient at a better rate
-        moved, back, like = 4.0 * elements + 10.0 * token, 4.7 * elements, ("score_product", "score_product_bwd")
-    b.add(Op("moe.sum", "memory_bound", Stream(moved, like[0]), (operand, scores, held), (out,),
-             (operand, scores), scratch=4.0 * token, launches=2, back=Back(back, 3, like=like[1])))  # fmt: skip
+    b.add(Op("moe.sum", "memory_bound", work, (operand, scores, held), (out,), (operand, scores), scratch=4.0 * token,
+             launches=1 if narrow else 2, back=back))  # fmt: skip
+    if narrow:  # the sum to the residual's format
+        b.add(Op("moe.sum.cast", "memory_bound", Stream(CAST * token, "cast_up" if autocast(ctx) else "cast_down")))
     return out
