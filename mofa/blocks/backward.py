@@ -183,7 +183,8 @@ class _Differentiator:
         return self._gradient(f"d:{name}+{op.name}", name)
 
     def _settle(self, op: Op, name: str, given: str) -> None:
-        """Add a second gradient to the first, as autograd accumulates."""
+        """Add a second gradient to the first, as autograd accumulates: into the first's memory, which nothing else
+        holds by then (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
         if self.grads[name] == given:
             return
         total = self._gradient(f"{given}=sum", name)
@@ -194,7 +195,7 @@ class _Differentiator:
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
-               writes=(total,), present=gives)
+               writes=(total,), present=gives, view=True)
         )  # fmt: skip
         self.grads[name] = total
 
@@ -264,7 +265,7 @@ class _Differentiator:
             self._launch(
                 Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded)
+                   functions=op.functions, guarded=op.guarded, order=back.order)
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
@@ -273,7 +274,7 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces)
+                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:

@@ -148,6 +148,23 @@ class HostSync:
 Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
 
 
+WRITES = 1000
+"""In an :class:`Order` the first output; those behind it count on."""
+READS = 2000
+"""In an :class:`Order` the first input, let go there if the op is its last reader; those behind it count on."""
+
+
+class Order(NamedTuple):
+    """An op's temporaries one by one, as its kernels allocate and free them; their most together is its ``scratch``.
+
+    ``steps``: n allocates the n-th of ``sizes``, ~n frees it, and ``WRITES`` + n allocates the n-th output, and
+    ``READS`` + n lets the n-th input go. [B]
+    """
+
+    sizes: tuple[FloatK, ...]
+    steps: tuple[int, ...]
+
+
 class Back(NamedTuple):
     """How an op is differentiated where its kind does not say: the bytes that its backward kernels move.
 
@@ -170,6 +187,8 @@ class Back(NamedTuple):
     """Of the backward kernels, as in :class:`Stream`."""
     nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""
+    order: Order | None = None
+    """Of the backward kernels, where ``scratch`` is more than one temporary."""
 
 
 class Op(NamedTuple):
@@ -208,6 +227,8 @@ class Op(NamedTuple):
     """Calls of functions that are compiled by themselves and checked at every call, each way."""
     choices: FloatK = 0.0
     """Products among its launches for which the library chooses a kernel anew: of a shape it does not remember."""
+    order: Order | None = None
+    """Where ``scratch`` is more than one temporary: which, and when."""
     loads: FloatK = 0.0
     """Kernels among its launches that nothing has used before, which the driver loads while the device idles. [-]"""
     nodes: FloatK = 1.0

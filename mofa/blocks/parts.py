@@ -26,6 +26,21 @@ def view(b: TapeBuilder, name: str, source: str, out: str) -> str:
     return b.add(Op(name, "memory_bound", None, (source,), (out,), view=True, launches=0))
 
 
+def hold(b: TapeBuilder, frame: str, x: str) -> None:
+    """A local variable of a module's forward, which has it until it returns (:func:`leave_frame`)."""
+    if f"{frame} has {x}" in b.tensors:
+        return
+    alias = b.tensor(f"{frame} has {x}", 0.0 * b.tensors[x].bytes, grad=False)
+    b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0))
+
+
+def leave_frame(b: TapeBuilder, frame: str) -> None:
+    """The end of a module's forward, up to which its local variables are held."""
+    held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
+    if held:
+        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0))
+
+
 def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:
     """All-gather of the sequence shards over tp, where sequence parallelism is on; its backward scatters."""
     out = b.tensor(f"{name}.full", ctx.tokens * width * ctx.element)
@@ -107,11 +122,11 @@ def fused_attention(
     q_len = ctx.seq_len / ctx.cp
     out = b.tensor("attn.out", ctx.tokens * heads * a.d_v * e)
     lse = b.tensor("attn.lse", ctx.tokens * heads * 4.0, grad=False)
-    dq_accumulator = ctx.tokens * heads * a.d_qk * 4.0
+    workspace = attention_backward_scratch(ctx)
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
     backend = BACKENDS.get(ctx.framework.attention, "cudnn")
-    back = Back(0.0, back_launches, dq_accumulator)
+    back = Back(0.0, back_launches, workspace)
     if not anywhere(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
         b.add(Op("attn.core", "attention", work, (q, k, v), (out, lse), (q, k, v, out, lse), back=back))
@@ -154,6 +169,17 @@ def heads_norm_back(rows: FloatK, width: float) -> Back:
     split = rows > SPLIT_ROWS
     counted = rows * where(split, 1.0, 1.0 + WHOLE_SUM)
     return Back(10.0 * rows * width, 2, like="rmsnorm_heads_bwd", elements=counted * width, width=width)
+
+
+def attention_backward_scratch(ctx: Context) -> ArrayK:
+    """What a fused attention kernel's backward works in: fp32 sums of dq and of each row; where queries share keys and
+    values, the gradients of these for every query (FlashAttention's mha_bwd: dq_accum, softmax_d, dk_expanded).
+
+    cuDNN's takes as much: 128.5, 64.25, 48.25 and 16.06 MiB recorded of four shapes, with shared keys or not. [B]
+    """
+    a, rows = ctx.model.attention, ctx.tokens * ctx.heads
+    shared = where(ctx.heads > ctx.kv_heads, (a.d_qk + a.d_v) * float(ctx.element), 0.0)
+    return rows * (4.0 * a.d_qk + 4.0 + shared)
 
 
 def elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:

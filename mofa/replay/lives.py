@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import KINDS, Attention, Op, Tensor
+from mofa.blocks.op import KINDS, READS, WRITES, Attention, Op, Tensor
 from mofa.cost.tensors import block_weights
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
@@ -22,6 +22,10 @@ CLAIMS = {
 _WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
 _PRODUCTS = (".dgrad", *_WEIGHT)
 """Ops of a backward that belong to a weight."""
+
+
+_LAST = ("embedding.backward",)
+"""Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class Deed:
     scratch: tuple[New, ...] = ()
     scratch_last: bool = False
     """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
+    order: tuple[int | str, ...] = ()
+    """Where scratch comes and goes in between: n allocates the n-th, ~n frees it, a name is the output allocated,
+    behind a minus the input that is let go."""
     free: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
     claim: str = ""
@@ -105,8 +112,10 @@ def value(x: object) -> float:
     return float(np.asarray(x, dtype=float).reshape(-1)[0])
 
 
-def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = False) -> Life:
+def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = False, apart: bool = False) -> Life:
     """The deeds of a block whose tapes are of one combination.
+
+    ``apart``: weights' gradients are put off and keep the gradients that they read, to which nothing is then added.
 
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
@@ -124,7 +133,7 @@ def life(block: BlockTapes, *, autocast: bool = False, weight_first: bool = Fals
     birth: dict[str, int] = {}
     death: dict[str, int] = {}
     for i, op in enumerate(ops):
-        shared = _shared(op, present[i])
+        shared = _shared(op, present[i] and not (apart and op.name.startswith("accumulate ")), present[i])
         for name in op.reads if present[i] else ():
             death[of(name)] = i
         for name in op.writes:
@@ -194,7 +203,16 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
     if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
         return deed
     new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
-    return replace(deed, new=new, free=names(deed.free), hold=names(deed.hold))
+    whole = replace(deed, new=new, free=names(deed.free), hold=names(deed.hold))
+    one = max((item.bytes for item in new), default=0)
+    if not deed.op.startswith("efsdp.weights") or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
+        return whole
+    # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
+    steps: list[int | str] = []
+    for i, item in enumerate(new):
+        steps += [i, *([~(i - 1)] if i else []), item.name]
+    scratch = tuple(replace(item, name="scratch") for item in new)
+    return replace(whole, scratch=scratch, order=(*steps, ~(len(new) - 1)))
 
 
 def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -222,13 +240,23 @@ def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
     )  # fmt: skip
 
 
-def _shared(op: Op, present: bool) -> tuple[str, ...]:
+def _shared(op: Op, in_place: bool, present: bool) -> tuple[str, ...]:
     """The outputs that are the first input's memory."""
     if not op.reads:
         return ()
     if not present:
         return op.writes[:1]
+    if not in_place:
+        return ()
     return op.writes if bool(value(op.view)) else ()
+
+
+def _step(op: Op, n: int, of: object) -> int | str:
+    """A step of an op's order: a temporary, the name of an output, or that of an input behind a minus."""
+    assert callable(of)
+    if n < WRITES:
+        return n
+    return op.writes[n - WRITES] if n < READS else f"-{of(op.reads[n - READS])}"
 
 
 def _deed(
@@ -246,12 +274,18 @@ def _deed(
         if (nbytes := int(value(tensors[name].bytes))) > 0
     )
     scratch = int(value(op.scratch)) if present else 0
+    pieces: tuple[New, ...] = ()
+    order: tuple[int | str, ...] = ()
+    if op.order is not None and scratch:
+        sizes = [int(value(size)) for size in op.order.sizes]
+        pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
+        order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and ".hold" in op.name
     grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
     attention = isinstance(op.work, Attention)
     deed = Deed(
-        op.name, new, _scratch(scratch, () if attention else new, stream), attention,
-        () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
+        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
         op.name.endswith(_WEIGHT), tuple(of(r) for r in op.reads) if op.name.endswith(_WEIGHT) else (),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

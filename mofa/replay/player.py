@@ -270,6 +270,9 @@ class Player:
             self.drop(sent)
         if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+        if r.sends[c] and r.preallocated and not r.apart:
+            # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
+            dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "sum with a received gradient"))
         if not hold:
             self.first = c not in self.begun or r.deepspeed == "bf16"
             self.begun.add(c)

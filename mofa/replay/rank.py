@@ -69,6 +69,8 @@ class Rank:
     grads_always: bool
     flat_buffers: tuple[FlatBuffer, ...]
     preallocated: bool
+    apart: bool = False
+    """Whether weights' gradients are put off, as zero-bubble schedules do."""
     round_length: int = 1
     """Forwards in a round of the schedule's steady state. [-]"""
     tied: bool = False

@@ -64,11 +64,17 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
 def _lives(estimator: Estimator) -> dict[str, Life]:
     """The lives of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
+    apart = _apart(SCHEDULES[int(estimator.table.schedule[0])])
     by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
     return {
-        label: life(block, autocast=part.mode.precision == "autocast", weight_first=by_autograd)
+        label: life(block, autocast=part.mode.precision == "autocast", weight_first=by_autograd, apart=apart)
         for label, block in part.costs.tapes.items()
     }
+
+
+def _apart(schedule: str) -> bool:
+    """Whether a schedule puts weights' gradients off."""
+    return schedule in ("zbv", "interleaved-zb")
 
 
 def outside_of(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
@@ -152,7 +158,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         buffers=tuple(buffers), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
-        preallocated=fw.name == "torchtitan", round_length=pp * vpp, tied=tied,
+        preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
         gathered_params=groups if pipelined else None,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),

@@ -92,8 +92,16 @@ class _Slots:
                 made.append(self.act(CLAIM if claimed else NEW, item.name, deed.op, item))
                 if claimed:
                     self.claims[self.of(item.name)] = deed.claim
-            out += [*made, *scratch] if deed.scratch_last else [*scratch, *made]
-            out += [self.act(FREE, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+            gone = [self.act(FREE, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
+            if deed.order:
+                early = {
+                    f"-{name}": self.act(FREE, name, deed.op)
+                    for name in deed.free
+                    if f"-{name}" in deed.order and (freed is None or name in freed)
+                }
+                out += _in_order(deed, scratch, made, gone, early)
+            else:
+                out += [*made, *scratch, *gone] if deed.scratch_last else [*scratch, *made, *gone]
             out += [self.act(KEEP, name, deed.op) for name in deed.grads]
             for name in deed.hold:
                 out.append(self.act(HOLD, name, deed.op))
@@ -106,6 +114,20 @@ class _Slots:
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)
+
+
+def _in_order(
+    deed: Deed, scratch: list[Act], made: list[Act], gone: list[Act], early: dict[str, Act]
+) -> list[Act]:  # fmt: skip
+    """Scratch as it comes and goes between the outputs; those that are not named come last."""
+    outputs = {item.name: act for item, act in zip(deed.new, made, strict=True)}
+    acts: list[Act] = []
+    for step in deed.order:
+        if isinstance(step, str):
+            acts += [early[step]] if step in early else [outputs.pop(step)] if step in outputs else []
+        else:
+            acts.append(scratch[step] if step >= 0 else gone[~step])
+    return [*acts, *outputs.values()]
 
 
 def script(life: Life) -> Script:

@@ -375,7 +375,7 @@ def test_scaled_cosines_take_the_eager_rotation() -> None:
     assert isinstance(fused.work, Stream)
     assert isinstance(eager.work, Stream)
     nbytes = plain.tensors["q.rope"].bytes
-    table = scaled.tensors["q.trig"].bytes / 4  # cosine and sine of 2 bytes each
+    table = scaled.tensors["q.cos"].bytes / 2  # 2 bytes each
     assert fused.work.bytes == 2 * nbytes
     assert eager.work.bytes == pytest.approx(12 * nbytes + 44 * table)
     assert eager.launches == 12

@@ -73,9 +73,9 @@ def test_each_data_parallel_rank_has_another_part() -> None:
     "name", ["tt1-qwen06b-host-bound", "mc1-qwen06b-host-bound", "tt1-llama-8l", "tt2-fsdp-llama-8l", "tt4-ep4-kimi-2l"]
 )
 def test_tensors_are_as_large_as_they_are(name: str) -> None:
-    """A matrix of 12 MiB takes a segment of 12, with a norm's weight in it one of 14: reserved within 0.3 %."""
+    """A matrix of 12 MiB takes a segment of 12, with a norm's weight in it one of 14: reserved within 0.5 %."""
     run = load(name)
-    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
+    assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=5e-3)
 
 
 @pytest.mark.parametrize("pp", [1, 2])

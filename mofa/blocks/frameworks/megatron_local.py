@@ -15,7 +15,7 @@ from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
 from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, TapeBuilder
-from mofa.blocks.parts import linear, stream, tp_copy, tp_reduce
+from mofa.blocks.parts import attention_backward_scratch, leave_frame, linear, stream, tp_copy, tp_reduce
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
@@ -38,7 +38,10 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     """Row-parallel linear and the reduction of its partial results."""
     partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad(ctx),
                      functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
-    return tp_reduce(b, ctx, partial, name, n)
+    out = tp_reduce(b, ctx, partial, name, n)
+    if name == "proj":
+        leave_frame(b, "attention")
+    return out
 
 
 def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
@@ -180,18 +183,19 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
 def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Flash attention over permuted views: v keeps the whole of qkv alive; the output has the layout of q, no copy.
 
-    Under GQA backward makes the gradients of k and v for every query head and sums them over a group
-    (PyTorch, flash_api.cpp, mha_bwd: dk_expanded); it accumulates dq in fp32.
+    Under GQA backward makes the gradients of k and v for every query head and sums them over a group, which takes the
+    time of a kernel; what it works in is the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
     """
     a, e, t = ctx.model.attention, ctx.element, ctx.tokens
     expanded = []
     for name, x, d in (("k", k, a.d_qk), ("v", v, a.d_v)):
         whole, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
-        y = b.tensor(f"attn.{name}_heads", whole)
+        y = b.tensor(f"attn.{name}_heads", own, grad_bytes=own)
         expanded.append(
             b.add(
                 Op(f"attn.{name}_heads", "memory_bound", None, (x,), (y,), view=True, launches=0,
-                   present=ctx.heads > ctx.kv_heads, back=Back(whole + own, 1))
+                   present=ctx.heads > ctx.kv_heads,
+                   back=Back(work=Stream(whole + own), family="memory_bound", view=True))
             )
         )  # fmt: skip
     kh, vh = expanded
@@ -199,7 +203,7 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     lse = b.tensor("attn.lse", t * ctx.heads * 4.0, grad=False)
     work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v,
                      kv_heads=ctx.kv_heads)  # fmt: skip
-    back = Back(0.0, 3, t * ctx.heads * a.d_qk * 4.0)
+    back = Back(0.0, 3, attention_backward_scratch(ctx))
     b.add(Op("attn.core", "attention", work, (q, kh, vh), (out, lse), (q, kh, vh, out, lse), back=back))
     return out
 

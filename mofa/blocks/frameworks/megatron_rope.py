@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mofa.blocks.context import Context
-from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, FloatK, Op, Order, Stream, TapeBuilder
+from mofa.blocks.parts import hold
 
 
 def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
@@ -17,22 +18,40 @@ def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_d
     """
     out = b.tensor(f"{name}.rope", nbytes)
     table = ctx.seq_len / ctx.cp * rope_dim
-    trig = b.tensor(f"{name}.trig", 2.0 * table * ctx.element, grad=False)
+    cos, sin = (b.tensor(f"{name}.{which}", table * ctx.element, grad=False) for which in ("cos", "sin"))
     extra = 2.0 if pairs else 0.0
     moved = (12.0 + extra) * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
     b.add(
-        Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, trig), (trig,),
+        Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, cos, sin), (cos, sin),
            scratch=(2.0 + extra / 2) * nbytes, launches=13 if pairs else 12,
+           order=None if pairs else _forward(nbytes, 4.0 * table),
            back=Back((14.0 + extra) * nbytes, 8 if pairs else 7, 2.5 * nbytes, like="rope_half",
-                     nodes=8.0 if pairs else 7.0))
+                     nodes=8.0 if pairs else 7.0, order=None if pairs else _backward(nbytes)))
     )  # fmt: skip
     return out
 
 
+def _forward(x: FloatK, table: FloatK) -> Order:
+    """Cosine of the table's angles in fp32, scaled, cast, the same of sine; then x by cosine, its halves turned and
+    joined, by sine, their sum, and what is turned joined with what is not."""
+    sizes = (table, table, table, table, x, 0.5 * x, x, x, x)
+    out, cos, sin = WRITES, WRITES + 1, WRITES + 2
+    angles = (0, 1, ~0, cos, ~1, 2, 3, ~2, sin, ~3)
+    return Order(sizes, (*angles, 4, 5, 6, ~5, 7, ~6, 8, ~4, ~7, out, ~8))
+
+
+def _backward(x: FloatK) -> Order:
+    """The gradient by sine, a half turned, both joined; by cosine, added in place; zeros for what is not turned."""
+    return Order((x, 0.5 * x, x, x), (0, 1, 2, ~0, ~1, 3, ~3, WRITES, ~2))
+
+
 def unfused_rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Queries and keys turned by eager kernels."""
+    """Queries and keys turned by eager kernels; those before stay too until attention returns (attention.py)."""
     d = float(ctx.model.attention.d_qk)
-    return (
+    turned = (
         turn(b, ctx, q, "q", b.tensors[q].bytes, d, pairs=False),
         turn(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
     )
+    for x in (q, k, *turned):
+        hold(b, "attention", x)
+    return turned

@@ -30,13 +30,30 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 from mofa.blocks.frameworks.torchtitan_loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan_moe import moe
 from mofa.blocks.frameworks.torchtitan_ring import ring_attention
-from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, Tape, TapeBuilder
+from mofa.blocks.op import (
+    READS,
+    WRITES,
+    Attention,
+    Back,
+    Collective,
+    FloatK,
+    Gemm,
+    Op,
+    Order,
+    Stream,
+    Tape,
+    TapeBuilder,
+)
 from mofa.specs.model import ModelSpec
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
-    return row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual)
+    out = row_norm(b, ctx, x, name, ctx.shard, width, ctx.residual)
+    frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
+    if frame is not None:  # an argument of the module behind it
+        parts.hold(b, frame, out)
+    return out
 
 
 def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int) -> str:
@@ -60,7 +77,7 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
         wide = b.tensor(f"{name}.upcast", 4.0 * count, grad=False)
         normed = b.tensor(f"{name}.normed", 4.0 * count, grad=False)
         b.add(Op(name, "memory_bound", Stream(40.0 * count, "norm_chain_fwd"), (x,), (out, scale, wide, normed),
-                 (scale, wide, normed), scratch=4.0 * count, launches=8,
+                 (scale, wide, normed), scratch=4.0 * count, launches=8, order=eager_norm(4.0 * count),
                  back=Back(104.0 * count, 17, 8.0 * count, like="norm_chain_bwd")))  # fmt: skip
         return out
     read = 0.0 if whole and name == "mlp_norm" else element  # fused behind the residual's sum
@@ -76,6 +93,11 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     back = parts.heads_norm_back(rows, width) if short else back
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
+
+
+def eager_norm(x: FloatK) -> Order:
+    """The input in fp32, its squares and what their mean gives, both multiplied, times the weight, and cast."""
+    return Order((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
@@ -107,6 +129,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
     )  # fmt: skip
     total = sizes[0] + sizes[1]
+    order = None
     if llama_style(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
@@ -118,13 +141,29 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):  # inside the head norms' kernels
             work, back, scratch, launches = Stream(0.0 * total), Back(0.0, 0), 0.0 * total, 0
         else:
+            each = (e * sizes[0], e * sizes[1])
             work, back, scratch, launches = (
                 Stream(10.0 * e * total, "rope_heads_fwd"),
-                Back(15.0 * e * total, 18, 3.0 * e * sizes[0], like="rope_heads_bwd"), 3.0 * e * sizes[0], 10,
+                Back(15.0 * e * total, 18, 2.0 * each[0], like="rope_heads_bwd", order=halves_back(*each)),
+                2.0 * each[0], 10,
             )  # fmt: skip
+            order = halves(*each)
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
-             back=back))  # fmt: skip
+             back=back, order=order))  # fmt: skip
     return out_q, out_k
+
+
+def halves(q: FloatK, k: FloatK) -> Order:
+    """Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their sum."""
+    sizes = (q, 0.5 * q, q, q, k, 0.5 * k, k, k)
+    return Order(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
+
+
+def halves_back(q: FloatK, k: FloatK) -> Order:
+    """Keys first: the gradient by sine, its halves turned into their places, added in place; by cosine, added too."""
+    keys = (0, 1, WRITES + 1, ~1, 2, ~0, ~2, 3, READS + 1, ~3)
+    steps = (*keys, 4, 5, WRITES, ~5, 6, ~4, ~6, 7, READS, ~7)
+    return Order((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
 
 
 def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[Stream, Back, ArrayK, int]:
@@ -177,9 +216,15 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     query = b.tensor("q", t * heads * d_qk * e)
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
     joined = 2.0 * t * heads * d_qk * e
-    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query,), scratch=scratch,
-             launches=launches // 2 + 1,
-             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex")))  # fmt: skip
+    turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
+    order = Order((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
+    b.add(Op("rope.q", "memory_bound", Stream(spun.bytes + joined, "rope_complex"), (q_raw,), (query, turned),
+             scratch=scratch, launches=launches // 2 + 1, order=order if e == 2 else None,
+             back=Back(back.bytes + 2 * joined, launches // 2 + 4, back.scratch, like="rope_complex",
+                       order=Order((0.5 * back.scratch, 0.5 * back.scratch, 0.25 * back.scratch),
+                                   (0, 1, ~0, 2, ~1, WRITES, ~2)) if e == 2 else None)))  # fmt: skip
+    for local in (q_raw, turned):
+        parts.hold(b, "attention", local)
     low_kv = linear(b, ctx, full, "wkv_a", m=t, n=rank + turn, k=hidden, wide_input=wide)
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0,
@@ -196,12 +241,14 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
              back=Back(2 * t * heads * (nope + d_v) * e, 1, like="copy")))  # fmt: skip
     key = b.tensor("k", t * heads * d_qk * e)
     b.add(Op("attn.k_join", "memory_bound", Stream(joined, "copy"), (part, rotated), (key,),
-             back=Back(joined, 3, like="copy")))  # fmt: skip
+             back=Back(work=Stream(joined, "copy"), family="memory_bound", launches=3, view=True)))  # fmt: skip
     return query, key, value
 
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
+    for local in (q, k, v):
+        parts.hold(b, "attention", local)
     if ctx.element == 4:
         return _composite_attention(b, ctx, q, k, v)
     if anywhere(ctx.cp > 1):
@@ -238,7 +285,9 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """A linear over the split width, and the reduce-scatter of its partial sums."""
     name = "wo" if name == "proj" else name
-    return leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
+    out = leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
+    parts.leave_frame(b, "attention")
+    return out
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
@@ -320,6 +369,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     full = enter(b, ctx, normed, "output", hidden)
     fsdp.release(b)
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True)
+    parts.leave_frame(b, "output")
     if not ctx.framework.loss_parallel and anywhere(ctx.has_tp):
         whole = b.tensor("logits.whole", ctx.tokens * ctx.model.vocab * float(ctx.element))
         work = Collective("all_gather", "tp", ctx.tokens * ctx.model.vocab * float(ctx.element))

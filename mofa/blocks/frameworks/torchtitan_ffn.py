@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.frameworks.torchtitan_linear import cast_once, linear, sum_gradients
 from mofa.blocks.op import Back, BoolK, Op, Stream, TapeBuilder
+from mofa.blocks.parts import leave_frame
 
 
 def feed_forward(
@@ -25,7 +26,9 @@ def feed_forward(
         return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)
-    return linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
+    out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
+    leave_frame(b, name)
+    return out
 
 
 def gated(

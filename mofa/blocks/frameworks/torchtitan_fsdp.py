@@ -312,9 +312,13 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     fused reads is not computed again (torch/_functorch/partitioners.py, ban_if_materialized_backward).
     """
     out: list[Op] = []
+    late: list[Op] = []  # what is made of a weight's gradient: the input's is cast back before, being cast after it
     for op in ops:
         base = op.name.rsplit(".", 1)[0]
         copy = f"{base}.weight16"
+        if late and not (op.name.endswith(".cast.backward") and late[0].name.startswith(base.removesuffix("cast"))):
+            out += late
+            late = []
         if op.name.endswith(".dgrad") and copy in p.tensors:
             if f"{copy}~" in p.tensors:
                 copy = f"{copy}~"
@@ -325,15 +329,15 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             last = grad
             if is_product(op):
                 last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                out.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,), (last,),
+                late.append(Op(f"{base}.grad_cast", "memory_bound", Stream(CAST * params, "cast_up"), (grad,), (last,),
                               present=op.present))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
-                out.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
+                late.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
                               launches=_adds(ctx), present=op.present))  # fmt: skip
-    return out
+    return [*out, *late]
 
 
 def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:

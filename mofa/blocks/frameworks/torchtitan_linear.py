@@ -76,6 +76,8 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
         else:
             compiled = compile_
         dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed
+        if any_tp and name.startswith("accumulate ") and not name.startswith(_LOCAL_SUMS):
+            op = op._replace(view=opposite(dispatched))
         return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
 
     return mark
@@ -85,6 +87,11 @@ _LLAMA_LOCAL = ("rope", "attn.core", "attn.k", "mlp.act", "mid.add", "out.add")
 _MOE_TURNS = ("moe.all_gather", "moe.gather_copy", "moe.scatter_copy", "moe.reduce_scatter", "moe.routed.")
 """Ops of a layer of experts that are changes of layout; between them all tensors but the gate's and the shared
 experts' products are local (``use_local_input``, ``use_local_output``: llama4/infra/parallelize.py)."""
+
+
+_LOCAL_SUMS = ("accumulate x ", "accumulate mid ", "accumulate moe.")
+"""Sums of gradients of local tensors, in place: the residual stream's and what experts are given. Those of distributed
+tensors are new ones (torch/csrc/autograd/input_buffer.cpp; tt4-tp2-ep4-dsv2lite-8l-traced)."""
 
 
 def _local(name: str, ctx: Context) -> bool:
@@ -160,9 +167,9 @@ def linear(
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input."""
     if autocast(ctx):
+        reads = (*reads, weight_copy(b, name, n * k))
         if wide_input and (not in_compiled_block(b, ctx) or (split_by_ddp(b, ctx) and name.endswith(".w3"))):
             x = cast(b, x, name, m * k)
-        reads = (*reads, weight_copy(b, name, n * k))
     return parts.linear(
         b, ctx, x, name, m=m, n=n, k=k, saves=(x,), reads=reads, grad_bytes_per_param=weight_grad_bytes(ctx)
     )

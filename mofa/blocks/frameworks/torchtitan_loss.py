@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.blocks.elementwise import anywhere, everywhere, opposite, where
 from mofa.blocks.frameworks.torchtitan_linear import cast
-from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, Collective, Op, Order, Stream, TapeBuilder
 
 
 def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
@@ -28,15 +28,21 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     wide = cast(b, logits, "loss", elements, 4) if ctx.element == 2 else logits
     log_soft = b.tensor("loss.log_softmax", 4.0 * elements, grad=False)
     # measured with its casts, 6 of 14 bytes forward and of 18 backward, which are ops of their own here
+    # split: the logits less the largest, their powers, the result; backward the gradient, and products with the result
+    each = 4.0 * elements
+    both = everywhere(split)
+    order = Order((each, each), (0, 1, ~1, WRITES + 1, ~0)) if both else None
+    back_order = Order((each, each, each), (0, 1, 2, ~1, WRITES, ~2, ~0)) if both else None
     back = Back(where(split, 32.0, 20.0) * elements, 3, where(split, 8.0, 4.0) * elements,
                 like="cross_entropy_bwd", elements=where(split, 32.0 / 20.0, 1.0) * elements * 12.0 / 18.0,
-                width=width)  # fmt: skip
+                width=width, order=back_order)  # fmt: skip
     work = Stream(where(split, 32.0, 12.0) * elements, "cross_entropy_fwd",
                   where(split, 32.0 / 12.0, 1.0) * elements * 8.0 / 14.0, width)  # fmt: skip
     b.add(
         Op("loss.cross_entropy", "memory_bound", work, (wide, held),
            (loss, log_soft), (log_soft, *((held,) if ctx.pipelined else ())),
-           scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back)
+           scratch=where(split, 4.0, 0.0) * elements, launches=where(split, 8.0, 3.0), back=back,
+           order=order)
     )  # fmt: skip
     return _reduced(b, ctx, loss)
 

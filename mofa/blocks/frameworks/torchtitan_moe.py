@@ -22,7 +22,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     weight_copy,
     weight_grad_bytes,
 )
-from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, Collective, FloatK, Grouped, HostSync, Op, Order, Stream, TapeBuilder
 
 ASYNC_PYTHON = 8
 """Functions of Python between the host's wait for the counts and the rows in order, beside the launches: the exchange's
@@ -78,17 +78,27 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     python = where(ctx.ep > 1, ASYNC_PYTHON, 0)
     b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python))
     # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
-    extended = b.tensor("moe.extended", 0.0)
+    extended = b.tensor("moe.extended", 0.0, grad_bytes=(kept + 1.0) * row)
     b.add(Op("moe.extend", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (extended,), view=True,
              launches=2, back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
                                    family="memory_bound", view=True)))  # fmt: skip
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
-             (fill,), scratch=kept * row, launches=2, back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
+             (fill,), scratch=(kept + 1.0) * row, launches=2,
+             back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
     y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
-    back_in_place = b.tensor("moe.unpermuted", kept * row)
+    for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
+        parts.hold(b, "experts", local)
+    back_in_place = b.tensor("moe.unpermuted", (kept + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
              (back_in_place,), (fill,), launches=2, back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
+    sliced = b.tensor("moe.sliced", kept * row)  # without that row; its gradient has it again
+    back_in_place = b.add(
+        Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0,
+           back=Back(work=Stream(0.0), family="memory_bound", launches=0))
+    )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
+    parts.leave_frame(b, "experts")
+    parts.hold(b, "moe", y)
     shared = ""
     if spec.shared_hidden:
         width = spec.shared_hidden / ctx.tp
@@ -98,6 +108,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     b.add(Op("moe.zeros", "memory_bound", Stream(everyone * row, "zero"), functions=python))
     b.add(Op("moe.unsort", "memory_bound", Stream(2 * sent * row, put), (y, order), (ordered,), (order,),
              launches=1, back=Back(2 * sent * row, 2, like="permute")))  # fmt: skip
+    parts.hold(b, "moe", ordered)
     out = _weighted_sum(b, ctx, ordered, scores, held, everyone * hidden, deepep=deepep)
     if shared:
         total = b.tensor("moe.total", t * row)
@@ -109,6 +120,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
             shared = promoted
         out = parts.stream(b, "moe.add_shared", (out, shared), total, bytes_=(2 * element + narrow) * t * hidden,
                            back_launches=0, like="residual_add")  # fmt: skip
+    parts.leave_frame(b, "moe")  # its local variables: routed_output, and that in the order of tokens
     return leave(b, ctx, out, "moe", hidden)
 
 
@@ -246,8 +258,9 @@ def _weighted_sum(
         operand, narrow = ordered, False
     else:
         operand = cast(b, ordered, "moe.operand", elements, 4)
+    one = Order((4.0 * token,), (0, WRITES, ~0))
     b.add(Op("moe.sum", "memory_bound", work, (operand, scores, held), (out,), (operand, scores), scratch=4.0 * token,
-             launches=1 if narrow else 2, back=back))  # fmt: skip
+             launches=1 if narrow else 2, order=one, back=back._replace(scratch=4.0 * token, order=one)))  # fmt: skip
     if narrow:  # the sum to the residual's format
         b.add(Op("moe.sum.cast", "memory_bound", Stream(CAST * token, "cast_up" if autocast(ctx) else "cast_down")))
     return out
