@@ -13,7 +13,7 @@ from scipy.optimize import least_squares, nnls
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
-from mofa.calibrate.shapes_routed import READ_AGAIN
+from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
 from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
@@ -310,6 +310,8 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
     """
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
+    if bare := rows[0].case.op in BY_BYTES:
+        columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)
     weight = np.ones(len(rows))
@@ -318,9 +320,9 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
         weight = 1 / np.sqrt(np.maximum(np.abs(features @ x - 1), 0.01))
     moved = bytes_per_element(rows[0].case.op, rows[0].case.variant)
     form = StreamForm(float(x[0]), moved, moved / max(float(x[1]), 1e-30))
-    if missed is None:
+    if missed is None and not bare:
         form = replace(form, per_row_s=float(x[2]), per_column_s=float(x[3]))
-    elif x[2] > 0:
+    elif missed is not None and x[2] > 0:
         form = replace(form, missed_bytes_per_s=1.0 / float(x[2]))
     names = ("params",) if "params" in rows[0].case.shape else ("tokens", "width")
     return _fitted(rows, form, _stream_times(rows, form, l2_bytes), names)

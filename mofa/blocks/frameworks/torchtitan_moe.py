@@ -250,7 +250,7 @@ def _weighted_sum(
     if autocast(ctx):
         operand = cast(b, ordered, "moe.operand", elements)
         if spec.top_k % 8 == 0:
-            back = Back(4.0 * elements + 8.0 * token, 3)
+            back = Back(4.0 * elements + 8.0 * token, 3, like="score_product_bwd_top8")
     elif deepep:
         operand, work = ordered, Stream(element * elements + 4.0 * token)
         back = Back(2.0 * element * elements + 4.0 * token, 3)

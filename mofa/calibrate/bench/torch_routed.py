@@ -1,4 +1,5 @@
-"""Memory-bound ops of routed tokens in plain PyTorch: on halves of a tensor, on a token's copies, on repeated rows.
+"""Memory-bound ops of routed tokens in plain PyTorch: on halves of a tensor, on a token's copies, on repeated rows, on
+rows put in places, and a token's scores times its experts' outputs, as torchtitan writes it.
 
 Unlike those on whole tensors they run with strides or broadcast, which costs them bandwidth.
 """
@@ -10,13 +11,44 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
 from mofa.calibrate.cases import Case, Unsupported
-from mofa.calibrate.shapes_routed import COPIES
+from mofa.calibrate.shapes_routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_of
 
 
 def routed_calls(case: Case, pool: Pool) -> list[Call]:
     """The calls of a case, over rotating inputs; ``tokens`` are rows, of which a token has so many copies."""
     rows, width = case.size("tokens"), case.size("width")
-    return [_call(case.op, rows, width, pool) for _ in range(min(8, num_sets(4 * rows * width)))]
+    make = _product if case.op in PRODUCTS else _indexed if case.op in (*INDEXED, REPEATED) else _call
+    return [make(case.op, rows, width, pool) for _ in range(min(8, num_sets(4 * rows * width)))]
+
+
+def _indexed(op: str, rows: int, width: int, pool: Pool) -> Call:
+    """Rows written to places, or added onto the rows that an index takes once, or once for each copy, or all alike."""
+    dtype, device = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), pool.device
+    added = not op.startswith("index_put")
+    index = torch.randperm(rows, device=device)
+    if op == REPEATED:
+        index = torch.zeros_like(index)
+    elif op.startswith("index_backward"):
+        index //= COPIES
+    x = pool.view(rows, width, dtype=dtype)
+    out = torch.zeros(int(index.max()) + 1, width, device=device, dtype=dtype)
+    return lambda: out.index_put_((index,), x, accumulate=added)
+
+
+def _product(op: str, rows: int, width: int, pool: Pool) -> Call:
+    """A batch of products, a token each: its row of scores with its experts' outputs; back for both operands."""
+    dtype, top = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), top_of(op)
+    tokens = rows // top
+    outputs, scores = pool.view(tokens, top, width, dtype=dtype), pool.view(tokens, 1, top, dtype=dtype)
+    if "_bwd_" not in op:
+        return lambda: torch.bmm(scores, outputs)
+    grad = pool.view(tokens, 1, width, dtype=dtype)
+
+    def backward() -> None:
+        torch.bmm(scores.transpose(1, 2), grad)
+        torch.bmm(grad, outputs.transpose(1, 2))
+
+    return backward
 
 
 def _call(op: str, rows: int, width: int, pool: Pool) -> Call:
