@@ -23,7 +23,7 @@ from mofa.units import parse_quantity
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
-H100_FOLDERS = ("h100-1gpu", "h100-1gpu-routed", "h100-2gpu")
+H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-2gpu")
 H100_EIGHT = "h100-8gpu-simumax"
 OTHERS = ("a100-80gb", "h20", "b200")
 CLOCKS = {"a100-80gb": 1.41 / 1.98}
