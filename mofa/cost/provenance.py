@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
-from mofa.blocks.op import Attention, Gemm, Grouped, Tape
+from mofa.blocks.op import Attention, Gemm, Grouped, Stream, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve, GemmFormat
@@ -18,6 +18,8 @@ WITH_WIDTHS = (Gemm, Grouped)
 _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
+Seen = tuple[Mapping[str, Sizes], frozenset[str]]
+"""What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`stream_names`."""
 
 
 def weakest(*facts: Fact) -> Provenance:
@@ -66,6 +68,12 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     return {family: {name: _span(sizes) for name, sizes in names.items()} for family, names in found.items()}
 
 
+def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
+    """Measured ops that the memory-bound ops of one candidate's tapes are like."""
+    works = (op.work for tape in tapes for op in tape.ops)
+    return frozenset(work.like.rpartition(" ")[2] for work in works if type(work) is Stream)
+
+
 def _span(sizes: list[FloatK]) -> tuple[float, float]:
     plain = [float(size) if isinstance(size, PLAIN) else float(size.item()) for size in sizes]
     return min(plain), max(plain)
@@ -91,12 +99,23 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     return {size: tuple(found[size]) for size in sorted(found)}
 
 
+OPTIMIZER = frozenset({"adam_fused", "adam_foreach", "grad_norm", "grad_clip", "cast_down", "zero"})
+"""Measured ops that an optimizer's step is made of."""
+
+
+def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Provenance:
+    """The least certain of the ops that occur, eager and compiled, and of the general rate."""
+    kept = (c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names)
+    return _least(*map(of_curve, kept))
+
+
 def component_provenance(
     cluster: ClusterSpec,
     gemm_format: GemmFormat,
     crosses: Mapping[str, bool],
     *,
     sizes: Mapping[str, Sizes] | None = None,
+    streams: frozenset[str] | None = None,
     ranks: Mapping[str, int] | None = None,
     backend: str = "cudnn",
 ) -> dict[str, Provenance]:
@@ -109,6 +128,8 @@ def component_provenance(
     sizes
         The shapes that occur, by ``gemm``, ``grouped_gemm``, ``attention``; without them all count as inside the
         measured range.
+    streams
+        The measured ops that memory-bound ops are like, of :func:`stream_names`; without them all that the GPU has.
     ranks
         Size of each group; a larger one than any measured is extrapolated.
     backend
@@ -118,7 +139,7 @@ def component_provenance(
     found = sizes or {}
     outside = weakest(node.nic.efficiency, node.nic.latency_s)
     outside_a2a = weakest(node.nic.all_to_all_efficiency, node.nic.latency_s)
-    stream = _least(*(of_curve(curve) for curve in curves.stream.values()))
+    stream = _of_streams(curves.stream, streams)
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
     out: dict[str, Provenance] = {
@@ -127,7 +148,7 @@ def component_provenance(
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),
-        "optimizer": stream,
+        "optimizer": _of_streams(curves.stream, None if streams is None else OPTIMIZER),
     }
     out["recompute"] = _least(out["gemm"], out["grouped_gemm"], out["attention"], stream)
     for name, kind in (("tp", "all_gather"), ("cp", "all_gather"), ("pp", "send_recv"), ("dp", "all_gather")):

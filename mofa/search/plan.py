@@ -15,7 +15,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPO
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.provenance import Sizes, component_provenance, tape_sizes, unaligned
+from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
@@ -162,8 +162,9 @@ class Candidate:
 
     def _plan(self, time: TimeReplayed | None, memory: Memory) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
-        sizes = tape_sizes(tape for block in blocks for tape in (block.forward, block.backward))
-        plan = _plan(*self.job, self.costed, self.convention, sizes, time, memory)
+        tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
+        seen = tape_sizes(tapes), stream_names(tapes)
+        plan = _plan(*self.job, self.costed, self.convention, seen, time, memory)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
         return plan.model_copy(update={"notes": plan.notes + notes})
 
@@ -189,7 +190,7 @@ _last: dict[str, object] = {}
 
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
-    convention: FlopsConvention, sizes: Mapping[str, Sizes], played: TimeReplayed | None, memory: Memory,
+    convention: FlopsConvention, seen: Seen, played: TimeReplayed | None, memory: Memory,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
     hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
@@ -219,7 +220,7 @@ def _plan(
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
         time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
-        provenance=_provenance(workload, cluster, row, exposed, sizes),
+        provenance=_provenance(workload, cluster, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
         notes=_notes(workload, cluster, framework, played is not None)
@@ -276,12 +277,13 @@ def _memory(cluster: ClusterSpec, costed: Breakdown, split: Stages) -> Memory:
 
 def _provenance(
     workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float],
-    sizes: Mapping[str, Sizes],
+    seen: Seen,
 ) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
     crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
-    kinds = component_provenance(cluster, workload.precision.gemm, crosses, sizes=sizes, ranks=ranks)
+    sizes, streams = seen
+    kinds = component_provenance(cluster, workload.precision.gemm, crosses, sizes=sizes, streams=streams, ranks=ranks)
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
     for name, seconds in exposed.items():
