@@ -18,6 +18,8 @@ from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
 
 ArrayK = NDArray[np.float64]
+MOST_WITHOUT_NVLS = 2
+"""Ranks of a communicator in one domain up to which NCCL does not use NVLS (src/transport/nvls.cc). [-]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def collective_time(
         return time
     payload = np.asarray(payload_bytes, dtype=np.float64) * (imbalance if kind == "all_to_all" else 1.0)
     if kind == "all_reduce":
-        payload = payload / fabric.nvls_factor
+        payload = payload / _in_switch(group, fabric)
     total = time.total_s
     for p in sorted(set(np.asarray(group.size)[inside].tolist())):
         near = reduce(lambda best, g: g if g <= p else best, sorted(sizes))
@@ -240,10 +242,16 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     """
     p, k, g = group.size, group.ranks_per_domain, group.num_domains
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * fabric.nvls_factor, fabric)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * _in_switch(group, fabric), fabric)
     ring = 2 * ((g - 1) * fabric.inter_latency_s + (p - g) * fabric.intra_latency_s)
     tree = 2 * (np.ceil(np.log2(g)) * fabric.inter_latency_s + np.ceil(np.log2(k)) * fabric.intra_latency_s)
     return _called(payload_bytes, group, fabric.startup_s + np.minimum(ring, tree), intra, inter)
+
+
+def _in_switch(group: Group, fabric: Fabric) -> ArrayK:
+    """How much in-switch reduction speeds up all-reduce: not at all where a communicator has two ranks or fewer in a
+    domain, since NCCL leaves NVLS out there (``ncclNvlsInit``). (K,) [-]"""
+    return np.where(np.asarray(group.ranks_per_domain) > MOST_WITHOUT_NVLS, fabric.nvls_factor, 1.0)
 
 
 def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalance: FloatK = 1.0) -> CollectiveTime:
@@ -406,7 +414,7 @@ def _hypergeometric(chosen: int, total: int, marked: ArrayK, draws: int) -> Arra
     return np.where(possible, np.exp(log_choose(m, chosen) + log_choose(total - m, rest) - whole), 0.0)
 
 
-def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: float, fabric: Fabric) -> tuple[ArrayK, ArrayK]:
+def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fabric: Fabric) -> tuple[ArrayK, ArrayK]:
     """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank, which is
     what they carry out of a domain as well."""
     k = group.ranks_per_domain

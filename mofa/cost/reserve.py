@@ -220,7 +220,7 @@ def weights_made(rows: Rows) -> WeightsMade:
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     shared = np.where(rows.grids.zero >= 1, shared, 1.0)
     # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
-    dense, expert = rows.params.mean(axis=(2, 3))
+    dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
     apart = rows.grids.ep > 1
     buffer = np.where(weights.expert[:, None] & apart, expert, dense + np.where(apart, 0.0, expert))
     each = rows.framework.states_bytes_per_param / 6.0

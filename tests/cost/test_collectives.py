@@ -167,13 +167,23 @@ def test_deepep_needs_to_know_where_tokens_go() -> None:
 def test_eight_h100_lie_near_published_points(kind: CollectiveKind, size_bytes: int, time_us: float) -> None:
     """nccl-tests on 8 H100, as SimuMax prints them (simu_tools/efficency_test/nccl_fit.py).
 
-    The efficiencies of h100-hgx come from the largest of these points, so those must be met; the smaller ones test the
-    shape of the curve. Its known miss is the start of all-to-all, 46 us for the 76 us that 1 MiB takes.
+    The rates over eight GPUs come from the larger of these points, so those must be met. Times of small payloads hold
+    the host's launch (44 to 83 us, whatever the size up to 8 or 16 MiB), which is counted apart: ours are shorter.
     """
     cluster = load_cluster("h100-hgx")
     got = float(collective_s(kind, float(size_bytes), group(8), cluster)) * 1e6
-    bound = 0.05 if size_bytes >= 2**30 else 0.30 if size_bytes >= 2**24 else 0.55
-    assert abs(np.log(got / time_us)) < bound
+    if size_bytes < 2**26:
+        assert 0.2 * time_us < got < 1.1 * time_us
+    else:
+        assert abs(np.log(got / time_us)) < (0.05 if size_bytes >= 2**30 else 0.12)
+
+
+@pytest.mark.parametrize(("ranks", "faster"), [(2, 1.0), (4, 1.33), (8, 1.33)])
+def test_nccl_leaves_in_switch_reduction_out_between_two(ranks: int, faster: float) -> None:
+    """ncclNvlsInit returns where a communicator has two GPUs or fewer in the domain."""
+    switched, without = (load_cluster("h200-hgx", ranks, {"node.nvls_factor": factor}) for factor in (1.33, 1.0))
+    times = [float(collective_s("all_reduce", 2.0**33, group(ranks), one)) for one in (switched, without)]
+    assert times[1] / times[0] == pytest.approx(faster, rel=0.01)
 
 
 @pytest.mark.parametrize(("num_domains", "logical_gb_per_s"), [(2, 43.0), (4, 58.0), (8, 51.0)])

@@ -187,15 +187,15 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     time of a kernel; what it works in is the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
     """
     a, e, t = ctx.model.attention, ctx.element, ctx.tokens
-    expanded = []
+    expanded, grouped = [], ctx.heads > ctx.kv_heads
     for name, x, d in (("k", k, a.d_qk), ("v", v, a.d_v)):
         whole, own = t * ctx.heads * d * e, t * ctx.kv_heads * d * e
         y = b.tensor(f"attn.{name}_heads", own, grad_bytes=own)
         expanded.append(
             b.add(
                 Op(f"attn.{name}_heads", "memory_bound", None, (x,), (y,), view=True, launches=0,
-                   present=ctx.heads > ctx.kv_heads,
-                   back=Back(work=Stream(whole + own), family="memory_bound", view=True))
+                   present=grouped,
+                   back=Back(work=Stream(whole + own), family="memory_bound", view=True, present=grouped))
             )
         )  # fmt: skip
     kh, vh = expanded
