@@ -19,9 +19,10 @@ def moved_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, is
 
     A kernel that moves bytes as fast as a copy is bound by the memory. A slower one is bound by what it issues as well;
     the two times add up as the legs of a right triangle. On one processor with two memories (H200 and H100, 4.8 and
-    3.35 TB/s; measurements/h200-1gpu, h100-1gpu and the routed kernels of both) the first's curves then predict the
-    second's kernels with a median error of 3.8 % (90th percentile 14 %, bias 0.5 %) where bandwidth alone gives 11 %
-    (32 %, 11 %). A plain sum gives 5.9, the slower of both 6.5 %. [B/s]
+    3.35 TB/s; all rows from 20 us in measurements/h200-1gpu, h100-1gpu and the routed ones of both) the first's curves
+    then predict the second's kernels with a median error of 3.9 % (90th percentile 14 %, bias 0.9 %) where bandwidth
+    alone gives 11 % (32 %, 11 %). A plain sum gives 6.2, the slower of both 6.6 %; exponents from 2 to 3 are as good.
+    Kernels that read out of the L2 are bound by neither and carried over too slow (gathers of few rows, 27 %). [B/s]
 
     Parameters
     ----------
