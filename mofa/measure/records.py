@@ -20,6 +20,8 @@ from mofa.specs.strategy import StrategySpec
 Split = Literal["fitting", "judging"]
 HOST_BOUND_IDLE = 0.1
 """Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
+LEARNED_ON = "H200"
+"""The GPU on whose runs facts are learned."""
 REPEATS = ("", "-again", "-third")
 """What the names of the three runs of one configuration end in."""
 
@@ -132,6 +134,11 @@ class Record(Spec):
     environment: Environment
     source: str = Field(min_length=3)
     split: Split
+
+    @property
+    def half(self) -> Split:
+        """What the record is for: facts are learned from the fitting half of the H200's, all others judge."""
+        return self.split if LEARNED_ON in self.environment.gpu else "judging"
 
 
 def configuration_hash(run: RunSpec) -> str:

@@ -165,13 +165,13 @@ def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str
     A run counts as bound by the host if one of its records is; see :attr:`mofa.measure.records.Measured.host_bound`.
     Repeats are called as the first run, with ``-again`` and ``-third`` at the end.
     """
-    same: dict[str, list[Record]] = {}
+    same: dict[tuple[str, object], list[Record]] = {}
     for record in records:
-        same.setdefault(configuration_of(record.run), []).append(record)
+        same.setdefault((configuration_of(record.run), record.run.hardware), []).append(record)
     taken = {record.run.id for record in records} | set(runs)
     due: dict[str, ExpandedRun] = {}
     for run in runs.values():
-        of_it = same.get(run.configuration, [])
+        of_it = same.get((run.configuration, run.run.hardware), [])
         if any(record.measured.host_bound for record in of_it):
             base = min((record.run.id for record in of_it), key=len)
             free = [name for suffix in REPEATS if (name := base + suffix) not in taken]

@@ -64,17 +64,17 @@ def runs_summary(records: Sequence[Record]) -> str:
         f"{len(records)} records of {len(one_of_each)} configurations: "
         f"{counts(r.run.framework['name'] for r in one_of_each)}; "
         f"{counts(f'on {r.run.gpus} GPU' + 's' * (r.run.gpus > 1) for r in one_of_each)}; "
-        f"{counts(r.split for r in one_of_each)}.\n\n"
+        f"{counts(r.half for r in one_of_each)}.\n\n"
     )
 
 
 def _repeats(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each configuration."""
+    """The records of each configuration on each GPU."""
     from mofa.measure.expand import configuration_of
 
-    same: dict[str, list[Record]] = {}
+    same: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        same.setdefault(configuration_of(record.run), []).append(record)
+        same.setdefault((configuration_of(record.run), record.environment.gpu), []).append(record)
     return list(same.values())
 
 
@@ -128,7 +128,7 @@ def _line(record: Record) -> str:
         f"{allocated:.1f}",
         f"{reserved:.1f}",
         f"{max(known) / GIB:.1f}" if len(known) == len(device) else "–",
-        record.split,
+        record.half,
     ]
     return f"| {' | '.join(cells)} |\n"
 

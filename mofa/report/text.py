@@ -334,7 +334,7 @@ def _print_grounds(console: Console, plan: Plan) -> None:
     if plan.step_s_band is not None:
         low, high = plan.step_s_band
         band = f"{format_seconds(low)} to {format_seconds(high)}"
-        runs = "Of measured runs of this kind of framework, on one to four H200"  # docs/accuracy.md has the published
+        runs = "Of our runs with this kind of framework, on one to four H200"  # docs/accuracy.md has the published
         _say(console, f"{runs}, 8 in 10 would take {band} a step.")
     _say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
     costed = f"Costed by {plan.costed_by.replace('_', ' ')}"

@@ -13,7 +13,7 @@ from statistics import median
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import Record, read_record, read_records
+from mofa.measure.records import LEARNED_ON, Record, read_record, read_records
 from mofa.specs.base import Fact
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
@@ -26,8 +26,6 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
 
-LEARNED_ON = "H200"
-"""The GPU on whose runs facts are learned."""
 MAX_SPREAD = 0.10
 """A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
 
@@ -204,10 +202,10 @@ def _repeat(record: Record, machines: Sequence[MachineHost]) -> Repeat:
 
 
 def _repeats(records: Sequence[Record]) -> list[list[Record]]:
-    """Records of one configuration together, the shortest name first; in the order of the names."""
-    groups: dict[tuple[str, str], list[Record]] = {}
+    """Records of one configuration on one GPU together, the shortest name first; in the order of the names."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        key = (configuration_of(record.run), record.measured.outcome)
+        key = (configuration_of(record.run), record.environment.gpu, record.measured.outcome)
         groups.setdefault(key, []).append(record)
     return [sorted(same, key=lambda r: (len(r.run.id), r.run.id)) for same in groups.values()]
 
