@@ -52,8 +52,8 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
     gpu_base, node_base = base or base_of(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
-    gpu = gpu_profile(_bundled("gpus", gpu_base), curves, name, source)
-    node = node_profile(_bundled("nodes", node_base), curves, name, source)
+    gpu = gpu_profile(taken_over(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
+    node = node_profile(taken_over(_bundled("nodes", node_base), node_base), curves, name, source)
     written = {}
     for kind, content in (
         ("gpus", gpu),
@@ -65,6 +65,20 @@ def fit(folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str,
         path.write_text(yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None), encoding="utf-8")
         written[kind] = path
     return written
+
+
+def taken_over(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """A bundled profile as the base of another machine's: what was measured for it is transferred there.
+
+    Examples
+    --------
+    >>> taken_over({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
+    {'a': {'value': 1, 'provenance': 'transferred', 'source': "h200-sxm's: a run"}, 'b': 'x'}
+    """
+    made = {key: taken_over(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
+    if made.get("provenance") == "measured":
+        made |= {"provenance": "transferred", "source": f"{name}'s: {made.get('source', '')}"}
+    return made
 
 
 def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
