@@ -5,12 +5,12 @@ python scripts/bundled_profiles.py
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from mofa.calibrate.check import fit_folder
@@ -27,8 +27,8 @@ PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-2gpu")
 H100_EIGHT = "h100-8gpu-simumax"
-RATES_FROM_BYTES = 64 * 2**20
-"""Payloads from which a rate is read off times that hold the host's launch. [B]"""
+RATES_FROM_BYTES = 16 * 2**20
+"""Payloads from which times are the device's, and not the host's launch alone. [B]"""
 OTHERS = ("a100-80gb", "h20", "b200")
 CLOCKS = {"a100-80gb": 1.41 / 1.98}
 """Highest clock over the H200's, of processors whose own differs: 19.5 TFLOP/s in fp32 are 108 multiprocessors of 64
@@ -228,7 +228,8 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
 
 
 def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:
-    """Collectives over eight GPUs of a node: starts as four GPUs', in more steps, and the rates that SimuMax measured.
+    """Collectives over eight GPUs of a node: of small payloads as four GPUs', in more steps, of large ones as SimuMax
+    measured them.
 
     Its times of small payloads hold the host's launches (44 to 83 us, whatever the size), which are counted apart here.
     """
@@ -239,14 +240,18 @@ def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:
         own = [row for row in rows if row.case.op == op]
         if group == "4" and own:
             factor = four["nvls_factor"]["value"] if op == "all_reduce" else 1.0
-            started = [(start * 7 / 3, rate) for start, rate in curve["form"]["protocols"]]
-            last = max(started, key=lambda pair: pair[1])
-            rate = statistics.median(
-                row.case.size("bytes") / factor * bus_share(op, 8) / (row.sample.median_s - last[0]) for row in own
-            )
+            protocols = sorted((start * 7 / 3, rate) for start, rate in curve["form"]["protocols"])
+            times = np.array([row.sample.median_s for row in own])
+            moved = np.array([row.case.size("bytes") / factor * bus_share(op, 8) for row in own])
+            # start and time a byte with the least relative errors
+            start, each = np.linalg.lstsq(np.stack([1 / times, moved / times], axis=1), np.ones(len(own)), rcond=None)[
+                0
+            ]
+            protocols[-1] = float(start), float(1 / each)
             known = {k: v for k, v in curve.items() if k not in FIT_FIELDS}
-            form = {"protocols": [[start, rate if (start, r) == last else r] for start, r in started], "group": 8}
-            said = f"starts of four H200s times 7/3; rate by SimuMax on 8 H100s, measurements/{H100_EIGHT}"
+            form = {"protocols": [list(pair) for pair in protocols], "group": 8}
+            said = "small payloads: starts of four H200s times 7/3; large: by SimuMax on 8 H100s, measurements/"
+            said += H100_EIGHT
             if factor != 1.0:
                 said += f", payloads over nvls_factor {factor:g}"
             made[f"{op} 8"] = tidy({**known, "provenance": "transferred", "source": said, "form": form})

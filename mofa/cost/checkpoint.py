@@ -108,7 +108,7 @@ def checkpoint_times(
     >>> node, facts = load_cluster("h100-hgx", 16384), load_faults("llama3")
     >>> found = checkpoint_times(np.array([1e9]), 5.29e12, node, facts.storage, facts.checkpoint)
     >>> round(float(found.copy_s[0]), 4), round(float(found.write_s[0]), 3)
-    (0.0156, 2.645)
+    (0.0182, 2.645)
     """
     nic = cluster.node.nic
     per_node = per_rank_bytes * min(cluster.node.gpus_per_node, cluster.num_gpus)

@@ -181,8 +181,10 @@ def test_eight_h100_lie_near_published_points(kind: CollectiveKind, size_bytes: 
 @pytest.mark.parametrize(("ranks", "faster"), [(2, 1.0), (4, 1.33), (8, 1.33)])
 def test_nccl_leaves_in_switch_reduction_out_between_two(ranks: int, faster: float) -> None:
     """ncclNvlsInit returns where a communicator has two GPUs or fewer in the domain."""
-    switched, without = (load_cluster("h200-hgx", ranks, {"node.nvls_factor": factor}) for factor in (1.33, 1.0))
-    times = [float(collective_s("all_reduce", 2.0**33, group(ranks), one)) for one in (switched, without)]
+    one = load_cluster("h200-hgx", ranks)
+    factors = (one.node.nvls_factor, one.node.nvls_factor.model_copy(update={"value": 1.0}))
+    both = [one.model_copy(update={"node": one.node.model_copy(update={"nvls_factor": f})}) for f in factors]
+    times = [float(collective_s("all_reduce", 2.0**33, group(ranks), each)) for each in both]
     assert times[1] / times[0] == pytest.approx(faster, rel=0.01)
 
 
