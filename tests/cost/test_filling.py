@@ -67,8 +67,11 @@ def test_parameters_are_those_of_the_stage() -> None:
     assert [number for _, number in found.layers] == [20 * 3]  # three micro-batches are in flight on the second stage
 
 
-@pytest.mark.parametrize("strategy", ["tp=8 pp=4 cp=2 micro_batch=1 recompute=none", "tp=8 dp=8 pp=1 recompute=full"])
-def test_a_closer_look_agrees_with_the_replay(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "bound"),
+    [("tp=8 pp=4 cp=2 micro_batch=1 recompute=none", 0.03), ("tp=8 dp=8 pp=1 recompute=full", 0.02)],
+)
+def test_a_closer_look_agrees_with_the_replay(strategy: str, bound: float) -> None:
     """Every look is at the fullest stage; others keep what the closed form says, and none less than is alive."""
     import mofa
 
@@ -78,6 +81,6 @@ def test_a_closer_look_agrees_with_the_replay(strategy: str) -> None:
     closely, closed = stage_bytes(some, closely=True), stage_bytes(some)
     fullest = int(np.argmax(closely.reserved[0]))
     played = play(rank_maker(estimator)(fullest)).peak_reserved
-    assert closely.reserved[0, fullest] == pytest.approx(played, rel=0.03)
+    assert closely.reserved[0, fullest] == pytest.approx(played, rel=bound)
     assert np.all(closely.reserved >= closely.allocated)
     assert np.array_equal(closely.allocated, closed.allocated)
