@@ -20,6 +20,17 @@ FEW = 16
 """Rows up to which NumPy's reductions are not slower than going column by column. [-]"""
 
 
+def value(quantity: FloatK | BoolK, k: int = 0) -> float:
+    """Of a combination what is said of each, or of all.
+
+    Examples
+    --------
+    >>> value(np.array([1.0, 3.0]), 1), value(np.array([2.0]), 1), value(4.0, 1)
+    (3.0, 2.0, 4.0)
+    """
+    return float(quantity[k if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)
+
+
 def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
     """One or the other, entry by entry.
 

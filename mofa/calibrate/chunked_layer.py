@@ -19,11 +19,11 @@ from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.durations import Machine
 from mofa.cost.liveness import block_memory
+from mofa.cost.lives import Deed, life
 from mofa.cost.peak import WORKSPACE
 from mofa.cost.scan import scan
 from mofa.cost.topology import Group
 from mofa.replay.allocator import Allocator
-from mofa.replay.lives import Deed, life
 from mofa.replay.pools import Block
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

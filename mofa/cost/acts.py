@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, where
+from mofa.blocks.elementwise import value, where
 from mofa.blocks.op import Attention, Op
 from mofa.cost.freelist import SMALL, rounded
 
@@ -59,11 +57,6 @@ class Script:
     def size_of(self, name: str) -> int:
         """Of what is handed on. [B]"""
         return next((self.sizes[slot] for slot, found in self.holds.items() if found == name), 0)
-
-
-def value(quantity: FloatK | BoolK, k: int) -> float:
-    """Of a combination what is said of all, or for all."""
-    return float(quantity[k] if isinstance(quantity, np.ndarray) and quantity.size > 1 else quantity)
 
 
 class _Slots:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mofa.blocks.elementwise import value
 from mofa.blocks.op import Op
-from mofa.cost.acts import value
 from mofa.cost.rows import Rows
 from mofa.specs.params import layer_tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.replay.lives import Life
+from mofa.cost.lives import Life
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.lives import Deed, Life, New
+from mofa.cost.lives import Deed, Life, New
 
 FloatA = NDArray[np.float64]
 LivesOf = Callable[[Estimator], dict[str, Life]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mofa.cost.lives import Deed, Life, New, in_order
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
-from mofa.replay.lives import Deed, Life, New
 from mofa.replay.pools import SMALL_SIZE, round_size
 
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED = range(7)
@@ -93,15 +93,12 @@ class _Slots:
                 if claimed:
                     self.claims[self.of(item.name)] = deed.claim
             gone = [self.act(FREE, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
-            if deed.order:
-                early = {
-                    f"-{name}": self.act(FREE, name, deed.op)
-                    for name in deed.free
-                    if f"-{name}" in deed.order and (freed is None or name in freed)
-                }
-                out += _in_order(deed, scratch, made, gone, early)
-            else:
-                out += [*made, *scratch, *gone] if deed.scratch_last else [*scratch, *made, *gone]
+            early = {
+                f"-{name}": self.act(FREE, name, deed.op)
+                for name in deed.free
+                if f"-{name}" in deed.order and (freed is None or name in freed)
+            }
+            out += in_order(deed, scratch, made, gone, early)
             out += [self.act(KEEP, name, deed.op) for name in deed.grads]
             for name in deed.hold:
                 out.append(self.act(HOLD, name, deed.op))
@@ -114,20 +111,6 @@ class _Slots:
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)
-
-
-def _in_order(
-    deed: Deed, scratch: list[Act], made: list[Act], gone: list[Act], early: dict[str, Act]
-) -> list[Act]:  # fmt: skip
-    """Scratch as it comes and goes between the outputs; those that are not named come last."""
-    outputs = {item.name: act for item, act in zip(deed.new, made, strict=True)}
-    acts: list[Act] = []
-    for step in deed.order:
-        if isinstance(step, str):
-            acts += [early[step]] if step in early else [outputs.pop(step)] if step in outputs else []
-        else:
-            acts.append(scratch[step] if step >= 0 else gone[~step])
-    return [*acts, *outputs.values()]
 
 
 def script(life: Life) -> Script:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import mofa
+from mofa.cost.lives import Deed, Life, New
 from mofa.errors import SpecError
 from mofa.replay.allocator import Allocator
 from mofa.replay.deepspeed import BUCKET, _partition_grads, gathers
 from mofa.replay.journal import GRADIENTS, outside
-from mofa.replay.lives import Deed, Life, New
 from mofa.replay.play import play
 from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight

@@ -11,9 +11,9 @@ import pytest
 
 import mofa
 from mofa.cost.liveness import block_memory
+from mofa.cost.lives import Deed, Life, New, life
 from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
-from mofa.replay.lives import Deed, Life, New, life
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight

@@ -1,0 +1,314 @@
+"""What a block's tapes allocate and free, op by op, for one combination: the same lifetimes as
+:mod:`mofa.cost.liveness`. What the replay plays, and the closer look (:mod:`mofa.cost.sequence`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.elementwise import value
+from mofa.blocks.op import KINDS, READS, WRITES, Attention, Op, Tensor
+from mofa.cost.tensors import block_weights
+
+STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
+"""Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
+CLAIMS = {
+    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
+    "fsdp.previous": "fsdp.reduce_input",
+}  # fmt: skip
+"""Marks at which a block takes over what the block before it held, and under which name that was held."""
+
+
+_WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
+_PRODUCTS = (".dgrad", *_WEIGHT)
+"""Ops of a backward that belong to a weight."""
+
+
+_LAST = ("embedding.backward",)
+"""Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A tensor that an op allocates. [B]"""
+
+    name: str
+    bytes: int
+    stream: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
+
+    ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
+    """
+
+    op: str
+    new: tuple[New, ...] = ()
+    scratch: tuple[New, ...] = ()
+    scratch_last: bool = False
+    """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
+    order: tuple[int | str, ...] = ()
+    """Where scratch comes and goes in between: n allocates the n-th, ~n frees it, a name is the output allocated,
+    behind a minus the input that is let go."""
+    free: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    claim: str = ""
+    grads: tuple[str, ...] = ()
+    frees_held: bool = False
+    weight: bool = False
+    """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
+    reads: tuple[str, ...] = ()
+    """What such an op reads."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """Forward and backward of one block as deeds. ``out`` and ``back`` name what each hands on, empty for nothing.
+
+    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
+    weight, before data parallelism shards them. [params]
+    """
+
+    name: str
+    forward: tuple[Deed, ...]
+    backward: tuple[Deed, ...]
+    out: str
+    back: str
+    given: str
+    cached: frozenset[str]
+    weights: tuple[tuple[str, float], ...]
+
+    def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
+        """The backward by inputs alone, and what the weights' gradients need of it."""
+        weights = [deed for deed in self.backward if deed.weight]
+        needed = frozenset(name for deed in weights for name in deed.reads)
+        return tuple(deed for deed in self.backward if not deed.weight), needed
+
+    def above_weights(self) -> frozenset[str]:
+        """What the forward kept and the backward reads only before it comes to the block's last weight.
+
+        Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
+        down to the last weight goes, and what it had saved with it (torch.distributed.pipelining,
+        ``stage_backward_input``).
+        """
+        made = {item.name for deed in self.forward for item in deed.new}
+        out: set[str] = set()
+        for deed in self.backward:
+            if deed.op.endswith(_PRODUCTS):
+                return frozenset(out - self.of_inputs()[1])
+            out.update(name for name in deed.free if name in made)
+        return frozenset()
+
+    def of_weights(self) -> tuple[Deed, ...]:
+        """The weights' gradients alone."""
+        return tuple(deed for deed in self.backward if deed.weight)
+
+
+T = TypeVar("T")
+
+
+def in_order(
+    deed: Deed, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
+) -> list[T]:  # fmt: skip
+    """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.
+
+    Where it has an order of its own, inputs are let go ``early``, by their names behind a minus.
+    """
+    if not deed.order:
+        return [*made, *scratch, *gone] if deed.scratch_last else [*scratch, *made, *gone]
+    outputs = {item.name: one for item, one in zip(deed.new, made, strict=True)}
+    out: list[T] = []
+    for step in deed.order:
+        if not isinstance(step, str):
+            out.append(scratch[step] if step >= 0 else gone[~step])
+        elif step in early:
+            out.append(early[step])
+        elif step in outputs:
+            out.append(outputs.pop(step))
+    return [*out, *outputs.values()]
+
+
+def life(
+    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False
+) -> Life:
+    """The deeds of a block, of one combination of those that its tapes have.
+
+    ``apart``: weights' gradients are put off and keep the gradients that they read, to which nothing is then added.
+
+    ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
+    input's; Megatron's own function the other way round.
+    """
+    backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
+    ops = [*block.forward.ops, *backward]
+    boundary = len(block.forward.ops)
+    tensors = {**block.forward.tensors, **block.backward.tensors}
+    present = [bool(value(op.present, k)) for op in ops]
+    root: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        return root.get(name, name)
+
+    birth: dict[str, int] = {}
+    death: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        shared = _shared(op, k, present[i] and not (apart and op.name.startswith("accumulate ")), present[i])
+        for name in op.reads if present[i] else ():
+            death[of(name)] = i
+        for name in op.writes:
+            if name in shared:
+                root[name] = of(op.reads[0])
+                death[of(name)] = max(i, death.get(of(name), i)) if present[i] else death.get(of(name), i)
+            elif present[i] or not op.reads:
+                birth.setdefault(name, i)
+                death[name] = i
+    out = of(block.forward.outputs[0]) if block.forward.outputs else ""
+    back = of(block.backward.outputs[0]) if block.backward.outputs else ""
+    given = block.backward.inputs[0] if block.backward.inputs else ""
+    for name in (out, back):
+        death.pop(name, None)
+    frees: dict[int, list[str]] = {}
+    for name, i in death.items():
+        frees.setdefault(i, []).append(name)
+    read_later = {of(name) for op in block.backward.ops for name in op.reads}
+    cached = frozenset(
+        w for op in block.forward.ops for w in op.writes
+        if autocast and op.name.endswith(".weight_cast") and w not in read_later
+        and not (op.compiled or op.name.startswith("experts."))
+    )  # fmt: skip
+    deeds = [
+        _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)
+        for i, op in enumerate(ops)
+    ]
+    weights = block_weights(block.forward.ops, k)
+    pieces = _pieces(deeds, weights)
+    deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
+    return Life(
+        block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
+        cached, weights,
+    )  # fmt: skip
+
+
+def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
+    """FSDP copies what it gathered into a tensor for each weight."""
+    out: dict[str, tuple[New, ...]] = {}
+    for deed in deeds:
+        if deed is None or not deed.frees_held:
+            continue
+        for item in deed.new:
+            fits = _fitting(item, weights)
+            if fits:
+                out[item.name] = fits
+    return out
+
+
+def _fitting(item: New, weights: tuple[tuple[str, float], ...]) -> tuple[New, ...]:
+    """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
+    experts = item.name.startswith("efsdp.")
+    chosen = [n for name, n in weights if name.startswith("experts.") == experts]
+    if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
+        chosen = [n for _, n in weights]
+    rest = item.bytes - sum(int(2 * n) for n in chosen)
+    if rest < 0:
+        return ()
+    sizes = [*(int(2 * n) for n in chosen), *([rest] if rest else [])]
+    return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
+
+
+def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
+    def names(group: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
+
+    if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
+        return deed
+    new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
+    whole = replace(deed, new=new, free=names(deed.free), hold=names(deed.hold))
+    one = max((item.bytes for item in new), default=0)
+    if not deed.op.startswith("efsdp.weights") or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
+        return whole
+    # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
+    steps: list[int | str] = []
+    for i, item in enumerate(new):
+        steps += [i, *([~(i - 1)] if i else []), item.name]
+    scratch = tuple(replace(item, name="scratch") for item in new)
+    return replace(whole, scratch=scratch, order=(*steps, ~(len(new) - 1)))
+
+
+def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    out = list(ops)
+    for i in range(len(out) - 1):
+        if out[i].name.endswith(".dgrad") and out[i + 1].name == out[i].name[: -len("dgrad")] + "wgrad":
+            out[i], out[i + 1] = out[i + 1], out[i]
+    return tuple(out)
+
+
+def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
+    """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
+    its width where there are several, else one."""
+    kind = KINDS.index("scratch")
+    if len(new) == 1 and total >= 2 * new[0].bytes and total % new[0].bytes < 4096:
+        return (New("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
+    if len(new) < 2 or not total:
+        return (New("scratch", total, stream, kind),) if total else ()
+    made = sum(item.bytes for item in new)
+    sets = max(1, round(total / (2 * made)))
+    return tuple(
+        New("scratch", size, stream, kind)
+        for _ in range(sets) for item in new
+        if (size := total * item.bytes // (made * sets))
+    )  # fmt: skip
+
+
+def _shared(op: Op, k: int, in_place: bool, present: bool) -> tuple[str, ...]:
+    """The outputs that are the first input's memory."""
+    if not op.reads:
+        return ()
+    if not present:
+        return op.writes[:1]
+    if not in_place:
+        return ()
+    return op.writes if bool(value(op.view, k)) else ()
+
+
+def _step(op: Op, n: int, of: object) -> int | str:
+    """A step of an op's order: a temporary, the name of an output, or that of an input behind a minus."""
+    assert callable(of)
+    if n < WRITES:
+        return n
+    return op.writes[n - WRITES] if n < READS else f"-{of(op.reads[n - READS])}"
+
+
+def _deed(
+    op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object
+) -> Deed | None:  # fmt: skip
+    assert callable(of)
+    stream = STREAMS.get(op.stream, 0)
+    mark = op.work is None and value(op.launches, k) == 0
+    claim = CLAIMS.get(op.name, "") if mark else ""
+    if claim == "fsdp.reduce_input":
+        stream = 0
+    new = tuple(
+        New(name, nbytes, stream, KINDS.index(tensors[name].kind))
+        for name in born
+        if (nbytes := int(value(tensors[name].bytes, k))) > 0
+    )
+    scratch = int(value(op.scratch, k)) if present else 0
+    pieces: tuple[New, ...] = ()
+    order: tuple[int | str, ...] = ()
+    if op.order is not None and scratch:
+        sizes = [int(value(size, k)) for size in op.order.sizes]
+        pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
+        order = tuple(_step(op, n, of) for n in op.order.steps)
+    holds = mark and ".hold" in op.name
+    grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
+    attention = isinstance(op.work, Attention)
+    deed = Deed(
+        op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
+        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        op.name.endswith(_WEIGHT), tuple(of(r) for r in op.reads) if op.name.endswith(_WEIGHT) else (),
+    )  # fmt: skip
+    return deed if new or scratch or dead or claim or grads or deed.frees_held else None
