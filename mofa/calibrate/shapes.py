@@ -20,7 +20,7 @@ QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
-                    "routed", "sustained")  # fmt: skip
+                    "routed", "sustained", "sequence")  # fmt: skip
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 FAMILIES = (*SEVERAL_GPU_FAMILIES, "chunked_moe")
 """What can be named; whole layers are measured only where they are, as no curve comes from them."""
@@ -34,7 +34,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
-        "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases,
+        "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes_chunked import chunked_cases
@@ -49,7 +49,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     found = found if fresh else [c for c in found if c.split != "fresh"]
     if quick:
         return _quick(family, found)
-    if family in ("host", "autograd", "copy", "sustained", "overlap") or full:
+    if family in ("host", "autograd", "sequence", "copy", "sustained", "overlap") or full:
         return found
     return _grid(found)[::2] + [c for c in found if c.split != "grid"]
 
@@ -62,7 +62,7 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return found
-    if family in ("autograd", "routed"):
+    if family in ("autograd", "sequence", "routed"):
         return []
     if family == "sustained":
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
@@ -381,6 +381,29 @@ def autograd_cases() -> list[Case]:
     """The host's issue of what a model's Python adds to bare ops; see `mofa.calibrate.bench.torch_autograd`."""
     ops = [f"{name}{way}" for name in AUTOGRAD_CHAINS for way in ("", "_bwd")] + list(AUTOGRAD_CALLS)
     return split_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
+
+
+COPIED = ((1, 2**20), (1, 2**24), (1, 2**26), (1, 2**28), (8, 2**20), (8, 2**24), (64, 2**16), (3, 138 * 2**20))
+"""Parameters that FSDP copies at once, and the elements of each."""
+
+
+def sequence_cases() -> list[Case]:
+    """The host's issue of many kinds of ops in turn; see `mofa.calibrate.bench.torch_sequence`."""
+    small: Shape = {"ops": 320, "rows": 256, "width": 256}
+    large: Shape = {"ops": 320, "rows": 8192, "width": 2048}
+    items: list[Item] = []
+    for variant in ("python", "queued", "profiled"):
+        for op in ("alone", "in_turn", "layer", "layer_no_grad", "layer_bwd", "layer_hooked"):
+            if (op, variant) != ("alone", "profiled"):  # a start of the profiler for each kind of each round
+                items.append((op, variant, "bf16", small))
+    for op in ("alone", "in_turn", "layer", "layer_bwd"):
+        items.append((op, "queued", "bf16", large))
+    items += [(op, "python", "bf16", small) for op in ("in_turn_walked_4m", "in_turn_walked_64m", "layer_launches")]
+    for ranks in (1, 2, 4):
+        for params, numel in COPIED:
+            shape: Shape = {"params": params, "numel": numel, "ranks": ranks}
+            items += [(op, "python", "bf16", shape) for op in ("chunk_cat", "split_copy")]
+    return split_cases("sequence", items, [], 0)
 
 
 def sustained_cases() -> list[Case]:

@@ -1,5 +1,8 @@
 """The host's microbenchmarks: which ops there are, and in which runs."""
 
+import ast
+from pathlib import Path
+
 from mofa.calibrate.shapes import AUTOGRAD_CALLS, AUTOGRAD_CHAINS, FAMILIES, cases
 
 
@@ -15,15 +18,24 @@ def test_a_quick_run_leaves_them_out() -> None:
     assert cases("autograd", full=False) == cases("autograd")
 
 
-def test_a_case_names_the_same_ops_as_the_bench() -> None:
-    import ast
-    from pathlib import Path
-
-    source = Path(__file__).parents[2] / "mofa/calibrate/bench/torch_autograd.py"
-    tables = {
-        node.target.id: {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+def tables_of(bench: str) -> dict[str, set[str]]:
+    """Keys of the dictionaries at the top of a module that imports torch, which is not at hand here."""
+    source = Path(__file__).parents[2] / "mofa/calibrate/bench" / bench
+    return {
+        node.target.id: {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
         for node in ast.parse(source.read_text()).body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict)
     }
+
+
+def test_a_case_names_the_same_ops_as_the_bench() -> None:
+    tables = tables_of("torch_autograd.py")
     assert tables["_CHAINS"] == set(AUTOGRAD_CHAINS)
     assert tables["_COLLECTIVES"] | tables["_OPTIMIZERS"] == set(AUTOGRAD_CALLS)
+
+
+def test_a_sequence_names_the_same_ops_as_the_bench_and_is_no_part_of_a_quick_run() -> None:
+    found = cases("sequence")
+    assert {case.op for case in found} == tables_of("torch_sequence.py")["_OPS"]
+    assert len({case.key for case in found}) == len(found)
+    assert cases("sequence", quick=True) == []

@@ -16,6 +16,7 @@ from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_routed import routed_calls
+from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
@@ -45,6 +46,8 @@ class TorchBench:
             return host_sample(case, self.pool, self.clock)
         if case.family == "autograd":
             return autograd_sample(case.op, self.device, case.size("ops"))
+        if case.family == "sequence":
+            return sequence_sample(case, self.device)
         if case.family == "copy":
             return copy_sample(case, self.pool, self.clock)
         if case.family == "sustained":
