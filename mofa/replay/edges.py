@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
 from mofa.replay.journal import BUFFERS, COPIES, GRADIENTS, STATES, TEMPORARIES, outside
 
@@ -67,16 +68,8 @@ def reduce(player: Player, gathered: list[list[list[Kept]]]) -> None:
 
 
 def in_optimizers(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
-    """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
-    the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
-    """
-    weights = rank.weights
-    if rank.flat_buffers:
-        turned = any(flat.params for flat in rank.flat_buffers)
-        order = [n for flat in rank.flat_buffers for n in (flat.weights if turned else ())] or range(len(weights))
-        weights = tuple(sorted((weights[n] for n in order), key=lambda w: w.flat))
-    found = (tuple(w for w in weights if w.apart is apart) for apart in (False, True))
-    return tuple(of_one for of_one in found if of_one)
+    """The weights of each optimizer, in its order."""
+    return stepped(rank.weights, rank.flat_buffers)
 
 
 def in_optimizer(rank: Rank) -> tuple[Weight, ...]:

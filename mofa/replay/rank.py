@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mofa.cost.lives import Life
+from mofa.cost.weights import FlatBuffer, Weight
+
+__all__ = ["FlatBuffer", "Piece", "Rank", "Weight"]
 
 
 @dataclass(frozen=True)
@@ -13,36 +16,6 @@ class Piece:
 
     name: str
     life: Life
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
-
-    name: str
-    param: int
-    main: int
-    state: int
-    temporary: int
-    whole_params: float
-    apart: bool = False
-    """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
-    chunk: int = 0
-    """The chunk of the rank that it belongs to."""
-    flat: bool = False
-    """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
-
-
-@dataclass(frozen=True)
-class FlatBuffer:
-    """A buffer of Megatron's data parallelism: the weights in it, from the last to the first, and its bytes. [B]
-
-    ``params`` is 0 where they stay where they are, without the distributed optimizer.
-    """
-
-    weights: tuple[int, ...]
-    params: int
-    grads: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""What a rank holds of its parameter tensors, and its optimizers keep of each; see :mod:`mofa.cost.tensors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mofa.cost.rows import Rows
+from mofa.cost.tensors import Param, buffers_of, owned
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
+
+    name: str
+    param: int
+    main: int
+    state: int
+    temporary: int
+    whole_params: float
+    apart: bool = False
+    """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
+    chunk: int = 0
+    """The chunk of the rank that it belongs to."""
+    flat: bool = False
+    """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """A buffer of Megatron's data parallelism: the weights in it, from the last to the first, and its bytes. [B]
+
+    ``params`` is 0 where they stay where they are, without the distributed optimizer.
+    """
+
+    weights: tuple[int, ...]
+    params: int
+    grads: int
+
+
+def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) -> tuple[Weight, ...]:
+    """What a rank holds of each parameter and its optimizers' states; the rest of its bytes is proportional to it.
+
+    Parameters
+    ----------
+    data_rank
+        Which of the ranks that hold the same parameters: Megatron's distributed optimizer gives each another part of
+        its buffers, whatever tensors that cuts, so that most tensors are some rank's whole.
+    """
+    static, shards, fw = rows.static, rows.shards, rows.framework
+    dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
+    fsdp = fw.shards_params and rows.mode.precision == "mixed"
+    megatron = static.grads_always
+    distributed = megatron and int(rows.table.zero[0]) >= 1
+    whole, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
+    held, kept = sharded if fsdp else whole, sharded if fsdp or distributed else whole
+    held_bytes = float(static.params[0, r])
+    if fsdp and rows.mode.pipelined:
+        held_bytes -= float(shards.whole(2.0)[0, r])
+    states = float(static.states[0, r]) / kept
+    main = 0.0
+    if megatron:
+        main = max(fw.states_bytes_per_param - 8.0, 0.0)
+    chained = megatron and int(rows.table.ep[0]) > 1
+    temporary = (4.0 if fw.optimizer == "foreach" else 0.0) if megatron else float(static.step_scratch[0, r]) / kept
+    even = [p.params / (expert if p.expert else dense) for p in params]
+    own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
+    if distributed and not fw.deepspeed:
+        own = owned(rows, params, r, data_rank)
+    stored = even if fsdp else [p.params for p in params]
+    return tuple(
+        Weight(
+            p.name, int(held_bytes / held * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
+            int(temporary * own[n]), p.params, chained and p.expert, p.chunk, p.flat,
+        )
+        for n, p in enumerate(params)
+    )  # fmt: skip
+
+
+def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:
+    """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
+    fw = rows.framework
+    if not rows.static.grads_always or fw.deepspeed:
+        return ()
+    moves = int(rows.table.zero[0]) >= 1
+    out = []
+    for b in buffers_of(rows, params, r):
+        stretch = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
+        held = int(stretch * sum(weights[n].param for n in b.members))
+        out.append(FlatBuffer(b.members, held if moves else 0, int(fw.grads_bytes_per_param * b.buckets[-1])))
+    return tuple(out)
+
+
+def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[tuple[Weight, ...], ...]:
+    """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
+    the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
+    """
+    ordered: Iterable[Weight] = weights
+    if buffers:
+        turned = any(flat.params for flat in buffers)
+        order = [n for flat in buffers for n in (flat.weights if turned else ())] or range(len(weights))
+        ordered = sorted((weights[n] for n in order), key=lambda w: w.flat)
+    of_each: tuple[list[Weight], list[Weight]] = ([], [])
+    for w in ordered:
+        of_each[w.apart].append(w)
+    return tuple(tuple(of_one) for of_one in of_each if of_one)
