@@ -387,6 +387,10 @@ COPIED = ((1, 2**20), (1, 2**24), (1, 2**26), (1, 2**28), (8, 2**20), (8, 2**24)
 """Parameters that FSDP copies at once, and the elements of each."""
 
 
+EXPERTS = ((16, 2048, 4096, 6400), (16, 256, 256, 256), (4, 256, 256, 256), (64, 256, 256, 256), (32, 512, 2048, 1024))
+"""Experts that run one after the other, rows of each, the model's width and theirs."""
+
+
 def sequence_cases() -> list[Case]:
     """The host's issue of many kinds of ops in turn; see `mofa.calibrate.bench.torch_sequence`."""
     small: Shape = {"ops": 320, "rows": 256, "width": 256}
@@ -399,6 +403,10 @@ def sequence_cases() -> list[Case]:
     for op in ("alone", "in_turn", "layer", "layer_bwd"):
         items.append((op, "queued", "bf16", large))
     items += [(op, "python", "bf16", small) for op in ("in_turn_walked_4m", "in_turn_walked_64m", "layer_launches")]
+    for experts, rows, width, inner in EXPERTS:
+        for op in ("experts", "experts_no_grad", "experts_bwd"):
+            sizes: Shape = {"experts": experts, "rows": rows, "width": width, "inner": inner}
+            items += [(op, how, "bf16", sizes) for how in ("same", "seen", "new")]
     for ranks in (1, 2, 4):
         for params, numel in COPIED:
             shape: Shape = {"params": params, "numel": numel, "ranks": ranks}

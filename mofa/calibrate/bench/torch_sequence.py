@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mofa.calibrate.bench.torch_experts import expert_times
 from mofa.calibrate.bench.torch_timing import CYCLES_PER_S, Call, summarise
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
@@ -41,6 +42,8 @@ def sequence_sample(case: Case, device: str) -> Sample:
     """
     if case.op not in _OPS:
         raise Unsupported(f"no op {case.op}")
+    if case.op.startswith("experts"):
+        return summarise(expert_times(case, device)[DROPPED:])
     if case.variant != "python" and device != "cuda":
         raise Unsupported(f"{case.variant} needs a GPU")
     return summarise(_OPS[case.op](case, device)[DROPPED:])
@@ -256,7 +259,7 @@ def _copies(case: Case, device: str, *, way: str) -> list[float]:
     return rounds
 
 
-_OPS: dict[str, Callable[[Case, str], list[float]]] = {
+_OPS: dict[str, Callable[[Case, str], list[float]]] = {  # of one op of the mean kind, one layer, one call
     "alone": _alone,
     "in_turn": _in_turn,
     "in_turn_walked_4m": partial(_in_turn, walked=4 * 2**20),
@@ -266,7 +269,9 @@ _OPS: dict[str, Callable[[Case, str], list[float]]] = {
     "layer_bwd": partial(_layer, way="bwd"),
     "layer_hooked": partial(_layer, way="hooked"),
     "layer_launches": _launches,
+    "experts": expert_times,
+    "experts_no_grad": expert_times,
+    "experts_bwd": expert_times,
     "chunk_cat": partial(_copies, way="in"),
     "split_copy": partial(_copies, way="out"),
 }
-"""What there is: an op of the mean kind, a layer, a call."""
