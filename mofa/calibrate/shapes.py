@@ -383,6 +383,8 @@ def autograd_cases() -> list[Case]:
     return split_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
 
 
+LARGE = ((8192, 2048), (512, 768), (512, 1024), (1024, 1024), (2048, 2048), (4096, 4096))
+"""Rows and widths of tensors on either side of a MiB, from which on PyTorch's allocator keeps them apart."""
 COPIED = ((1, 2**20), (1, 2**24), (1, 2**26), (1, 2**28), (8, 2**20), (8, 2**24), (64, 2**16), (3, 138 * 2**20))
 """Parameters that FSDP copies at once, and the elements of each."""
 
@@ -394,14 +396,14 @@ EXPERTS = ((16, 2048, 4096, 6400), (16, 256, 256, 256), (4, 256, 256, 256), (64,
 def sequence_cases() -> list[Case]:
     """The host's issue of many kinds of ops in turn; see `mofa.calibrate.bench.torch_sequence`."""
     small: Shape = {"ops": 320, "rows": 256, "width": 256}
-    large: Shape = {"ops": 320, "rows": 8192, "width": 2048}
+    larger: list[Shape] = [{"ops": 320, "rows": rows, "width": width} for rows, width in LARGE]
     items: list[Item] = []
     for variant in ("python", "queued", "profiled"):
         for op in ("alone", "in_turn", "layer", "layer_no_grad", "layer_bwd", "layer_hooked"):
             if (op, variant) != ("alone", "profiled"):  # a start of the profiler for each kind of each round
                 items.append((op, variant, "bf16", small))
-    for op in ("alone", "in_turn", "layer", "layer_bwd"):
-        items.append((op, "queued", "bf16", large))
+    for shape in larger:
+        items += [(op, "queued", "bf16", shape) for op in ("alone", "in_turn", "layer", "layer_no_grad", "layer_bwd")]
     items += [(op, "python", "bf16", small) for op in ("in_turn_walked_4m", "in_turn_walked_64m", "layer_launches")]
     for experts, rows, width, inner in EXPERTS:
         for op in ("experts", "experts_no_grad", "experts_bwd"):
@@ -409,8 +411,8 @@ def sequence_cases() -> list[Case]:
             items += [(op, how, "bf16", sizes) for how in ("same", "seen", "new")]
     for ranks in (1, 2, 4):
         for params, numel in COPIED:
-            shape: Shape = {"params": params, "numel": numel, "ranks": ranks}
-            items += [(op, "python", "bf16", shape) for op in ("chunk_cat", "split_copy")]
+            copied: Shape = {"params": params, "numel": numel, "ranks": ranks}
+            items += [(op, "python", "bf16", copied) for op in ("chunk_cat", "split_copy")]
     return split_cases("sequence", items, [], 0)
 
 
