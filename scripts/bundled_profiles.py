@@ -17,7 +17,7 @@ from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
-from mofa.calibrate.profile import gpu_curves, gpu_profile, merged, node_profile, tidy
+from mofa.calibrate.profile import curve_fact, gpu_curves, gpu_profile, merged, node_profile, tidy
 from mofa.cost.forms import bus_share
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, transferred_curves
 from mofa.units import parse_quantity
@@ -27,6 +27,8 @@ PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-2gpu")
 H100_EIGHT = "h100-8gpu-simumax"
+H100_RELEASES = {"2.1": "h100-torch-2.1"}
+"""Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
 RATES_FROM_BYTES = 16 * 2**20
 """Payloads from which times are the device's, and not the host's launch alone. [B]"""
 OTHERS = ("a100-80gb", "h20", "b200")
@@ -216,6 +218,26 @@ def same_processor(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
     )  # fmt: skip
 
 
+def release(name: str, today: dict[str, Any]) -> dict[str, Any]:
+    """Kernels of another release of PyTorch, as one folder has them, fitted as today's are.
+
+    What the power limit leaves of products differs from chip to chip and with what runs between them, more than from
+    library to library: it is today's in the profile by the ratio of what both kept in turn on one chip.
+    """
+    folders = [ROOT / "measurements" / one for one in (name, f"{name}-beside")]
+    own, beside = (fit_folder(folder)[1] for folder in folders)
+    source = f"mofa calibrate, measurements/{name}"
+    made: dict[str, Any] = {"gemm": {}}
+    for dtype, one in own.gemm.items():
+        known, kept = today["gemm"][dtype], {}
+        for state, key in (("sustained", f"gemm {dtype} between_memory"), ("alone", f"gemm {dtype} alone")):
+            kept[state] = known[state] * own.sustained[key] / beside.sustained[key]
+        made["gemm"][dtype] = curve_fact(one, source, **kept, clock=known["clock"])
+    if own.memory_bound:
+        made["stream"] = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+    return made
+
+
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     """The H100 by its own kernels; the H200's stand for what was not measured on it.
 
@@ -224,7 +246,9 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     gpu = read("gpus", "h100-sxm")
     curves, source = fitted(H100_FOLDERS)
     base = {**gpu, "curves": same_processor(gpu, h200)}
-    return gpu_profile(base, replace(curves, host_s={}), "h100-sxm", source)
+    made = gpu_profile(base, replace(curves, host_s={}), "h100-sxm", source)
+    made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
+    return made
 
 
 def eight_gpus(four: dict[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def balance_step(
     tokens = int(spec.micro_batch * workload.batch.seq_len / spec.cp / (spec.tp if spec.sp else 1))
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
     played = play(inputs, setup, progress)
-    workload, framework = with_numerics(workload, cluster, framework, ())
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     assert workload.model.moe is not None
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile

@@ -176,7 +176,7 @@ def plan_chunks(
     if workload.routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
     ratios = rank_ratios(shares, spec.ep).max(axis=-1)
-    workload, framework = with_numerics(workload, cluster, framework, ())
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_ratio(moe, spec.ep) + 1e-6)
     grid = np.linspace(1.0, top, GRID)
     curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}

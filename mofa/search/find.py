@@ -154,7 +154,7 @@ def find_plans(
     framework = checked_facts(workload, cluster, framework)
     fix, maximum = dict(fix or {}), dict(maximum or {})
     check_asked(fix, maximum, top, flops_convention)
-    workload, framework = with_numerics(workload, cluster, framework, with_)
+    workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     job = Job(workload, cluster, framework)
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
     default = space is None
@@ -354,7 +354,7 @@ def _estimate(
 
     framework = checked_facts(workload, cluster, framework)
     check_asked({}, {}, 1, flops_convention)
-    workload, framework = with_numerics(workload, cluster, framework, ())
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
     with Workers(jobs) as workers:

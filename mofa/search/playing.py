@@ -20,6 +20,6 @@ def estimator_of(
     StrategyError
         If the framework cannot run it on these GPUs.
     """
-    workload, framework = with_numerics(workload, cluster, framework, ())
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     return Estimator(workload, cluster, framework, row, loads_of(workload, row))

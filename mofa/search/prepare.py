@@ -19,8 +19,8 @@ OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 
 def with_numerics(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
-) -> tuple[WorkloadSpec, FrameworkSpec]:
-    """The workload and framework with what ``--with`` names: number formats, the dispatcher.
+) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec]:
+    """The job with what ``--with`` names (number formats, the dispatcher), on GPUs that run the kernels of its PyTorch.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def with_numerics(
         framework = framework.model_copy(update={"routed_copies": "either"})
     if "zbv" in words and framework.name != "torchtitan":
         raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
-    return workload.model_copy(update={"precision": precision}), framework
+    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
 
 
 def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:

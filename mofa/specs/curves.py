@@ -347,6 +347,16 @@ class HostCurve(Spec):
         })  # fmt: skip
 
 
+StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")]
+
+
+class ReleaseCurves(Spec):
+    """What another release of PyTorch, with the cuBLAS that it brings, runs in place of a GPU's own curves."""
+
+    gemm: dict[GemmFormat, GemmCurve] = {}
+    stream: dict[StreamKey, StreamCurve] = {}
+
+
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
 
@@ -361,7 +371,9 @@ class GpuCurves(Spec):
     gemm: dict[GemmFormat, GemmCurve]
     grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
-    stream: dict[Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")], StreamCurve]
+    stream: dict[StreamKey, StreamCurve]
+    releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
+    """Kernels of other releases of PyTorch, by their number, where they differ and were measured."""
     host: HostCurve
     stream_clock: ShareFact | None = None
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
@@ -380,6 +392,13 @@ class GpuCurves(Spec):
             if not any(way in key.split() for key in self.attention):
                 raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
         return self
+
+    def of_release(self, release: str) -> Self:
+        """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
+        own = self.releases.get(release)
+        if own is None:
+            return self
+        return self.model_copy(update={"gemm": self.gemm | own.gemm, "stream": self.stream | own.stream})
 
     @cached_property
     def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:

@@ -71,6 +71,9 @@ class FrameworkSpec(Spec):
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
+    pytorch: str = Field(default="", pattern=r"^(\d+\.\d+)?$")
+    """Release that the run's kernels are of, such as ``2.1``, with the cuBLAS that it brings; where a GPU's profile has
+    none of it, and if empty, those that its curves were measured with."""
     vocab_divisor: int = Field(default=128, ge=1)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does

@@ -168,6 +168,13 @@ class ClusterSpec(Spec):
         slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
+    def of_release(self, release: str) -> Self:
+        """The same GPUs under the kernels of a release of PyTorch, where they were measured; empty leaves them."""
+        curves = self.gpu.curves.of_release(release)
+        if curves is self.gpu.curves:
+            return self
+        return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": curves})})
+
     @property
     def slowest_host(self) -> float:
         """How much longer the slowest of all ranks' hosts takes than a typical one: the others wait for it. [-]

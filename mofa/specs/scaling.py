@@ -104,6 +104,14 @@ def transferred_curves(
         return {**known, "form": {**known["form"], "bytes_per_s": _digits(found)}}
 
     made["stream"] = {key: moved(curve) for key, curve in curves["stream"].items()}
+    if curves.get("releases"):
+        made["releases"] = {
+            number: {
+                "gemm": {f: said(curve, rates[f]) for f, curve in own.get("gemm", {}).items() if f in rates},
+                "stream": {key: moved(curve) for key, curve in own.get("stream", {}).items()},
+            }
+            for number, own in curves["releases"].items()
+        }
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
     for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):

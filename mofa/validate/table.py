@@ -43,8 +43,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nemolauncher": {"states_bytes_per_param": 10},
     # --grad-reduce-in-bf16 --cross-entropy-loss-fusion (Megatron-LM, examples/llama/train_llama3_8b_h100_fp8.sh)
     "mlmllama": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "cross_entropy_fusion": True},
-    # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041)
+    # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041);
+    # bf16 rows ran mosaicml/pytorch:2.1.0_cu121-nightly20230827 (its benchmarking/h100new.md)
     "foundry": {
+        "pytorch": "2.1",
         "attention": "flash1",
         "optimizer": "for-loop",
         "fused_qkv": True,

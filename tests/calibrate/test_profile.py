@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, check, predictions
-from mofa.calibrate.measurements import append_row
+from mofa.calibrate.check import TARGETS, check, judged, predictions
+from mofa.calibrate.measurements import append_row, read_rows
 from mofa.calibrate.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.profile import fit
 from mofa.cost.collectives import collective_s
+from mofa.cost.forms import gemm_s
 from mofa.cost.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
@@ -23,6 +24,7 @@ from mofa.specs.load import load_cluster
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "measurements" / name for name in ("h200-1gpu", "h200-2gpu", "h200-4gpu")]
+OLDER = ROOT / "measurements" / "h100-torch-2.1"
 RANKS = "\n".join(
     f"#  Rank  {i} Group  0 Pid  {i} on  node{i // 8} device  {i % 8} [0000:0f:00] NVIDIA H200" for i in range(8)
 )
@@ -54,6 +56,19 @@ def test_held_out_shapes_are_predicted_within_the_targets(checked: dict, family:
     assert found["median_abs_error"] <= median
     assert found["p90_abs_error"] <= p90
     assert abs(found["bias"]) <= 0.03
+
+
+def test_an_older_cublas_is_predicted_within_the_targets_too() -> None:
+    """Its own fit, on held-out shapes and MPT's; today's, timed in turn with it, by the profile's."""
+    found = check([OLDER])["families"]["gemm"]
+    assert found["points"] > 400
+    assert found["median_abs_error"] <= TARGETS["gemm"][0] and found["p90_abs_error"] <= TARGETS["gemm"][1]
+    gpu = load_cluster("h100-hgx", 8).gpu
+    rows = [r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if judged(r)]
+    m, n, k = (np.array([r.case.size(x) for r in rows]) for x in "mnk")
+    form, num_sms = gpu.curves.gemm["bf16"].form, gpu.num_sms.value
+    errors = gemm_s(m, n, k, form, element_bytes=2.0, num_sms=num_sms) / [r.sample.median_s for r in rows] - 1
+    assert abs(float(np.median(errors))) < 0.01 and float(np.median(np.abs(errors))) < 0.03
 
 
 def test_check_is_json_and_names_each_op(checked: dict) -> None:

@@ -22,7 +22,7 @@ SAMPLE = 8
 def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, StrategyTable]:
     """Legal rows of the default space, with scheduled experts where the framework has them."""
     job, machines = mofa.load_workload(workload), mofa.load_cluster(node, gpus)
-    job, framework = with_numerics(job, machines, mofa.load_framework(name), ())
+    job, machines, framework = with_numerics(job, machines, mofa.load_framework(name), ())
     space = default_space(job, machines, framework)
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)

@@ -61,7 +61,7 @@ def load(name: str) -> Run:
     if narrow and run.framework["name"] == "torchtitan":
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
     workload, cluster, framework, strategy = resolve_run(run, path.parent)
-    workload, framework = with_numerics(workload, cluster, framework, ())
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
     ranks = measured["ranks"]
 

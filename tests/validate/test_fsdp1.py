@@ -57,6 +57,21 @@ def test_what_it_lacks(strategy: dict[str, object], error: str) -> None:
         mofa.estimate(JOB, MACHINES, strategy, framework=FSDP1)
 
 
+def test_an_older_pytorch_takes_its_own_products() -> None:
+    """Played, in closed form and searched alike: the curves change before anything is costed."""
+    older = mofa.load_framework("fsdp1", overrides={"pytorch": "2.1"})
+    for replay in (True, False):
+        was, now = (
+            mofa.estimate(JOB, MACHINES, {}, framework=f, replay=replay).time.exposed["gemm"] for f in (older, FSDP1)
+        )
+        assert 1.02 < was / now < 1.08
+    assert mofa.estimate(JOB, mofa.load_cluster("a100-hgx", 16), {}, framework=older, replay=False).step_s == (
+        mofa.estimate(JOB, mofa.load_cluster("a100-hgx", 16), {}, framework=FSDP1, replay=False).step_s
+    )
+    with pytest.raises(mofa.SpecError, match="pytorch"):
+        mofa.load_framework("fsdp1", overrides={"pytorch": "2.1.0"})
+
+
 def test_the_first_flash_attention_takes_longer() -> None:
     """Dao 2023, section 4.1: 1.3 to 1.5 times forward, around twice backward."""
     second = mofa.estimate(JOB, MACHINES, {}, framework=mofa.load_framework("fsdp1", overrides={"attention": "flash"}))

@@ -143,8 +143,8 @@ def test_fsdp1(tmp_path: Path) -> None:
     }  # fmt: skip
     run = usable(tmp_path, **mpt)["run"]
     assert run["framework"] == {
-        "name": "fsdp1", "compile": False, "attention": "flash1", "optimizer": "for-loop", "fused_qkv": True,
-        "cross_entropy_fusion": True, "loss_metrics": 2,
+        "name": "fsdp1", "pytorch": "2.1", "compile": False, "attention": "flash1", "optimizer": "for-loop",
+        "fused_qkv": True, "cross_entropy_fusion": True, "loss_metrics": 2,
     }  # fmt: skip
     assert run["model"]["tied_embeddings"]
     assert run["model"]["mlp"]["bias"]
