@@ -138,7 +138,8 @@ def life(
 ) -> Life:
     """The deeds of a block, of one combination of those that its tapes have.
 
-    ``apart``: weights' gradients are put off and keep the gradients that they read, to which nothing is then added.
+    ``apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that they
+    read, or because PyTorch of then made a third tensor of two.
 
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.

@@ -64,7 +64,8 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
 def _lives(estimator: Estimator) -> dict[str, Life]:
     """The lives of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
-    apart = _apart(SCHEDULES[int(estimator.table.schedule[0])])
+    # autograd adds gradients in place since PyTorch's pull request 88339 of November 2022
+    apart = _apart(SCHEDULES[int(estimator.table.schedule[0])]) or fw.name == "megatron-2022"
     by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
     return {
         label: life(block, autocast=part.mode.precision == "autocast", weight_first=by_autograd, apart=apart)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import mofa
+from mofa.cost.estimate import Estimator
 from mofa.cost.lives import Deed, Life, New
 from mofa.errors import SpecError
 from mofa.replay.allocator import Allocator
@@ -15,6 +16,8 @@ from mofa.replay.journal import GRADIENTS, outside
 from mofa.replay.play import play
 from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight
+from mofa.replay.ranks import ranks_of
+from mofa.search.single import one_row
 
 MIB = 1 << 20
 
@@ -139,6 +142,17 @@ def test_bf16_gradients_are_reduced_in_a_16_bit_copy() -> None:
     sizes = [size // MIB for act, size in zip(journal.acts, journal.sizes, strict=True) if act.op == "optimizer step"]
     assert where[0] == "16-bit gradients to reduce"
     assert sizes[:4] == [200, -200, 200, -200]
+
+
+@pytest.mark.parametrize(("name", "allocated"), [("megatron-2022", 1), ("megatron-local", 0)])
+def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
+    """PyTorch adds them in place since its pull request 88339 of November 2022, later than Megatron-LM 3.0."""
+    job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
+    machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
+    row = one_row(job, machines, framework, {"tp": 4, "pp": 12})
+    block = ranks_of(Estimator(job, machines, framework, row))[0].chunks[0][-1].life
+    sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
+    assert len(sums) == allocated
 
 
 def test_options_are_of_megatron_2022() -> None:
