@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -64,25 +63,93 @@ class Moment:
     tensors: tuple[Live, ...]
 
 
+Stretch = tuple[Sequence[Act], Sequence[int]]
+"""Events: what was done, and signed bytes. [B]"""
+
+
+class _Events(NamedTuple):
+    """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
+
+    acts: list[Act]
+    numbers: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
 @dataclass
 class Journal:
-    """Every allocation and free: ``acts`` with their signed ``sizes``, and marks of where they happened. [B]
+    """Every allocation and free: acts with their signed sizes, and marks of where they happened. [B]
 
-    ``passages`` are (event, phase, piece), ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are
-    (number of computations in front, those left out, the length of what would have been repeated).
+    ``new_acts`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is in front
+    of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
+    ``larger`` says by how much sizes there are larger than noted. ``passages`` are (event, phase, piece),
+    ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of computations in front, those left
+    out, the length of what would have been repeated).
     """
 
-    acts: list[Act] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    new_acts: list[Act] = field(default_factory=list)
+    new_sizes: list[int] = field(default_factory=list)
+    closed: list[Stretch] = field(default_factory=list)
+    num_closed: int = 0
+    larger: dict[int, int] = field(default_factory=dict)
     passages: list[tuple[int, str, str]] = field(default_factory=list)
     computations: list[tuple[int, str, int, int]] = field(default_factory=list)
     left_out: list[tuple[int, int, int]] = field(default_factory=list)
     grown: list[tuple[int, int]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    _read: _Events | None = None
 
-    def where(self, event: int) -> str:
-        """What ran when an event happened."""
-        act = self.acts[event]
+    # -- writing
+    @property
+    def num_events(self) -> int:
+        """How many are written down."""
+        return self.num_closed + len(self.new_sizes)
+
+    def since(self, event: int) -> tuple[list[Act], list[int]]:
+        """Acts and sizes from an event on, none of which was repeated from notes."""
+        assert event >= self.num_closed
+        return self.new_acts[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
+
+    def repeated(self, acts: Sequence[Act], sizes: Sequence[int]) -> int:
+        """A computation that was written down before; the event after its last."""
+        if self.new_acts:
+            self.closed.append((self.new_acts, self.new_sizes))
+            self.num_closed += len(self.new_acts)
+            self.new_acts, self.new_sizes = [], []
+        self.closed.append((acts, sizes))
+        self.num_closed += len(acts)
+        return self.num_closed
+
+    # -- reading
+    @property
+    def acts(self) -> list[Act]:
+        """What was done in every event."""
+        events = self._events()
+        return [events.acts[number] for number in events.numbers.tolist()]
+
+    @property
+    def sizes(self) -> list[int]:
+        """What every event allocated (negative: freed). [B]"""
+        sizes: list[int] = self._events().sizes.tolist()
+        return sizes
+
+    def highest(self, start: int, end: int, before: int) -> tuple[int, int]:
+        """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
+        them, and the number of events in front of when that is so first. [B]"""
+        levels = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
+        at = int(levels.argmax())
+        return int(levels[at]), start + at
+
+    def _events(self) -> _Events:
+        """All events as arrays; an act is one object however often it is done."""
+        if self._read is None or len(self._read.sizes) < self.num_events:
+            self._read = _read((*self.closed, (self.new_acts, self.new_sizes)), self.larger)
+        return self._read
+
+    def where(self, event: int, act: Act | None = None) -> str:
+        """What ran when an event happened; ``act`` is what was to be done in one that did not."""
+        if act is None:
+            events = self._events()
+            act = events.acts[events.numbers[event]]
         if act.code == OUTSIDE:
             return act.op
         _, phase, piece = self.passages[bisect_right(self.passages, (event, "~")) - 1]
@@ -94,20 +161,16 @@ class Journal:
 
     def live(self, event: int) -> tuple[Live, ...]:
         """The tensors alive after an event, by name, largest first."""
-        acts = self.acts[: event + 1]
-        sizes = np.array(self.sizes[: event + 1], dtype=np.int64)
-        # an act is one object however often it is done
-        ids = np.fromiter(map(id, acts), dtype=np.int64, count=len(acts))
-        _, firsts, of = np.unique(ids, return_index=True, return_inverse=True)
-        totals, counts = (np.zeros(len(firsts), dtype=np.int64) for _ in range(2))
-        np.add.at(totals, of, sizes)
-        np.add.at(counts, of, np.where(sizes > 0, 1, -1))
+        events = self._events()
+        numbers, sizes = events.numbers[: event + 1], events.sizes[: event + 1]
+        # sums stay far below 2**53, so that they are exact
+        totals = np.bincount(numbers, weights=sizes).tolist()
+        counts = np.bincount(numbers, weights=np.where(sizes > 0, 1, -1)).tolist()
         sums: dict[tuple[int, str], list[int]] = {}
-        for n in np.argsort(firsts):
-            act = acts[firsts[n]]
+        for act, total, count in zip(events.acts, totals, counts, strict=False):
             item = sums.setdefault((act.group, act.name), [0, 0])
-            item[0] += int(totals[n])
-            item[1] += int(counts[n])
+            item[0] += int(total)
+            item[1] += int(count)
         found = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
         return tuple(sorted(found, key=lambda live: (-live.bytes, live.name)))
 
@@ -121,14 +184,33 @@ class Journal:
 
     def by_group(self, start: int) -> NDArray[np.int64]:
         """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
-        sizes = np.array(self.sizes, dtype=np.int64)
-        groups = np.fromiter(map(attrgetter("group"), self.acts), dtype=np.int64, count=len(sizes))
-        deltas = np.zeros((len(sizes), len(GROUPS)), dtype=np.int64)
-        deltas[np.arange(len(sizes)), groups] = sizes
+        events = self._events()
+        groups = np.array([act.group for act in events.acts], dtype=np.int64)[events.numbers]
+        deltas = np.zeros((len(groups), len(GROUPS)), dtype=np.int64)
+        deltas[np.arange(len(groups)), groups] = events.sizes
         return np.asarray(np.cumsum(deltas, axis=0)[start:])
 
     def spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
         """(first event, event after the last, kind, chunk, micro-batch) of each computation from an event on."""
         marks = [mark for mark in self.computations if mark[0] >= start]
         for i, (event, kind, c, m) in enumerate(marks):
-            yield event, marks[i + 1][0] if i + 1 < len(marks) else len(self.sizes), kind, c, m
+            yield event, marks[i + 1][0] if i + 1 < len(marks) else self.num_events, kind, c, m
+
+
+def _read(stretches: Iterable[Stretch], larger: dict[int, int]) -> _Events:
+    acts: list[Act] = []
+    number_of: dict[int, int] = {}
+    known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    found = []
+    for some, sizes in stretches:
+        if id(some) not in known:
+            for act in some:
+                if number_of.setdefault(id(act), len(acts)) == len(acts):
+                    acts.append(act)
+            numbers = np.fromiter([number_of[id(act)] for act in some], dtype=np.int64, count=len(some))
+            known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
+        found.append(known[id(some)])
+    numbers, all_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if larger:
+        all_sizes[np.array([*larger])] += np.array([*larger.values()])
+    return _Events(acts, numbers, all_sizes)

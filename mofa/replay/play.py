@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+
+import numpy as np
 
 from mofa.replay.allocator import Allocator
 from mofa.replay.collection import no_collection
+from mofa.replay.edges import optimize
 from mofa.replay.journal import Journal, Moment
 from mofa.replay.player import Player
 from mofa.replay.rank import Rank
 
 NUM_STEPS = 2
+ROUNDS = 8
+"""Micro-batches that a short step has beyond those in flight. [-]"""
+SHORTER = 4
+"""Times as many computations of a step from which a short one is played first. [-]"""
 
 
 @dataclass(frozen=True)
@@ -77,23 +84,71 @@ def play(
             player.run_step()
     peak, start, before, end = max(player.highest[2:], key=lambda item: item[0])
     journal = player.journal
-    highest = start + next(i for i, x in enumerate(accumulate(journal.sizes[start:end], initial=before)) if x == peak)
+    most, highest = journal.highest(start, end, before)
+    assert most == peak, (most, peak)
     failed, missing = None, 0
     if player.failed is not None:
         event, full, act = player.failed
         journal_then = journal.moment(event - 1, full.reserved)
-        journal.acts.insert(event, act)
-        where = journal.where(event)
-        del journal.acts[event]
         failed = event, Moment(
-            journal.step_of(event), where, journal_then.allocated, full.reserved, journal_then.alive,
-            journal_then.tensors,
+            journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
+            journal_then.alive, journal_then.tensors,
         )  # fmt: skip
         missing = max(full.reserved + full.wanted - full.capacity, 0)
     return MemoryPlayed(
         peak, allocator.peak_reserved, allocator.allocated, ready, max(h[0] for h in player.highest[:2]),
         allocator.num_retries, missing, journal, highest - 1, failed,
     )  # fmt: skip
+
+
+def may_be_fullest(ranks: Sequence[Rank], *, capacity: int | None = None, expandable: bool = False) -> Sequence[Rank]:
+    """Of ranks of one stage that differ in what their optimizers own those that may reserve most.
+
+    Where a step of one chunk is long, that is the one that reserves more than each other in three states: ready, with
+    its optimizer's states but nothing computed, and behind steps of few micro-batches. Where no one does, or memory is
+    short, or steps are short, it is all of them.
+
+    Parameters
+    ----------
+    capacity
+        What the device has for the allocator; None is without end. [B]
+    expandable
+        Whether segments are expandable.
+
+    Notes
+    -----
+    Not proven, as one's holes may suit later micro-batches better. Of 111 stages that this decides (40 to 480
+    micro-batches, 96 random plans and DeepSeek-V3's best on 2,048 GPUs, at whose ends up to 9 % differ) playing both
+    whole gave the same rank in all. Of ranks of several chunks it did so in 79 of 81 (0.2 % less was reserved in the
+    others): they are played whole.
+    """
+    few = [_of_few(rank) for rank in ranks]
+    if len(ranks) < 2 or len(ranks[0].chunks) > 1 or SHORTER * len(few[0].computations) > len(ranks[0].computations):
+        return ranks
+    rest = np.array([_at_rest(rank, expandable) for rank in ranks])
+    n = int(rest.min(axis=1).argmax())
+    if not np.all(rest[n] > np.delete(rest, n, axis=0)):
+        return ranks
+    played = [play(rank, capacity=capacity, expandable=expandable) for rank in few]
+    reserved = np.array([one.peak_reserved for one in played])
+    short = any(one.retries or one.failed for one in played)
+    return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]
+
+
+def _of_few(rank: Rank) -> Rank:
+    """The rank in a step of fewer micro-batches: those in flight and some more."""
+    in_flight = next((n for n, (kind, _, _) in enumerate(rank.computations) if kind != "F"), 0)
+    return replace(rank, computations=tuple(act for act in rank.computations if act[2] < in_flight + ROUNDS))
+
+
+def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
+    """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
+    player = Player(rank, Allocator(expandable=expandable))
+    player.start()
+    ready = player.a.reserved
+    player.step = 1
+    optimize(player)
+    return ready, player.a.reserved
 
 
 def _at(grown: list[tuple[int, int]], event: int) -> int:

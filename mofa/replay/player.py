@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from mofa.cost.peak import WORKSPACE
 from mofa.replay import deepspeed
@@ -40,7 +41,6 @@ class Player:
         self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
         self.step = 0
         self.highest: list[tuple[int, int, int, int]] = []  # per step: peak, first event and its bytes, event after
-        self.scripts = scripts_of(rank)
         self.grads: list[Kept] = []
         self.held: dict[str, Kept] = {}
         self.cache: list[Kept] = []
@@ -53,6 +53,11 @@ class Player:
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.steady = Steady(self, skip_rounds=skip_rounds)
 
+    @cached_property
+    def scripts(self) -> list[list[Script]]:
+        """Those of its pieces, per chunk."""
+        return scripts_of(self.rank)
+
     # -- memory
     def new(self, nbytes: int, act: Act) -> Kept:
         """Allocate what belongs to no slot."""
@@ -60,9 +65,9 @@ class Player:
             size = round_size(nbytes)
             block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
-            block = self.overflow(full, act, len(self.journal.sizes))
-        self.journal.acts.append(act)
-        self.journal.sizes.append(block.size)
+            block = self.overflow(full, act, self.journal.num_events)
+        self.journal.new_acts.append(act)
+        self.journal.new_sizes.append(block.size)
         return block, act
 
     def overflow(self, full: OutOfDeviceMemory, act: Act, event: int) -> Block:
@@ -74,22 +79,22 @@ class Player:
 
     def drop(self, kept: Kept) -> None:
         block, act = kept
-        self.journal.acts.append(act)
-        self.journal.sizes.append(-block.size)
+        self.journal.new_acts.append(act)
+        self.journal.new_sizes.append(-block.size)
         self.free(block)
 
     def rename(self, kept: Kept, act: Act) -> Kept:
         """The same memory under another name."""
         block, old = kept
-        self.journal.acts += (old, act)
-        self.journal.sizes += (-block.size, block.size)
+        self.journal.new_acts += (old, act)
+        self.journal.new_sizes += (-block.size, block.size)
         if self.notes is not None:
             self.notes.renamed(block)
         return block, act
 
     def note(self) -> tuple[int, int]:
         """Where the journal and the allocated memory stand, before something is done."""
-        return len(self.journal.sizes), self.a.allocated
+        return self.journal.num_events, self.a.allocated
 
     @contextmanager
     def noting(self, notes: Notes) -> Iterator[None]:
@@ -104,7 +109,7 @@ class Player:
         """Whether what was done since then went higher than anything in this step."""
         peak = self.a.peak_allocated
         if peak > self.highest[-1][0]:
-            self.highest[-1] = (peak, *start, len(self.journal.sizes))
+            self.highest[-1] = (peak, *start, self.journal.num_events)
         grown = self.journal.grown
         if not grown or grown[-1][1] != self.a.reserved:
             grown.append((start[0], self.a.reserved))
@@ -141,7 +146,7 @@ class Player:
         """Forwards and backwards of all micro-batches, then the optimizer."""
         r = self.rank
         self.step += 1
-        self.journal.steps.append(len(self.journal.sizes))
+        self.journal.steps.append(self.journal.num_events)
         self.a.peak_allocated = self.a.allocated
         self.highest.append((0, 0, 0, 0))
         start = self.note()
@@ -308,17 +313,17 @@ class Player:
     def run(self, code: Script, acts: Bound, slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
         innermost loop."""
-        start = len(self.journal.sizes), self.a.allocated
+        start = self.journal.num_events, self.a.allocated
         self.journal.passages.append((start[0], phase, piece.name))
         take, free = self.take, self.free
-        did, sizes = self.journal.acts.append, self.journal.sizes.append
+        did, sizes = self.journal.new_acts.append, self.journal.new_sizes.append
         carried, self.held = self.held, {}
         for act, kind, slot, size, pool in acts:
             if kind == NEW:
                 try:
                     block = take(size, pool)
                 except OutOfDeviceMemory as full:
-                    block = self.overflow(full, act, len(self.journal.sizes))
+                    block = self.overflow(full, act, self.journal.num_events)
                 slots[slot] = block
                 did(act)
                 sizes(block.size)

@@ -45,12 +45,22 @@ def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
 def rank_maker(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
+    return partial(_makes(estimator, emptiest), data_rank)
+
+
+def makers_of_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+    """What makes a pipeline rank of each of :func:`ends_of_shards`."""
+    make = _makes(estimator, emptiest=False)
+    return tuple(partial(make, data_rank) for data_rank in ends_of_shards(estimator))
+
+
+def _makes(estimator: Estimator, emptiest: bool) -> Callable[[int, int], Rank]:
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
     lives = _lives(estimator)
     routed = Routed(estimator, lives, _lives, emptiest=emptiest)
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
-    return partial(_rank, rows, lives, routed, order, data_rank)
+    return partial(_rank, rows, lives, routed, order)
 
 
 def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:

@@ -24,16 +24,13 @@ def repeat(routine: Routine, held: Held, a: Allocator, journal: Journal, overflo
     tuple[int, int, int]
         Its first event, the bytes allocated before it, and the event after its last. Peaks are the allocator's.
     """
-    start, before, reserved = len(journal.sizes), a.allocated, a.reserved
+    start, before, reserved = journal.num_events, a.allocated, a.reserved
     rests, grown = _requests(routine, held, a, start, overflow)
-    journal.acts += routine.acts
-    sizes = journal.sizes
-    sizes += routine.sizes
-    end = len(sizes)
+    end = journal.repeated(routine.acts, routine.sizes)
     most, changed = before + routine.rise, 0
     if rests or held.rests:
         rests.update(held.rests)
-        most, changed = _add_rests(routine, rests, sizes, start, before)
+        most, changed = _add_rests(routine, rests, journal, start, before)
         held.rests = {slot: rest for slot, rest in rests.items() if slot not in routine.freed}
     held.last = routine
     a.allocated = before + routine.net + changed
@@ -49,17 +46,19 @@ def repeat(routine: Routine, held: Held, a: Allocator, journal: Journal, overflo
 
 
 def _add_rests(
-    routine: Routine, rests: dict[int, int], sizes: list[int], start: int, before: int
+    routine: Routine, rests: dict[int, int], journal: Journal, start: int, before: int
 ) -> tuple[int, int]:  # fmt: skip
     """Write down that some blocks are larger than asked; the peak with them, and how much more is held at the end."""
     more: dict[int, int] = {}
     for slot, rest in rests.items():
         for at, sign in routine.entries.get(slot, ()):
             more[at] = more.get(at, 0) + sign * rest
-    for at, size in more.items():
-        sizes[start + at] += size
+    journal.larger.update({start + at: size for at, size in more.items()})
     if sum(rests.values()) >= NEAR:
-        return max(accumulate(sizes[start:], initial=before)), sum(more.values())
+        sizes = list(routine.sizes)
+        for at, size in more.items():
+            sizes[at] += size
+        return max(accumulate(sizes, initial=before)), sum(more.values())
     highest = max(level + sum([size for at, size in more.items() if at < done]) for done, level in routine.tops)
     return before + highest, sum(more.values())
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import MemoryPlayed, play
+from mofa.replay.play import MemoryPlayed, may_be_fullest, play
 from mofa.replay.rank import Rank
-from mofa.replay.ranks import ends_of_shards, outside_of, rank_maker
+from mofa.replay.ranks import makers_of_ends, outside_of, rank_maker
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed, again
@@ -20,7 +20,8 @@ class Replayer:
 
     Ranks of a pipeline stage are alike but for routing and for the parts of Megatron's distributed optimizer. Where the
     tokens of each layer are known, the most and the least loaded one are played, else one whose layers all have what
-    memory must hold; of the parts the first and the last, which hold the head and the embedding.
+    memory must hold; of the parts the first and the last, which hold the head and the embedding; in long steps
+    only the fuller one where that is plain (:func:`mofa.replay.play.may_be_fullest`).
 
     Parameters
     ----------
@@ -35,10 +36,10 @@ class Replayer:
         self._played: dict[int, MemoryPlayed] = {}
 
     @cached_property
-    def _makers(self) -> tuple[Callable[[int], Rank], ...]:
-        makers = [rank_maker(self.estimator, data_rank=d) for d in ends_of_shards(self.estimator)]
+    def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
+        """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
         uneven = rows_by_layer(self.estimator) is not None
-        return (*makers, rank_maker(self.estimator, emptiest=True)) if uneven else tuple(makers)
+        return makers_of_ends(self.estimator), (rank_maker(self.estimator, emptiest=True),) if uneven else ()
 
     def rank(self, r: int) -> MemoryPlayed:
         """The memory of a pipeline rank; of its ranks the one that reserves most."""
@@ -46,7 +47,9 @@ class Replayer:
             usable = self.estimator.cluster.gpu.usable_memory_bytes.value
             room = usable - self.context_bytes - self.communicator_bytes[r]
             expandable = self.estimator.framework.allocator == "expandable"
-            every = [play(make(r), capacity=int(room), expandable=expandable) for make in self._makers]
+            ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
+            ranks = *may_be_fullest(ends, capacity=int(room), expandable=expandable), *emptiest
+            every = [play(rank, capacity=int(room), expandable=expandable) for rank in ranks]
             self._played[r] = max(every, key=lambda one: (one.peak_reserved, one.allocated))
         return self._played[r]
 

@@ -81,7 +81,7 @@ class Notes:
 
     def __init__(self, allocator: Allocator, journal: Journal, held: Held | None) -> None:
         self.a, self.journal = allocator, journal
-        self.start, self.passages = len(journal.sizes), len(journal.passages)
+        self.start, self.passages = journal.num_events, len(journal.passages)
         self.held = held or Held()
         last = self.held.last
         self.asked = list(last.slots) if last else []
@@ -101,7 +101,7 @@ class Notes:
         self.live[id(block)] = slot
         self.held.blocks.append(block)
         self.held.rests[slot] = block.size - size
-        self.entries.setdefault(slot, []).append((len(self.journal.sizes) - self.start, 1))
+        self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
         pool = self.a.pool(index)
         self.requests.append((size, slot, [] if self.a.expandable else pool.bin(size), pool))
         return block
@@ -112,7 +112,7 @@ class Notes:
         if slot < 0:
             self.clean = False
         else:
-            self.entries.setdefault(slot, []).append((len(self.journal.sizes) - self.start - 1, -1))
+            self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
             pool = block.pool
             self.requests.append((0, slot, [], pool))
         self.a.free(block)
@@ -123,12 +123,12 @@ class Notes:
         if slot < 0:
             self.clean = False
         else:
-            at = len(self.journal.sizes) - self.start
+            at = self.journal.num_events - self.start
             self.entries.setdefault(slot, []).extend([(at - 2, -1), (at - 1, 1)])
 
     def looked(self, start: int) -> None:
         """What is reserved was looked at, for what was done since an event."""
-        self.looks.append((start - self.start, len(self.journal.sizes) - self.start))
+        self.looks.append((start - self.start, self.journal.num_events - self.start))
 
     def routine(self, pieces: Sequence[Sequence[Block | None]]) -> Routine | None:
         """The computation as it was played; None where it cannot be repeated.
@@ -141,7 +141,7 @@ class Notes:
         if not self.clean or tuple(sorted(found)) != kept:
             return None
         start = self.start
-        sizes = list(self.journal.sizes[start:])
+        acts, sizes = self.journal.since(start)
         freed = []
         for slot, entries in self.entries.items():
             for at, sign in entries:
@@ -152,7 +152,7 @@ class Notes:
         levels = list(accumulate(sizes, initial=0))
         rise = max(levels)
         self.held.last = Routine(
-            self._short(), tuple(self.journal.acts[start:]), tuple(sizes), tuple(self.asked), kept,
+            self._short(), tuple(acts), tuple(sizes), tuple(self.asked), kept,
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],

@@ -72,7 +72,7 @@ class Steady:
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         player = self.player
-        player.journal.computations.append((len(player.journal.sizes), kind, c, i))
+        player.journal.computations.append((player.journal.num_events, kind, c, i))
         if not self.repeats or (kind in "BW" and c not in player.begun):  # the first gradients stay
             player.play(kind, c, i)
             return

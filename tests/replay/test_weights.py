@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,9 +12,11 @@ import yaml
 import mofa
 from mofa.cost.tensors import Bucketed, Param, _places, shares
 from mofa.replay.edges import in_optimizer
-from mofa.replay.play import play
-from mofa.replay.ranks import ranks_of, room_of
+from mofa.replay.play import may_be_fullest, play
+from mofa.replay.ranks import makers_of_ends, ranks_of, room_of
 from mofa.replay.replay import Replayer
+from mofa.search.playing import estimator_of
+from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.replay.runs import LOADER, MEASURED, load
 
 MIB = 1 << 20
@@ -67,6 +70,22 @@ def test_each_data_parallel_rank_has_another_part() -> None:
         (rank,) = ranks_of(run.estimator, d)
         assert play(rank, capacity=room).peak_reserved == pytest.approx(measured["peak_reserved_bytes"], rel=3e-3)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=3e-3)
+
+
+def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
+    """DeepSeek-V3 on 16 stages, 240 micro-batches: stage 14 is decided by short steps, the last has to be played."""
+    strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
+    job = load_workload("deepseek-v3", global_batch=3840)
+    estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
+    makers = makers_of_ends(estimator)
+    ends, last = (tuple(make(r) for make in makers) for r in (14, 15))
+    assert len(ends) == 2 and may_be_fullest(last) == last
+    (fuller,) = may_be_fullest(ends)
+    other = next(rank for rank in ends if rank is not fuller)
+    assert play(fuller).peak_reserved > play(other).peak_reserved
+    short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
+    assert may_be_fullest(short) == short
+    assert may_be_fullest(ends, capacity=20 << 30) == ends
 
 
 @pytest.mark.parametrize(
