@@ -86,6 +86,8 @@ class FrameworkSpec(Spec):
     """Optimizer states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
     """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
+    flat_params: bool = False
+    """fsdp1: a block's parameters are views of one gathered tensor; its gradients are concatenated and divided."""
     fuses_wgrad_accumulation: bool = True
     fused_swiglu: bool = True
     fused_rope: bool = True
@@ -148,6 +150,8 @@ class FrameworkSpec(Spec):
             raise ValueError(f"overlap_input_grads is an option of Megatron's linears, not of {self.name}")
         if self.fp8_params and self.name != "megatron":
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
+        if self.flat_params and self.name != "fsdp1":
+            raise ValueError(f"flat_params is what fsdp1 has, not {self.name}")
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):

@@ -14,6 +14,7 @@ from mofa.replay.ranks import rows_of
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.params import num_params
 
 JOB = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=32)
 MACHINES = mofa.load_cluster("h100-hgx", 16)
@@ -23,7 +24,7 @@ FSDP1 = mofa.load_framework("fsdp1")
 def test_it_costs_what_fsdp2_costs_with_the_same_options() -> None:
     """The same launches, gathers and bytes without biases: only defaults and the reduced gradients' format differ."""
     titan = mofa.load_framework("torchtitan", overrides={"optimizer": FSDP1.optimizer, "grouped_alignment": 1})
-    own = mofa.load_framework("fsdp1", overrides={"reduced_bytes_per_param": 4})
+    own = mofa.load_framework("fsdp1", overrides={"reduced_bytes_per_param": 4, "flat_params": False})
     ours = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=own)
     theirs = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=titan)
     assert ours.step_s == theirs.step_s
@@ -31,6 +32,16 @@ def test_it_costs_what_fsdp2_costs_with_the_same_options() -> None:
     assert PYTORCH_MODULES == ("fsdp1", "torchtitan")
     half = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=FSDP1)
     assert half.step_s < ours.step_s  # its gradients are reduced in bf16
+
+
+def test_views_are_not_copied_out_and_gradients_are_divided() -> None:
+    """A parameter moves 4 bytes less in each of two gathers and 4 more where its bf16 gradient is divided by hand."""
+    copied = mofa.load_framework("fsdp1", overrides={"flat_params": False})
+    ours, theirs = (mofa.estimate(JOB, MACHINES, {}, framework=f, replay=False) for f in (FSDP1, copied))
+    saved_s = theirs.time.exposed["dp"] - ours.time.exposed["dp"]
+    rate = MACHINES.gpu.curves.stream_like("copy", False).form.bytes_per_s
+    assert saved_s == pytest.approx(2 * 4.0 * num_params(JOB.model) / rate, rel=0.2)  # two micro-batches
+    assert ours.memory.allocated_bytes == pytest.approx(theirs.memory.allocated_bytes, rel=1e-6)
 
 
 def test_default_keeps_all_activations() -> None:

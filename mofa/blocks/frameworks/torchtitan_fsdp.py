@@ -106,12 +106,17 @@ def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here
 def copy_out(
     p: _Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
 ) -> str:  # fmt: skip
-    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard."""
+    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
+
+    FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
+    """
     by_rows = dim1(ctx) & experts & (ranks > 1)
     moved = where(ranks > 1, 4.0, CAST + 4.0) * params + where(by_rows, 4.0 * params, 0.0)
+    launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
+    if ctx.framework.flat_params:
+        moved, launches = where(ranks > 1, 0.0, CAST * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
     p.tensor(weights, 2.0 * params, "weight_copy")
-    launches = where(ranks == 1, 6.0, 1.0) if experts else 1
     p.ops.append(
         Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
            present=params > 0, region=OUTSIDE)
@@ -125,7 +130,9 @@ def reduce(
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
     The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
-    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well.
+    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well. In FSDP1
+    autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
+    of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
     """
     here = params > 0
     if not anywhere(here):
@@ -146,6 +153,12 @@ def reduce(
     out = f"{name}.reduced"
     if anywhere(here & opposite(alone)):
         payload = Collective("reduce_scatter", name, width * params)
+        if ctx.framework.flat_params:
+            p.ops.append(
+                Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
+                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=here, stream=REDUCE,
+                   region=OUTSIDE)
+            )  # fmt: skip
         writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
         if anywhere(alone):
             p.tensor(writes[0], where(alone, 0.0, kept), "grad")
