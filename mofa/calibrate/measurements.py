@@ -25,6 +25,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
     "compiled": ("tokens", "width"), "routed": ("tokens", "width"), "copy": ("bytes",),
     "host": ("ops",), "autograd": ("ops",), "sequence": (), "sustained": ("m", "n", "k"),
+    "unaligned_gemm": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip

@@ -20,7 +20,7 @@ QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
-                    "routed", "sustained", "sequence")  # fmt: skip
+                    "routed", "sustained", "sequence", "unaligned_gemm")  # fmt: skip
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
 FAMILIES = (*SEVERAL_GPU_FAMILIES, "chunked_moe")
 """What can be named; whole layers are measured only where they are, as no curve comes from them."""
@@ -35,6 +35,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
         "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
+        "unaligned_gemm": unaligned_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes_chunked import chunked_cases
@@ -62,7 +63,7 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return found
-    if family in ("autograd", "sequence", "routed"):
+    if family in ("autograd", "sequence", "routed", "unaligned_gemm"):
         return []
     if family == "sustained":
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
@@ -137,6 +138,32 @@ def gemm_cases() -> list[Case]:
     for tokens, out, inner in ((4096, 102400, 7168), (8192, 53248, 16384), (64, 4096, 7168), (16384, 576, 7168)):
         grid.append(("fwd", "cublas", "fp8", gemm_shape("fwd", tokens, out, inner)))
     return split_cases("gemm", grid, held_gemms(rng), 300, held_gemms(random.Random(FRESH_SEED)), 150)
+
+
+def unaligned_cases() -> list[Case]:
+    """Products of a linear layer one of whose widths is 1, 2 or 4 elements beside what 16 bytes hold; as held-out ones
+    the LM heads of vocabularies that are published so (Granite 49,155, GPT-2 50,257, Vicuna 32,001, Qwen2's tokens
+    151,646, ChatGLM's 130,044 and a router of 60 experts)."""
+    grid: list[Item] = []
+    for layout in LAYOUTS:
+        for beside in (1, 2, 4):
+            for tokens in (1024, 4096, 16384):
+                for out, inner in ((4096, 1536), (16384, 4096)):
+                    grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out + beside, inner)))
+                grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, 4096, 2048 + beside)))
+            for tokens, out, inner in (
+                (4096, 50256 + beside, 2048),
+                (2048, 2048, 8192 + beside),
+                (8192, 56 + beside, 2048),
+            ):
+                grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
+    held: list[Item] = [
+        (layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner))
+        for out, inner in ((49155, 1536), (50257, 1600), (32001, 4096), (151646, 1024), (130044, 2048), (60, 1024))
+        for tokens in (2048, 8192)
+        for layout in LAYOUTS
+    ]
+    return split_cases("unaligned_gemm", grid, held, len(held))
 
 
 def held_gemms(rng: random.Random) -> list[Item]:

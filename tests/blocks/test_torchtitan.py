@@ -188,8 +188,10 @@ def test_selective_checkpoint_of_latent_attention_and_experts() -> None:
     kept = kept_outputs(layer(ctx).forward, model)
     assert {"wq_a", "wkv_a", "wo", "shared.w3"} == {n for n in kept if n.startswith(("w", "shared"))}
     assert {"moe.dispatch", "moe.combine"} <= kept
-    qwen = llama(attention={**GQA, "qk_norm": True}, moe=EXPERTS)
-    assert not any(n.startswith("moe.") for n in kept_outputs(layer(context(qwen, ep=2)).forward, qwen))
+    for more, exchanges in (({}, False), ({"qk_norm": True}, False), ({"sinks": True}, True)):
+        other = llama(attention={**GQA, **more}, moe=EXPERTS)  # run as qwen3, whose list lacks exchanges; as gpt_oss
+        kept = kept_outputs(layer(context(other, ep=2)).forward, other)
+        assert ({"moe.dispatch", "moe.combine"} <= kept) is exchanges
 
 
 # -- data parallelism

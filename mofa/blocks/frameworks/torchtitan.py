@@ -385,12 +385,13 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 
 def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True) -> frozenset[str]:
     """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py): every other matrix product from the first,
-    ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls but for Qwen3.
+    ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls but for Qwen3, whose list lacks them
+    (models/qwen3/infra/parallelize.py) and which is what runs experts behind grouped-query attention without sinks.
 
     Products of the router's gate are neither kept nor counted; grouped products are not in the list.
     """
     kept: set[str] = set()
-    qwen = model.attention.kind == "gqa" and model.attention.qk_norm
+    qwen = model.attention.kind == "gqa" and not model.attention.sinks
     count = 0
     for op in forward.ops:
         work = op.work

@@ -57,7 +57,12 @@ class TorchBench:
         elif case.family == "routed":
             calls = routed_calls(case, self.pool)
         else:
-            make = {"gemm": gemm_calls, "grouped_gemm": grouped_calls, "attention": attention_calls}
+            make = {
+                "gemm": gemm_calls,
+                "unaligned_gemm": gemm_calls,
+                "grouped_gemm": grouped_calls,
+                "attention": attention_calls,
+            }
             if case.family not in make:
                 raise Unsupported(f"family {case.family} needs several GPUs")
             calls = make[case.family](case, self.pool)
