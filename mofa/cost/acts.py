@@ -1,206 +1,271 @@
-"""A block's tapes of one combination as acts on numbered slots: what a stage's pools are asked for, in order.
+"""A chunk's passes as requests to one pool of the caching allocator: numbered slots taken and let go, in order.
 
-The same that :mod:`mofa.replay.script` has, of tensors of more than 1 MiB alone and without their names.
+A pool knows nothing of another one, neither of other streams' nor of small tensors. So what a rank asks for is played
+pool by pool, and which tensor a block hands on to the next one is known before anything is played.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import value, where
-from mofa.blocks.op import Attention, Op
-from mofa.cost.freelist import SMALL, rounded
+from mofa.cost.heap import SMALL, rounded
+from mofa.cost.lives import Deed, Life, New, in_order
 
-FREE, ACCUMULATE, TAKE, CLAIM, HOLD, DROP = 0, -1, -2, -3, -4, -5
-"""What is done to a slot instead of taking so many bytes of the computing stream's pool: let go; add to the parameters'
-gradients; take of another stream's pool; take over what the block before held, or else take; hand on to the next block;
-let go what the block before held and this one does not take over."""
-Acts = list[tuple[int, int]]
-"""What is done, positive for bytes to be taken, and to which slot. [B]"""
-STREAMS = {"fsdp_gather": 1, "fsdp_reduce": 2}
-"""Streams with pools of their own: FSDP's. [-]"""
-CLAIMS = {
-    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
-    "fsdp.previous": "fsdp.reduce_input",
-}  # fmt: skip
-"""Marks of FSDP at which a block takes over what the block before it held, under this name."""
-Weight = tuple[float, bool]
-"""Parameters, and whether they are an expert's. [params]"""
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP = range(7)
+"""Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
+forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over."""
+TAKES = TAKE, CLAIM
+Act = tuple[int, int, int, int]
+"""What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
+Requests = list[tuple[int, int]]
+"""Bytes to be taken, 0 where a slot is let go, and the slot. [B]"""
+
+
+def pool_of(size: int, stream: int = 0) -> int:
+    """The pool of a rounded size: twice the stream, and one more where it is small."""
+    return stream << 1 | (size <= SMALL)
 
 
 @dataclass(frozen=True)
 class Script:
-    """A block's acts, whole and of what stays alone: what is kept, handed on, and gradients.
+    """A block's acts on its slots; those of its input and output and of their gradients are -1 where there is none.
 
-    ``sizes`` and ``pools`` are by slot, ``holds`` and ``claims`` under which name they are handed on and taken over.
-    ``x``, ``out``, ``given`` and ``back`` are the slots of a block's input and output, of their gradients the other way
-    round, -1 where there is none. ``small`` are sizes of up to 1 MiB that are kept, and how many. [B]
+    ``sizes`` are by slot, ``holds`` and ``claims`` under which name one is handed on and taken over. [B]
     """
 
+    forward: tuple[Act, ...]
+    backward: tuple[Act, ...]
     sizes: tuple[int, ...]
-    pools: tuple[int, ...]
     holds: dict[int, str]
     claims: dict[int, str]
-    forward: Acts
-    backward: Acts
-    kept_forward: Acts
-    kept_backward: Acts
     x: int
     out: int
     given: int
     back: int
-    small: tuple[tuple[int, int], ...]
+    by_pool: dict[int, tuple[tuple[Act, ...], tuple[Act, ...]]] = field(default_factory=dict, compare=False)
 
-    def size_of(self, name: str) -> int:
-        """Of what is handed on. [B]"""
-        return next((self.sizes[slot] for slot, found in self.holds.items() if found == name), 0)
+    def asks(self) -> set[int]:
+        """The pools that it asks for memory."""
+        return {act[3] for acts in (self.forward, self.backward) for act in acts if act[0] in TAKES}
+
+    def on(self, pool: int) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
+        """The acts of forward and backward that can matter to a pool."""
+        if pool not in self.by_pool:
+            both = self.forward, self.backward
+            mine = {slot for acts in both for code, slot, _, of in acts if code in TAKES and of == pool}
+            mine |= {self.x, self.given}
+            forward, backward = (
+                tuple(a for a in acts if (a[3] == pool if a[0] in TAKES else a[1] in mine or a[0] in (DROP, KEEP)))
+                for acts in both
+            )
+            self.by_pool[pool] = forward, backward
+        return self.by_pool[pool]
 
 
 class _Slots:
-    """The tensors of a block of more than 1 MiB, by the op at which they come and at which they go."""
+    """Numbers the tensors of a block."""
 
-    def __init__(
-        self, block: BlockTapes, k: int, weights: Sequence[Weight], instead: Mapping[str, int]
-    ) -> None:  # fmt: skip
-        lives = block.lives
-        self.ops, self.boundary = lives.ops, lives.boundary
-        self.made: list[list[int]] = [[] for _ in self.ops]
-        self.gone: list[list[int]] = [[] for _ in self.ops]
-        self.bytes: list[list[int]] = [[] for _ in self.ops]
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.numbers: dict[str, int] = {}
         self.sizes: list[int] = []
-        self.pools: list[int] = []
-        self.of: dict[str, int] = {}
-        self.stays: set[int] = set()
-        self.small: Counter[int] = Counter()
-        pools = {w: STREAMS[op.stream] for op in self.ops if not _mark(op, "fsdp.previous")
-                 for w in op.writes if op.stream in STREAMS}  # fmt: skip
-        copies = {w for op in self.ops if op.name.endswith(".copy_out") for w in op.writes}
-        inputs, outputs = _ends(block)
-        first, last = (0, self.boundary), (self.boundary - 1, len(self.ops) - 1)
-        self.given: dict[str, int] = {}
-        self.handed: dict[str, int] = {}
-        for name, _, start, end, nbytes in lives.found:
-            across, pool = start < self.boundary <= end, pools.get(name, 0)
-            own = int(instead.get(name, 0) or value(nbytes, k))
-            if own > 0:
-                self.bytes[start].append(own)
-            size = rounded(own)
-            if size <= SMALL:
-                self.small[size] += across and not pool and own > 0
-                continue
-            for part in _pieces(name, size, weights) if name in copies else [size]:
-                slot = self.slot(part, pool)
-                self.of[name] = slot
-                inside = any(start == first[w] and name == inputs[w] for w in (0, 1))
-                outside = any(end >= last[w] and name == outputs[w] for w in (0, 1)) and name not in self.handed
-                if inside:
-                    self.given[name] = slot
-                else:
-                    self.made[start].append(slot)
-                if outside:
-                    self.handed[name] = slot
-                else:
-                    self.gone[end].append(slot)
-                if across or inside or outside:
-                    self.stays.add(slot)
+        self.holds: dict[int, str] = {}
+        self.claims: dict[int, str] = {}
 
-    def slot(self, size: int, pool: int) -> int:
-        self.sizes.append(size)
-        self.pools.append(pool)
-        return len(self.sizes) - 1
+    def of(self, name: str, nbytes: int = 0) -> int:
+        slot = self.numbers.setdefault(name, len(self.numbers))
+        if slot == len(self.sizes):
+            self.sizes.append(0)
+        if nbytes:
+            self.sizes[slot] = rounded(nbytes)
+        return slot
+
+    def take(self, name: str, item: New, code: int = TAKE) -> Act:
+        slot = self.of(name, item.bytes)
+        size = self.sizes[slot]
+        return code, slot, size, pool_of(size, item.stream)
+
+    def free(self, name: str, code: int = FREE) -> Act:
+        return code, self.of(name), 0, 0
+
+    def acts(self, deeds: Iterable[Deed], cached: Collection[str] = ()) -> tuple[Act, ...]:
+        out: list[Act] = []
+        for deed in deeds:
+            names = [f"scratch of its own {i}" for i in range(len(deed.scratch))]
+            scratch = [self.take(name, item) for name, item in zip(names, deed.scratch, strict=True)]
+            made = [self.take(item.name, item) for item in deed.new]
+            if deed.claim and made:
+                made[0] = CLAIM, *made[0][1:]
+                self.claims[made[0][1]] = deed.claim
+            early = {f"-{name}": self.free(name) for name in deed.free if f"-{name}" in deed.order}
+            out += in_order(deed, scratch, made, [self.free(name) for name in names], early)
+            out += [self.free(name, KEEP) for name in deed.grads]
+            for name in deed.hold:
+                out.append(self.free(name, HOLD))
+                self.holds[self.of(name)] = name
+            out += [self.free(name, CACHE if name in cached else FREE) for name in deed.free]
+            if deed.frees_held:
+                out.append((DROP, 0, 0, 0))
+        return tuple(out)
 
 
-def _ends(block: BlockTapes) -> tuple[list[str], list[str]]:
-    """The inputs of the forward and of the backward, and the outputs; empty where there is none."""
-    tapes = block.forward, block.backward
-    return [(*tape.inputs, "")[0] for tape in tapes], [(*tape.outputs, "")[0] for tape in tapes]
+def script(life: Life) -> Script:
+    """The acts of a block."""
+    slots = _Slots(life)
+    forward, backward = slots.acts(life.forward, life.cached), slots.acts(life.backward)
+    x, out, given, back = (slots.of(name) if name else -1 for name in ("x", life.out, life.given, life.back))
+    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back)
 
 
-def _mark(op: Op, name: str) -> bool:
-    return op.name == name and op.work is None
+@dataclass(frozen=True)
+class Ends:
+    """How a chunk's passes begin and end.
+
+    ``boundary`` are the bytes of what stages send each other, ``receives`` whether the input is made for each pass,
+    ``sends`` whether the output leaves, and is ``kept`` until the backward all the same. [B]
+    """
+
+    boundary: int
+    receives: bool
+    sends: bool
+    kept: bool = False
 
 
-def script(
-    block: BlockTapes, k: int, weights: Sequence[Weight] = (), instead: Mapping[str, int] | None = None
-) -> Script:  # fmt: skip
-    """The acts of a combination.
+@dataclass(frozen=True)
+class Course:
+    """What a chunk's forward, backward and first backward ask of a pool.
+
+    ``gradients`` are the slots of each block in which the first backward leaves those of its parameters.
+    """
+
+    num_slots: int
+    forward: Requests
+    backward: Requests
+    first: Requests
+    left: tuple[int, ...]
+    """The slots that a forward leaves, for what is never played to its end."""
+    gradients: tuple[tuple[int, ...], ...]
+
+
+def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
+    """A chunk's passes on a pool.
 
     Parameters
     ----------
-    weights
-        The block's, which FSDP copies out of what it gathered one by one.
-    instead
-        Bytes of tensors that are others here. [B]
+    accumulates
+        What becomes of the first micro-batch's gradients: ``"there"``, added to what is there already; ``"stay"``,
+        they become the parameters'; ``"fp32"``, a copy of twice their size does.
+    tied
+        Whether the first block's weight is the last one's, whose gradient is the one that stays.
     """
-    slots = _Slots(block, k, weights, instead or {})
-    held = {name for op in slots.ops if op.name.startswith("fsdp.hold") for name in op.reads}
-    holds = {slot: name for name, slot in slots.of.items() if name in held}
-    claims: dict[int, str] = {}
-    whole: tuple[Acts, Acts] = ([], [])
-    kept: tuple[Acts, Acts] = ([], [])
-    for i, op in enumerate(slots.ops):
-        back = i >= slots.boundary
-        made, gone = slots.made[i], slots.gone[i]
-        total = int(value(where(op.present, op.scratch, 0.0), k))
-        attention = isinstance(op.work, Attention)
-        own = [] if attention else slots.bytes[i]
-        pool = STREAMS.get(op.stream, 0)
-        scratch = [slots.slot(rounded(size), pool) for size in _scratch(total, own) if size > SMALL]
-        claim = CLAIMS.get(op.name, "") if op.work is None else ""
-        takes = [(CLAIM if claim and n == 0 else _taking(slots, slot), slot) for n, slot in enumerate(made)]
-        if claim and made:
-            claims[made[0]] = claim
-        extra = [(_taking(slots, slot), slot) for slot in scratch]
-        adds = op.name.endswith(".accumulate") and bool(value(op.present, k))
-        added = [slots.of[name] for name in op.reads if name in slots.of] if adds else []
-        acts = whole[back]
-        acts += [*takes, *extra] if attention else [*extra, *takes]
-        acts += [(FREE, slot) for slot in scratch]
-        acts += [(ACCUMULATE, slot) for slot in added]
-        acts += [(HOLD if slot in holds else FREE, slot) for slot in gone]
-        few = kept[back]
-        few += [act for act in takes if act[1] in slots.stays]
-        for slot in added:
-            brief = slot not in slots.stays
-            few += [(_taking(slots, slot), slot)] if brief else []
-            few += [(ACCUMULATE, slot), *([(FREE, slot)] if brief else [])]
-        few += [(FREE, slot) for slot in gone if slot in slots.stays]
-        if op.name.endswith(".copy_out"):
-            acts.append((DROP, -1))
-    (x, given), (out, ended) = (
-        [found.get(name, -1) for name in names]
-        for found, names in zip((slots.given, slots.handed), _ends(block), strict=True)
-    )
-    return Script(
-        tuple(slots.sizes), tuple(slots.pools), holds, claims, *whole, *kept, x, out, given, ended,
-        tuple((size, number) for size, number in slots.small.items() if number),
-    )  # fmt: skip
+    made = _Course(pool, chunk, ends, accumulates, tied)
+    forward = made.forward()
+    left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
+    backward, _ = made.backward(first=False)
+    if accumulates == "there":
+        return Course(made.num, forward, backward, backward, left, tuple(() for _ in chunk))
+    first, gradients = made.backward(first=True)
+    return Course(made.num, forward, backward, first, left, gradients)
 
 
-def _taking(slots: _Slots, slot: int) -> int:
-    return TAKE if slots.pools[slot] else slots.sizes[slot]
+class _Course:
+    """Goes through the blocks of a chunk; ``places`` are where their slots are among the chunk's, -1 for nowhere."""
 
+    def __init__(self, pool: int, chunk: Sequence[Script], ends: Ends, accumulates: str, tied: bool) -> None:
+        self.pool, self.chunk, self.ends, self.accumulates, self.tied = pool, chunk, ends, accumulates, tied
+        self.num = 0
+        self.out = -1
+        self.held: dict[str, int] = {}
+        self.cache: list[int] = []
+        self.places: list[list[int]] = []
 
-def _pieces(name: str, size: int, weights: Sequence[Weight]) -> list[int]:
-    """FSDP copies what it gathered into a tensor for each weight, and one here for what no op names (norms). [B]"""
-    experts = name.startswith("efsdp.")
-    chosen = [n for n, expert in weights if expert is experts]
-    if not experts and 2 * sum(chosen) < size / 2:  # the experts are in the block's own group
-        chosen = [n for n, _ in weights]
-    parts = [rounded(2.0 * n) for n in chosen]
-    rest = size - sum(parts)
-    return [part for part in (*parts, rest) if part > SMALL] if rest >= 0 else [size]
+    def take(self, size: int, pool: int, out: Requests) -> int:
+        """A slot; -1 where it is another pool's."""
+        if pool != self.pool:
+            return -1
+        out.append((size, self.num))
+        self.num += 1
+        return self.num - 1
 
+    def forward(self) -> Requests:
+        out: Requests = []
+        ends = self.ends
+        x = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.receives else -1
+        for one in self.chunk:
+            place = [-1] * len(one.sizes)
+            place[one.x] = x
+            self.run(one, one.on(self.pool)[0], place, out, None)
+            x = -1
+            if one.out >= 0:
+                x, place[one.out] = place[one.out], -1
+            self.places.append(place)
+        out += [(0, slot) for slot in (*self.held.values(), *self.cache)]
+        self.held, self.cache = {}, []
+        if x >= 0 and ends.sends and not ends.kept:
+            out.append((0, x))
+            x = -1
+        self.out = x
+        return out
 
-def _scratch(total: int, made: Sequence[int]) -> list[int]:
-    """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
-    its width where there are several, else one. [B]"""
-    if len(made) == 1 and total >= 2 * made[0] and total % made[0] < 4096:
-        return [made[0]] * (total // made[0])
-    if len(made) < 2 or not total:
-        return [total]
-    sets = max(1, round(total / (2 * sum(made))))
-    return [total * size // (sum(made) * sets) for _ in range(sets) for size in made]
+    def backward(self, *, first: bool) -> tuple[Requests, tuple[tuple[int, ...], ...]]:
+        out: Requests = [(0, self.out)] if self.out >= 0 else []
+        ends = self.ends
+        dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends else -1
+        gradients: list[tuple[int, ...]] = []
+        for n in reversed(range(len(self.chunk))):
+            one, place = self.chunk[n], self.places[n].copy()
+            if one.given >= 0:
+                place[one.given] = dy
+            mine: list[int] = []
+            self.run(one, one.on(self.pool)[1], place, out, mine if first and not (self.tied and n == 0) else None)
+            gradients.append(tuple(mine))
+            dy = -1
+            if one.back >= 0:
+                dy, place[one.back] = place[one.back], -1
+            out += [(0, slot) for slot in place if slot >= 0]
+        out += [(0, slot) for slot in (dy, *self.held.values()) if slot >= 0]
+        self.held = {}
+        return out, tuple(gradients[::-1])
+
+    def run(
+        self, one: Script, acts: tuple[Act, ...], place: list[int], out: Requests, gradients: list[int] | None
+    ) -> None:  # fmt: skip
+        carried, self.held = self.held, {}
+        mine, num = self.pool, self.num
+        for code, slot, size, _ in acts:
+            if code == TAKE:
+                out.append((size, num))
+                place[slot] = num
+                num += 1
+            elif code == FREE:
+                if place[slot] >= 0:
+                    out.append((0, place[slot]))
+                    place[slot] = -1
+            elif code == CLAIM:
+                place[slot] = carried.pop(one.claims[slot], -1)
+                if place[slot] < 0:
+                    out.append((size, num))
+                    place[slot] = num
+                    num += 1
+            elif code == DROP:
+                for name in [name for name in carried if name not in one.claims.values()]:
+                    out.append((0, carried.pop(name)))
+            elif code == KEEP and gradients is not None and self.accumulates == "fp32":
+                twice = 2 * one.sizes[slot]
+                if pool_of(twice) == mine:
+                    out.append((twice, num))
+                    gradients.append(num)
+                    num += 1
+            elif place[slot] >= 0:
+                if code == HOLD:
+                    self.held[one.holds[slot]] = place[slot]
+                elif code == CACHE:
+                    self.cache.append(place[slot])
+                elif gradients is None or self.accumulates != "stay":
+                    continue
+                else:
+                    gradients.append(place[slot])
+                place[slot] = -1
+        out += [(0, slot) for slot in carried.values()]
+        self.num = num

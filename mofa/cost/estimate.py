@@ -104,8 +104,8 @@ class Estimator:
         detail
             Whether per-stage arrays are kept; for few rows of one pp.
         closely
-            Whether reserved memory is that of free blocks filled in order, where it is known
-            (:mod:`mofa.cost.closely`); some milliseconds a row.
+            Whether reserved memory is that of requests played in order, where it is known (:mod:`mofa.cost.closely`);
+            of a single row, some ten milliseconds.
         progress
             Told the number of rows done.
 

@@ -1,37 +1,58 @@
-"""A large pool of the caching allocator, block by block: what some thousand requests in their order leave of it.
+"""A pool of the caching allocator, block by block: what some thousand requests in their order leave of it.
 
-Follows the rules of :mod:`mofa.replay.allocator`, which has small blocks, expandable segments, other streams and full
-devices besides: the smallest free block that fits is taken, the lowest among equals, from its low end; what is left of
-it is a block again where it is more than 1 MiB; neighbours of a segment that are both free are joined.
+Follows the rules of :mod:`mofa.replay.allocator`, which has expandable segments, other streams and full devices
+besides: the smallest free block that fits is taken, the lowest among equals, from its low end; what is left of it is a
+block again where it is more than 1 MiB (512 B in the small pool); neighbours of a segment that are both free are
+joined.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from bisect import bisect_left
+from collections.abc import Iterable
 
-from mofa.cost.freelist import SMALL, segment_bytes
+_MIB = 1 << 20
+SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND, UNIT = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB, 512
+"""PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge,
+kMinBlockSize. [B]"""
+SHIFT = 24
+"""Keys have a size in bytes above an address in units of 512 B: of up to 4 TiB, as the lowest 9 bits of sizes are 0."""
 
-MOST_EMPTY = 64
-"""New sizes of free blocks after which those that none has any more are forgotten. [-]"""
+
+def rounded(nbytes: float) -> int:
+    """What a request takes at least. [B]
+
+    Examples
+    --------
+    >>> rounded(1.0), rounded(513.0)
+    (512, 1024)
+    """
+    return max(-int(-nbytes // UNIT) * UNIT, UNIT)
 
 
-_address = attrgetter("address")
+def segment_bytes(size: int) -> int:
+    """The segment that is asked of the device for a rounded request. [B]"""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < MIN_OWN else -(-size // ROUND) * ROUND
 
 
 class Piece:
-    """A piece of a segment. [B]"""
+    """A piece of a segment. [B]
 
-    __slots__ = ("address", "after", "before", "free", "heap", "size")
+    ``address`` is counted in units of 512 B. ``key`` is 0 where it is taken, else what free pieces are sorted by: the
+    size, of equal ones the address.
+    """
 
-    def __init__(self, heap: Heap, address: int, size: int, before: Piece | None, after: Piece | None) -> None:
-        self.heap, self.address, self.size, self.before, self.after = heap, address, size, before, after
-        self.free = False
+    __slots__ = ("address", "after", "before", "key", "size")
+
+    def __init__(self, address: int, size: int, before: Piece | None, after: Piece | None) -> None:
+        self.address, self.size, self.before, self.after = address, size, before, after
+        self.key = 0
 
 
 class Heap:
-    """The large pool of one stream.
+    """The large pool of one stream, or the small one.
 
     Examples
     --------
@@ -45,167 +66,73 @@ class Heap:
     92
     """
 
-    __slots__ = ("_bins", "_lists", "_new", "_sizes", "_top", "reserved")
+    __slots__ = ("_free", "_keys", "_most_kept", "reserved")
 
-    def __init__(self) -> None:
-        self.reserved = self._top = self._new = 0
-        self._sizes: list[int] = []
-        self._lists: list[list[Piece]] = []
-        self._bins: dict[int, list[Piece]] = {}
+    def __init__(self, *, small: bool = False) -> None:
+        self.reserved = 0
+        self._most_kept = 0 if small else SMALL
+        self._keys: list[int] = []
+        self._free: list[Piece] = []
 
     def take(self, size: int) -> Piece:
-        """A block of a rounded size of more than 1 MiB. [B]"""
-        one = self._bins.get(size)
-        if one:
-            piece = one.pop(0)
-            piece.free = False
-            return piece
-        lists = self._lists
-        at = bisect_left(self._sizes, size)
-        while at < len(lists) and not lists[at]:
-            at += 1
-        piece = lists[at].pop(0) if at < len(lists) else self._segment(size)
-        rest = piece.size - size
-        if rest <= SMALL:
-            piece.free = False
-            return piece
-        before = piece.before
-        low = Piece(self, piece.address, size, before, piece)
-        if before is not None:
-            before.after = low
-        piece.before = low
-        piece.address += size
-        piece.size = rest
-        self._put(piece)
-        return low
+        """A block of a rounded size. [B]"""
+        slots = [NOTHING]
+        self.play(((size, 0),), slots)
+        return slots[0]
 
     def give(self, piece: Piece) -> None:
         """Let a block go."""
-        after, before = piece.after, piece.before
-        if after is not None and after.free:
-            self._drop(after)
-            piece.size += after.size
-            piece.after = after = after.after
-            if after is not None:
-                after.before = piece
-        if before is not None and before.free:
-            self._drop(before)
-            before.size += piece.size
-            before.after = after
-            if after is not None:
-                after.before = before
-            piece = before
-        self._put(piece)
+        self.play(((0, 0),), [piece])
 
-    def play(
-        self, acts: Iterable[tuple[int, int]], slots: dict[int, Piece], other: Callable[[int, int], None]
-    ) -> None:  # fmt: skip
-        """Take positive numbers of bytes into slots, let go what is in slots for 0, if anything is; the ``other`` acts
-        are somebody else's. This is :meth:`take` and :meth:`give` written out: the innermost loop."""
-        bins, sizes, lists = self._bins, self._sizes, self._lists
-        for size, slot in acts:
-            if size > 0:
-                one = bins.get(size)
-                if one:
-                    piece = one.pop(0)
-                    piece.free = False
-                    slots[slot] = piece
-                    continue
-                at, num = bisect_left(sizes, size), len(lists)
-                while at < num and not lists[at]:
-                    at += 1
-                piece = lists[at].pop(0) if at < num else self._segment(size)
+    def play(self, requests: Iterable[tuple[int, int]], slots: list[Piece]) -> None:
+        """Take numbers of bytes into slots, and let go what is in them for 0: the innermost loop."""
+        keys, free, most_kept = self._keys, self._free, self._most_kept
+        for size, slot in requests:
+            if size:
+                at = bisect_left(keys, size << SHIFT)
+                if at < len(keys):
+                    piece = free.pop(at)
+                    del keys[at]
+                else:
+                    whole = segment_bytes(size)
+                    piece = Piece(self.reserved // UNIT, whole, None, None)
+                    self.reserved += whole
                 rest = piece.size - size
-                if rest <= SMALL:
-                    piece.free = False
+                if rest <= most_kept:
+                    piece.key = 0
                     slots[slot] = piece
                     continue
                 before = piece.before
-                low = slots[slot] = Piece(self, piece.address, size, before, piece)
+                low = slots[slot] = Piece(piece.address, size, before, piece)
                 if before is not None:
                     before.after = low
                 piece.before = low
-                piece.address += size
-                size = piece.size = rest
-            elif size:
-                other(size, slot)
-                continue
+                piece.address += size // UNIT
+                size = rest
             else:
-                if slot not in slots:
-                    continue
-                piece = slots.pop(slot)
-                if piece.heap is not self:
-                    piece.heap.give(piece)
-                    continue
-                after, before = piece.after, piece.before
-                size = piece.size
-                if after is not None and after.free:
-                    one = bins[after.size]
-                    if len(one) == 1:
-                        one.clear()
-                    else:
-                        del one[bisect_left(one, after.address, key=_address)]
+                piece = slots[slot]
+                size, after, before = piece.size, piece.after, piece.before
+                if after is not None and after.key:
+                    at = bisect_left(keys, after.key)
+                    del keys[at], free[at]
                     size += after.size
                     piece.after = after = after.after
                     if after is not None:
                         after.before = piece
-                if before is not None and before.free:
-                    one = bins[before.size]
-                    if len(one) == 1:
-                        one.clear()
-                    else:
-                        del one[bisect_left(one, before.address, key=_address)]
+                if before is not None and before.key:
+                    at = bisect_left(keys, before.key)
+                    del keys[at], free[at]
                     size += before.size
                     before.after = after
                     if after is not None:
                         after.before = before
                     piece = before
-                piece.size = size
-                piece.free = True
-            one = bins.get(size)
-            if one is None:
-                one = self._open(size)
-            if not one or one[-1].address < piece.address:
-                one.append(piece)
-            else:
-                insort(one, piece, key=_address)
+            piece.size = size
+            key = piece.key = size << SHIFT | piece.address
+            at = bisect_left(keys, key)
+            keys.insert(at, key)
+            free.insert(at, piece)
 
-    def _segment(self, size: int) -> Piece:
-        whole = segment_bytes(size)
-        self.reserved += whole
-        self._top += whole
-        piece = Piece(self, self._top - whole, whole, None, None)
-        piece.free = True
-        return piece
 
-    def _put(self, piece: Piece) -> None:
-        piece.free = True
-        one = self._bins.get(piece.size)
-        if one is None:
-            one = self._open(piece.size)
-        if not one or one[-1].address < piece.address:
-            one.append(piece)
-        else:
-            insort(one, piece, key=_address)
-
-    def _open(self, size: int) -> list[Piece]:
-        self._new += 1
-        if self._new > MOST_EMPTY:
-            self._new = 0
-            for found in [found for found, one in self._bins.items() if not one]:
-                del self._bins[found]
-            self._sizes[:] = sorted(self._bins)
-            self._lists[:] = [self._bins[found] for found in self._sizes]
-        one: list[Piece] = []
-        self._bins[size] = one
-        at = bisect_left(self._sizes, size)
-        self._sizes.insert(at, size)
-        self._lists.insert(at, one)
-        return one
-
-    def _drop(self, piece: Piece) -> None:
-        one = self._bins[piece.size]
-        if len(one) == 1:
-            one.clear()
-        else:
-            del one[bisect_left(one, piece.address, key=_address)]
+NOTHING = Piece(0, 0, None, None)
+"""What is in slots that nothing was taken for yet."""

@@ -194,6 +194,21 @@ def life(
     )  # fmt: skip
 
 
+def gathering(layer: Life, embedding: Life) -> Life:
+    """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
+    gathered = {
+        item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
+        for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
+    }  # fmt: skip
+    return replace(
+        layer,
+        backward=tuple(
+            replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+            for deed in layer.backward
+        ),
+    ) if gathered else layer  # fmt: skip
+
+
 def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
     """FSDP copies what it gathered into a tensor for each weight."""
     out: dict[str, tuple[New, ...]] = {}

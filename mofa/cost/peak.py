@@ -428,7 +428,7 @@ class Peak:
 
 
 def stage_bytes(rows: Rows, *, closely: bool = False) -> StageBytes:
-    """The peak of every stage; of few candidates ``closely``: the fullest stages' free blocks are filled in order."""
+    """The peak of every stage; of a single candidate ``closely``: the fullest stages' requests are played in order."""
     instants = _Instants(rows)
     instants.build()
     allocated, which = instants.largest()

@@ -1,0 +1,224 @@
+"""What a stage of one candidate holds and does, for the closer look (:mod:`mofa.cost.sequence`).
+
+The same that :mod:`mofa.replay.ranks` has of a rank, the first of those that share its parameters out, and of layers
+that are routed alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mofa.blocks.build import layer_kind
+from mofa.blocks.tapes import label
+from mofa.cost.acts import Ends, Script, pool_of, script
+from mofa.cost.blockcost import base_mode, full_mode
+from mofa.cost.heap import rounded
+from mofa.cost.lives import Life, gathering, life
+from mofa.cost.moments import ROUNDS
+from mofa.cost.rows import Rows
+from mofa.cost.tensors import Module, params_of
+from mofa.cost.weights import FlatBuffer, Weight, flat_buffers, stepped, weights_of
+from mofa.orders import order_of
+from mofa.orders.interleaved import rounds
+
+BUCKET = 100 * 2**20
+"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
+GATHER, REDUCE = 1, 2
+"""FSDP's streams."""
+ROUNDS_BEHIND = (1, 2)
+"""Rounds that are played behind the last chunk's first backward, in the first step and in the second. [-]"""
+LARGE = 1 << 40
+"""A size of the large pool. [B]"""
+OUTSIDE_LAYERS = ("embedding", "head", "mtp")
+"""Blocks that Transformer Engine's linears are not in. [-]"""
+Acts = tuple[tuple[str, int, int], ...]
+"""Computations: kind, chunk, micro-batch."""
+Groups = tuple[tuple[tuple[tuple[float, float], ...], ...], ...]
+"""Of each chunk and FSDP group the parameters of each weight, whole and one rank's. [params]"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage holds and does. [B]
+
+    ``acts`` are its computations, of which ``behind`` are played after the last chunk's first backward, by step.
+    ``buffers`` are there from the start, ``received`` from the first step on, ``lazy`` from the first forward, a
+    ``workspace`` from the first product of each of two threads on. ``accumulates`` is what becomes of gradients
+    (:func:`mofa.cost.acts.course`).
+    """
+
+    weights: tuple[Weight, ...]
+    flat_buffers: tuple[FlatBuffer, ...]
+    optimizers: tuple[tuple[Weight, ...], ...]
+    chunks: tuple[tuple[Script, ...], ...]
+    ends: tuple[Ends, ...]
+    acts: Acts
+    behind: tuple[int, int]
+    buffers: tuple[int, ...]
+    received: tuple[int, ...]
+    lazy: tuple[int, ...]
+    workspace: int
+    accumulates: str
+    groups: Groups
+    """FSDP's under pipelines, which gathers them for a step and reduces them at its end."""
+    tied: bool
+
+    @property
+    def pools(self) -> list[int]:
+        """The pools that it asks for memory."""
+        blocks = {id(one): one for chunk in self.chunks for one in chunk}.values()
+        found = {pool for one in blocks for pool in one.asks()} | {pool_of(1), pool_of(LARGE)}
+        if self.groups:
+            found |= {pool_of(size, stream) for size in (1, LARGE) for stream in (GATHER, REDUCE)}
+        return sorted(found)
+
+
+@dataclass
+class Blocks:
+    """The blocks of a candidate by their tapes' names, made when a stage asks for them."""
+
+    rows: Rows
+    lives: dict[str, Life] = field(default_factory=dict)
+    scripts: dict[str, Script] = field(default_factory=dict)
+
+    def life(self, name: str) -> Life:
+        """What a block allocates."""
+        if name not in self.lives:
+            rows, fw = self.rows, self.rows.framework
+            by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
+            self.lives[name] = life(
+                rows.costs.tapes[name], int(rows.k[0]), autocast=rows.mode.precision == "autocast",
+                weight_first=by_autograd,
+            )  # fmt: skip
+        return self.lives[name]
+
+    def script(self, name: str, *, first: bool = False) -> Script:
+        """Its acts; of the model's ``first`` layer."""
+        key = f"first {name}" if first else name
+        if key not in self.scripts:
+            one = self.life(name)
+            self.scripts[key] = script(gathering(one, self.life("embedding")) if first else one)
+        return self.scripts[key]
+
+
+def plays(rows: Rows) -> bool:
+    """Whether the order of requests is known here: where weights' gradients come with their inputs'."""
+    known = rows.schedule in ("1f1b", "gpipe", "interleaved") and not rows.framework.deepspeed
+    return known and rows.framework.allocator != "expandable"
+
+
+def gathers_whole(rows: Rows) -> bool:
+    """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
+    return rows.mode.precision == "mixed" and rows.mode.pipelined and rows.framework.shards_params
+
+
+def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
+    """What a stage of the one candidate of ``rows`` holds and does; ``workspace`` is one thread's. [B]"""
+    stages, fw, k = rows.layout.stages, rows.framework, int(rows.k[0])
+    rank = int(rows.layout.shown.stage[stage])
+    head = rank == stages.head_stage
+    names = _names(rows, rank)
+    modules = [[Module(name, blocks.life(of).name, blocks.life(of).weights) for name, of in c] for c in names]
+    tied = rows.workload.model.tied_embeddings and rank == 0 and head
+    params = params_of(rows, stage, modules, tied=tied)
+    weights = weights_of(rows, params, stage, 0)
+    linears = [name for c in names for name, of in c if of not in OUTSIDE_LAYERS] if _in_fp8(rows) else []
+    if fw.fp8_params:
+        halved = set(linears)
+        weights = tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in halved else w for w in weights)
+    num = int(rows.num_micro_batches[0])
+    boundary = int(float(rows.costs.boundary[k]))
+    last = len(names) - 1
+    ends = [
+        Ends(
+            rounded(boundary), stages.pp > 1 and not (rank == 0 and c == 0), stages.pp > 1 and not (head and c == last)
+        )
+        for c in range(last + 1)
+    ]
+    preallocated = fw.name == "torchtitan"
+    received = sum(one.receives + one.sends for one in ends) * num if preallocated else 0
+    kept = int(float((rows.costs.persistent_head if head else rows.costs.persistent)[k]))
+    whole = int(rows.static.buffers[0, stage]) if fw.shards_params else 0
+    pipelined = gathers_whole(rows)
+    acts, behind = _acts(rows, rank)
+    flats = flat_buffers(rows, params, stage, weights)
+    return Stage(
+        weights, flats, stepped(weights, flats),
+        tuple(tuple(blocks.script(of, first=name == "block 0") for name, of in c) for c in names),
+        tuple(replace(one, receives=one.receives and not preallocated, kept=preallocated) for one in ends),
+        acts, behind,
+        (*_rope_tables(rows), *(min(BUCKET, whole - done) for done in range(0, whole, BUCKET))), (boundary,) * received,
+        (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
+        "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
+        _groups(rows, modules) if pipelined else (), tied,
+    )  # fmt: skip
+
+
+def _names(rows: Rows, rank: int) -> list[list[tuple[str, str]]]:
+    """The blocks of every chunk of a rank, in order, each with its tape's name."""
+    stages, table, model = rows.layout.stages, rows.table, rows.workload.model
+    spec, number = table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0])
+    out: list[list[tuple[str, str]]] = []
+    seen = 0
+    for c, layers in enumerate(stages.layers[rank]):
+        first = sum(len(stages.layers[r][d]) for d in range(stages.vpp) for r in range(stages.pp) if (d, r) < (c, rank))
+        chunk = [("the embedding", "embedding")] if rank == 0 and c == 0 else []
+        for j, kind in enumerate(layers):
+            seen += 1
+            whole = spec.kind == "full" and (number < 0 or j < number)
+            whole = whole or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+            chunk.append(
+                (f"block {first + j}", label(stages.kinds[kind], full_mode(spec) if whole else base_mode(spec)))
+            )
+        if rank == stages.head_stage and c == stages.vpp - 1:
+            # a prediction: its entry, a layer like the last and the head; recomputed only with all layers
+            again = full_mode(spec) if spec.kind == "full" and number < 0 else base_mode(spec)
+            last = label(layer_kind(model, model.num_layers - 1), again)
+            for n in range(model.num_mtp_layers):
+                chunk += [(f"prediction {n}", "mtp"), (f"the layer of prediction {n}", last),
+                          (f"the head of prediction {n}", "head")]  # fmt: skip
+            chunk.append(("the head", "head"))
+        out.append(chunk)
+    return out
+
+
+def _acts(rows: Rows, rank: int) -> tuple[Acts, tuple[int, int]]:
+    """Computations of a step, and how many are played behind the last chunk's first backward in both steps."""
+    stages, num = rows.layout.stages, int(rows.num_micro_batches[0])
+    each = rounds(stages.pp, num) if stages.vpp > 1 else stages.pp
+    walked = num if rows.schedule == "gpipe" else min(num, ROUNDS * each)
+    order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, walked)
+    acts = tuple((str(a.kind), a.stage // stages.pp, a.micro_batch) for a in order.ranks[rank])
+    first, second = (behind * 2 * each * stages.vpp for behind in ROUNDS_BEHIND)
+    return acts, (first, second)
+
+
+def _groups(rows: Rows, modules: Sequence[Sequence[Module]]) -> Groups:
+    dense, expert = float(rows.shards.dense_ranks[0, 0]), float(rows.shards.expert_ranks[0, 0])
+    return tuple(
+        tuple(
+            tuple((n, n / (expert if name.startswith("experts.") else dense)) for name, n in one.weights) for one in c
+        )
+        for c in modules
+    )
+
+
+def _in_fp8(rows: Rows) -> bool:
+    return rows.workload.precision.gemm == "fp8" and not rows.framework.shards_params
+
+
+def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:
+    """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed. [B]"""
+    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    return tuple(int(n) for one in layers for _, n in one.weights for _ in range(layouts))
+
+
+def _rope_tables(rows: Rows) -> list[int]:
+    """torchtitan registers the rotation of every position for each model part: complex, or cosine and sine of the whole
+    head where queries and keys are normed (Qwen3). [B]"""
+    a = rows.workload.model.attention
+    if rows.framework.name != "torchtitan" or rows.workload.model.positions != "rope":
+        return []
+    width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
+    return [4 * rows.workload.batch.seq_len * int(width)] * rows.layout.stages.vpp
