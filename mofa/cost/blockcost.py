@@ -22,7 +22,7 @@ from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
 from mofa.cost.liveness import BlockMemory, block_memories
 from mofa.cost.loads import RoutingLoads
-from mofa.cost.scan import PhaseTime, scan
+from mofa.cost.scan import PhaseTime, scan, scan_apart
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -139,6 +139,13 @@ class Costs:
     tapes: Mapping[str, BlockTapes]
     machine: Machine
     weights: Weights
+
+    @cached_property
+    def apart(self) -> dict[str, tuple[ArrayK, ArrayK]]:
+        """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
+        rows of :class:`mofa.cost.hostclock.Clocks`. (4, K) each [s]"""
+        both = {name: scan_apart(block.backward, self.machine) for name, block in self.tapes.items()}
+        return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,9 @@ def _pipeline(
         plan = (rows.schedule, rows.framework.name, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
-        if each.late is not None and rows.schedule == "interleaved":
+        if each.late is not None:
             late = each.late.at
-            with_host = given.take(late, (each.late.forward, each.late.backward))
+            with_host = given.take(late, each.late.kinds)
             until = critical_path_s(plan, with_host, rows.num_micro_batches[late], of=rows.layout.shown.of)
             ahead = np.where(each.late.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[late])
             exposed[_T["host_idle"], late] += np.maximum(until - total[late] - ahead, 0.0)

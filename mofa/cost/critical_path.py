@@ -52,7 +52,7 @@ class Durations:
     ``slowdown`` is what computing loses of its rate beside one. With ``once`` the time goes from the first gather to
     the last reduction: Megatron's, which all ranks launch at once, a chunk's gather when the first forward of the
     chunk before begins on rank 0, the first two at the start, a reduction as many backwards behind the chunk's last as
-    the rank counts. ``host`` are both clocks of forwards and of backwards, where the host may be late. [s]
+    the rank counts. ``host`` are both clocks of each kind of computation, where the host may be late. [s]
     """
 
     forward_s: ArrayN
@@ -61,9 +61,9 @@ class Durations:
     hop_s: ArrayN
     slowdown: float = 0.0
     once: OncePerStep | None = None
-    host: tuple[Clocks, Clocks] | None = None
+    host: tuple[Clocks, ...] | None = None
 
-    def take(self, at: IntA, host: tuple[Clocks, Clocks]) -> Durations:
+    def take(self, at: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
         once = self.once and OncePerStep(self.once.gather_s[at], self.once.held_s[at], self.once.reduce_s[at])
         return Durations(
@@ -89,13 +89,13 @@ class Durations:
         if self.host is None:
             return None
         out: list[ArrayN] = []
-        size = self.forward_s[0].size
-        for forward, backward in list(zip(*self.host, strict=True))[1:]:
+        size = len(self.host) * self.forward_s[0].size
+        for of_kinds in list(zip(*self.host, strict=True))[1:]:
             table = np.full_like(durations, NEVER)
-            both = np.stack([forward, backward], axis=1).reshape(len(forward), -1).T
-            table[1 : 1 + 2 * size] = both
-            beside = durations[1 + 2 * size : 1 + 4 * size] - durations[1 : 1 + 2 * size]
-            table[1 + 2 * size : 1 + 4 * size] = both + (beside if len(out) < 2 else 0.0)
+            alone = np.stack(of_kinds, axis=1).reshape(len(self.hop_s), -1).T
+            table[1 : 1 + size] = alone
+            beside = durations[1 + size : 1 + 2 * size] - durations[1 : 1 + size]
+            table[1 + size : 1 + 2 * size] = alone + (beside if len(out) < 2 else 0.0)
             out.append(table)
         return out[0], out[1], out[2]
 

@@ -7,7 +7,7 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +59,34 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
 
     ``timed`` as :func:`mofa.cost.durations.device_seconds` takes it.
     """
+    return _scanned(*_read(tape, machine, timed), machine, repeat)
+
+
+def scan_apart(tape: Tape, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
+    """A backward as zero-bubble schedules run it: what makes inputs' gradients, and weights', each back to back. [s]"""
+    tape, seconds, issue = _read(tape, machine, None)
+    parts = []
+    for by_weights in (False, True):
+        at = [n for n, op in enumerate(tape.ops) if op.name.endswith(WEIGHT_ENDS) is by_weights]
+        some = replace(tape, ops=tuple([tape.ops[n] for n in at]))
+        parts.append(_scanned(some, [seconds[n] for n in at], [issue[n] for n in at], machine, 2))
+    return parts[0], parts[1]
+
+
+def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
+    """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s)
     issue = in_turn(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = blocking(tape, seconds, issue, machine)
+    return tape, seconds, issue
+
+
+def _scanned(
+    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
+) -> PhaseTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     plan = _plan(tape)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None

@@ -6,12 +6,14 @@ is bound by the host, what a pass takes depends on how far ahead the host is whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
+from mofa.blocks.tapes import label
 from mofa.cost.hostclock import NEVER, Clocks
 from mofa.cost.rows import Rows
 from mofa.cost.scan import PhaseTime
@@ -19,6 +21,9 @@ from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
+
+APART = ("zbv", "interleaved-zb")
+"""Schedules that run backwards by inputs and by weights apart."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,14 @@ class LateHost:
 
     waits: NDArray[np.bool_]
     """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
+
+    apart: tuple[Clocks, Clocks] | None = None
+    """Backwards by inputs and by weights, where a schedule runs them apart."""
+
+    @property
+    def kinds(self) -> tuple[Clocks, ...]:
+        """Each kind of computation."""
+        return (self.forward, *(self.apart or (self.backward,)))
 
     def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
@@ -90,20 +103,24 @@ def passes(rows: Rows) -> Passes:
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
     backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
     weights = np.zeros_like(forward)
-    if rows.schedule in ("zbv", "interleaved-zb"):
+    apart = rows.schedule in APART
+    if apart:
         weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
     at = np.flatnonzero(_is_late(rows))
     if not len(at):
         return Passes(forward, backward, weights, 0.0, None)
-    clocks = _clocks(rows, at, "forward"), _clocks(rows, at, "backward")
+    clocks = _clocks_of(rows, at, "forward"), _clocks_of(rows, at, "backward")
     waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
     waits |= rows.layout.stages.pp == 1 or exchanges
-    host = LateHost(at, *clocks, waits)
+    host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
     before = (forward + backward).sum(axis=2)
     forward[at], backward[at] = host.forward.device_s, host.backward.device_s
-    if rows.schedule != "interleaved":
+    if host.apart is not None:
+        by_inputs, by_weights = host.apart
+        backward[at], weights[at] = by_inputs.device_s + by_weights.device_s, by_weights.device_s
+    elif rows.schedule != "interleaved":
         held_forward, held_backward = host.held_s()
         forward[at] += held_forward
         backward[at] += held_backward
@@ -116,7 +133,8 @@ def _is_late(rows: Rows) -> NDArray[np.bool_]:
     late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
     handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
-    for clocks in (layers.forward_clocks, layers.backward_clocks):
+    backwards = _layers_apart(rows) if rows.schedule in APART else (layers.backward_clocks,)
+    for clocks in (layers.forward_clocks, *backwards):
         late |= clocks[..., 3] + handed_s > clocks[..., 0]
     if not late.any():
         return np.zeros(len(rows.table), dtype=bool)
@@ -142,29 +160,57 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     return np.asarray(chunks)
 
 
-def _clocks(rows: Rows, at: IntA, way: str) -> Clocks:
-    """The forward or the backward of each chunk of the rows ``at``: its layers by kind, between its ends."""
-    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
+def _clocks_of(rows: Rows, at: IntA, way: str) -> Clocks:
+    """The forward or the backward of each chunk of the rows ``at``."""
     name, c = f"{way}_clocks", rows.costs
+    ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
+    grid: ArrayN = getattr(rows.layers, name)
+    return _clocks(rows, at, grid, [end.clocks for end in ends], rows.of_mtp(name), forward=way == "forward")
+
+
+def _layers_apart(rows: Rows) -> tuple[ArrayN, ArrayN]:
+    """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
+    whole ones."""
+    c, kinds = rows.costs, rows.layout.stages.kinds
+    both = np.array([[c.apart[label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
+    return grids[0], grids[1]
+
+
+def _apart(rows: Rows, at: IntA, whole: Clocks) -> tuple[Clocks, Clocks]:
+    """The backward of each chunk of the rows ``at`` by inputs and by weights; the first stage has no input to
+    differentiate by, and does all of it with its weights'."""
+    grids, c = _layers_apart(rows), rows.costs
+    parts = [
+        _clocks(rows, at, grid, [c.apart[end][n] for end in ("embedding", "head")], None, forward=False)
+        for n, grid in enumerate(grids)
+    ]
+    for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0), strict=True):
+        none[:, 0, 0], by_weights[:, 0, 0] = nothing, both[:, 0, 0]
+    return parts[0], parts[1]
+
+
+def _clocks(
+    rows: Rows, at: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
+) -> Clocks:  # fmt: skip
+    """Passes of each chunk of the rows ``at``: its layers by kind, between its ends."""
+    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
     counts = stages.counts[:, shown.stage].astype(float)
     whole = rows.layout.full_by_chunk[rows.layout.choice[at]]
     first, last = np.zeros((2, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
     last[0, shown.of[stages.head_stage], -1] = 1.0
-    ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
     k, plain, full = rows.k[at], rows.base[at], rows.full[at]
-    pieces = [(ends[0].clocks[:, k].T, first)]
-    grid: ArrayN = getattr(rows.layers, name)
+    pieces = [(ends[0][:, k].T, first)]
     for kind in range(len(stages.kinds)):
         pieces.append((grid[plain, k, kind], counts[kind] - whole[:, kind]))
         if rows.layout.any_full:
             pieces.append((grid[full, k, kind], whole[:, kind]))
-    mtp = rows.of_mtp(name)
     if mtp is not None:
         pieces.append((mtp[at], model.num_mtp_layers * last))
-    pieces.append((ends[1].clocks[:, k].T, (1 + model.num_mtp_layers) * last))
+    pieces.append((ends[1][:, k].T, (1 + model.num_mtp_layers) * last))
     out: Clocks | None = None
-    for clocks, count in pieces if way == "forward" else reversed(pieces):
+    for clocks, count in pieces if forward else reversed(pieces):
         here = Clocks(*clocks.T[:, :, None, None]).times(count)
         out = here if out is None else out.then(here)
     assert out is not None

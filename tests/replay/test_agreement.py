@@ -65,6 +65,22 @@ def test_zero_bubble_agrees(benchmark: Any) -> None:
     assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.01
 
 
+@pytest.mark.parametrize("strategy", [
+    "tp=2 pp=8 vpp=3 cp=2 ep=8 dp=2 micro_batch=4 recompute=full schedule=interleaved-zb",
+    "tp=4 pp=8 vpp=2 cp=2 ep=2 dp=1 micro_batch=4 recompute=ops schedule=zbv",
+    "tp=2 pp=2 vpp=4 cp=2 ep=16 dp=8 micro_batch=2 schedule=interleaved-zb",
+])  # fmt: skip
+def test_zero_bubble_agrees_where_the_host_is_late(strategy: str) -> None:
+    """Small experts, whose backwards by inputs the host is late in and by weights is not: 3.7 to 10.7 % apart where
+    the closed walk had no host's clock, within 1.5 % with one for each part."""
+    job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
+    framework = mofa.load_framework("torchtitan")
+    closed, played = (
+        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
+    )
+    assert closed == pytest.approx(played, rel=0.015)
+
+
 def test_every_kind_is_there(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     """At least a tenth of the strategies are of each kind that the benchmark names."""
     kinds = {
