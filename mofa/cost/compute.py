@@ -21,6 +21,13 @@ AT_ONCE, SLOT_BITS, ODD = 1 << 13, 14, np.array([0x9E3779B97F4A7C15], dtype=np.u
 multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, section 6.4), 2^64 over the golden ratio. [-]
 """
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
+VECTOR_BYTES = 16.0
+"""What a thread loads at once of rows that begin at its multiples, as most kernels for tensor cores need it
+(NVIDIA/cutlass issue 75; NVIDIA, Matrix Multiplication Background, section 2.2). [B]"""
+NARROW_DEPTH, NARROW_WIDTH = (0.365, 0.332), (0.515, 0.343)
+"""Rate of batched products whose depth or width 8 bytes divide and 16 do not, and 4 or fewer, over that of aligned ones
+of their size: means over heads of 108, and of 150 and 450, on H200 (measurements/h200-products/heads.json; 0.36 and
+0.37, 0.32 to 0.36; 0.51 and 0.52, 0.31 to 0.38). Fewer than 4 bytes were not measured. Taken for every GPU. [-]"""
 
 
 def gemm_s(
@@ -46,7 +53,8 @@ def gemm_s(
 
     Notes
     -----
-    See :func:`mofa.cost.forms.gemm_s`. Equal shapes, of which a search has many, are timed once.
+    See :func:`mofa.cost.forms.gemm_s`. Equal shapes, of which a search has many, are timed once. Of several products in
+    one kernel, as unfused attention has them, those of unaligned widths take as much longer as measured.
 
     Examples
     --------
@@ -65,7 +73,18 @@ def gemm_s(
         rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
         sustained=curve.sustained,
     )  # fmt: skip
+    if (each > 1.0).any():
+        time_s = time_s / _batched_rate(columns, length, each, ELEMENT_BYTES[format_])
     return np.asarray(np.where((unique > 0).all(axis=0), time_s, 0.0)[inverse].reshape(shape))
+
+
+def _batched_rate(n: FloatN, k: FloatN, count: FloatN, element_bytes: float) -> FloatN:
+    """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it."""
+    rate = np.ones(n.shape)
+    for size, (eight, four) in ((n, NARROW_WIDTH), (k, NARROW_DEPTH)):
+        over = (size * element_bytes) % VECTOR_BYTES
+        rate = np.where(over == 0.0, rate, np.where(over % 8.0 == 0.0, eight, four))
+    return np.where(count > 1.0, rate, 1.0)
 
 
 def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:

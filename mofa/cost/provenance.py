@@ -87,16 +87,21 @@ Matrix Multiplication Background User's Guide, section 2.2)."""
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
-    The forward passes are enough: the products of the backward ones have the same operands.
+    The forward passes are enough: the products of the backward ones have the same operands. Several products in one
+    kernel are left out, whose rate was measured (:data:`mofa.cost.compute.NARROW_DEPTH`).
     """
     found: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
         work = op.work
-        if isinstance(work, WITH_WIDTHS) and work.format in ALIGNED:
+        if isinstance(work, WITH_WIDTHS) and work.format in ALIGNED and not (type(work) is Gemm and _several(work)):
             for size in set(_span([work.n, work.k])):
                 if size % ALIGNED[work.format]:
                     found.setdefault(int(size), {})[op.name] = None
     return {size: tuple(found[size]) for size in sorted(found)}
+
+
+def _several(work: Gemm) -> bool:
+    return _span([work.count])[1] > 1.0
 
 
 OPTIMIZER = frozenset({"adam_fused", "adam_foreach", "grad_norm", "grad_clip", "cast_down", "zero"})
