@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.blocks.op import Op, Stream
+from mofa.blocks.op import Grouped, Op, Stream
 from mofa.cost.rounds import in_turn
 
 ROUNDS = 16
@@ -43,3 +43,22 @@ def test_nothing_changes_without_rounds_or_where_there_is_one() -> None:
     assert [float(x[1]) for x in found] == [3.25, 0.0, 2.75]  # type: ignore[index]
     plain = [op._replace(rounds=1.0) for op in ops]
     assert in_turn(plain, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0]) == [2.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("issue", [0.3, 0.7, 0.9, 1.0, 1.2, 2.0])
+@pytest.mark.parametrize("rounds", [4, 16, 64])
+def test_unequal_rounds_make_the_device_wait_as_random_orders_do(issue: float, rounds: int) -> None:
+    """Products of lognormal lengths, the mean of 1, issued alike: 400 orders of 20 draws, played."""
+    rng = np.random.default_rng(rounds)
+    waits, told = [], []
+    for _ in range(20):
+        lengths = np.exp(0.5 * rng.standard_normal(rounds))
+        lengths /= lengths.mean()
+        for _ in range(20):
+            _, end = played([(d, issue) for d in rng.permutation(lengths)], 0.0, 0.0)
+            waits.append(end - rounds)
+        work = Grouped(1.0, 1.0, 1.0, 1.0, sequential=True, uneven=lengths.std())
+        ops = [Op("a", "grouped_gemm", work, rounds=float(rounds)), Op("cat", "gemm", Stream(1.0))]
+        moved = in_turn(ops, [float(rounds), 0.0], [issue * rounds, 0.0])
+        told.append(played([(float(rounds), float(moved[0])), (0.0, float(moved[1]))], 0.0, 0.0)[1] - rounds)
+    assert np.mean(told) == pytest.approx(np.mean(waits), abs=0.25)

@@ -8,13 +8,15 @@ unfused; experts run one after the other.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, opposite, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
-from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Grouped, Op, Stream, TapeBuilder
 from mofa.blocks.parts import attention_backward_scratch, leave_frame, linear, stream, tp_copy, tp_reduce
 
 
@@ -412,7 +414,8 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
         chosen = ctx.local_experts * ctx.unseen if multiplies else 0.0
         # forward and for the input's gradient alike, hardly any for the weight's
         loaded = ctx.local_experts * ctx.new_kernels / 4.0 if multiplies else 0.0
-        b.ops[i] = op._replace(choices=chosen, loads=loaded, rounds=ctx.local_experts)
+        work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
+        b.ops[i] = op._replace(work=work, choices=chosen, loads=loaded, rounds=ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
