@@ -235,6 +235,8 @@ class Op(NamedTuple):
     """Of a backward op: nodes of autograd's graph that it is made of, in each round. [-]"""
     pieces: FloatK = 0.0
     """Views that it cuts its inputs into, to join them otherwise, and the same on the way back: a call each. [-]"""
+    listed: FloatK = 0.0
+    """Elements whose places the host writes down for the kernel, block by block. [-]"""
     rounds: FloatK = 1.0
     """Times that it runs in turn with the ops next to it that run as often: experts one after the other."""
     compiled: bool = False

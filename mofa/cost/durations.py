@@ -251,7 +251,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
-    op-level checkpoint every op passes its mode; FSDP's are issued by hooks, Megatron's additions of gradients too.
+    op-level checkpoint every op passes its mode; FSDP's are issued by hooks, which write down where large gradients
+    lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
     """
     host, slowest = machine.cluster.gpu.curves.host, machine.cluster.slowest_host
@@ -259,6 +260,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     model, view = host.model_op_s.value, host.view_s.value
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
     function, guarded = host.function_s.value, host.guarded_call_s.value
+    listed = host.listing_s.value / 2**20
     backward = any(op.name.endswith(AUTOGRAD) for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
@@ -277,6 +279,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             each = launches * host.compiled_op_s.value + call_s
         elif name.startswith(SHARDING):
             each = host.shard_hook_s.value
+            if anywhere(op.listed):
+                each = each + op.listed * listed
         else:
             first: FloatK = product - small if type(work) in PRODUCTS else 0.0
             if name.endswith(AUTOGRAD):

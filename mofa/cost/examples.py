@@ -60,6 +60,7 @@ def toy_gpu() -> GpuSpec:
                     "tensor_pass_s": _fact("0 s"), "step_start_s": _fact("0 s"), "exchange_s": _fact("0 s"),
                     "pass_start_s": _fact("0 s"),
                     "shard_hook_s": _fact("0 s"),
+                    "listing_s": _fact("0 s"),
                     "dtensor_hook_s": _fact("0 s"), "redistribute_s": _fact("0 s"), "dtensor_step_s": _fact("0 s"),
                     "selective_op_s": _fact("0 s"),
                 },

@@ -97,6 +97,12 @@ class _Rank:
     def issue_s(self) -> float:
         return self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.eager_op_s.value
 
+    def listing_s(self, dense: float, expert: float) -> float:
+        """What the host takes to write down where gradients lie ahead of FSDP's reduction. [s]"""
+        host = self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.listing_s.value
+        held = ((dense, "fsdp"), (expert, "efsdp"))
+        return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in held) / 2**20
+
     def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
         share = self.rows.cluster.gpu.curves.overlap_slowdown.value
         return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
@@ -307,7 +313,7 @@ def _fsdp_pipelined(me: _Rank, out: Added) -> None:
                     first.behind(i, -1, step)
                 first.behind(i, -1, awaiting((name,)))
         for dense, expert in reversed(me.of_piece(c)):
-            seconds = me.seconds("reduce_scatter", 4.0, dense, expert)
+            seconds = max(me.seconds("reduce_scatter", 4.0, dense, expert), me.listing_s(dense, expert))
             if seconds:
                 last.after.append(me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced"))
         _replicas(me, c, last, after=True)

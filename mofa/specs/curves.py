@@ -308,6 +308,8 @@ class HostCurve(Spec):
     """From the end of a step to the first kernel of the next where the host waits in between. [s]"""
     shard_hook_s: SecondsFact
     """A gather, a reduction or a copy of FSDP, issued by its hooks. [s]"""
+    listing_s: SecondsFact
+    """Writing down, block by block, where 2**20 elements of gradients lie that FSDP copies into one buffer. [s]"""
     dtensor_hook_s: SecondsFact
     """What training adds to each op on distributed tensors: autograd's node, the parallel style's hooks. [s]"""
     redistribute_s: SecondsFact

@@ -146,7 +146,7 @@ def reduce(
     p.ops.append(
         Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
-           region=OUTSIDE)
+           listed=params / ranks, region=OUTSIDE)
     )  # fmt: skip
     kept = where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
     p.tensor(f"{name}.reduced", kept, "grad")
