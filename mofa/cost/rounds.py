@@ -87,12 +87,14 @@ def excess(behind: FloatK, deviation: FloatK, rounds: FloatK) -> FloatK:
     >>> [round(float(excess(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
     [1.16, 0.63, 0.0]
     """
-    root = deviation * np.sqrt(2.0 * rounds)
-    level = abs(behind) / maximum(root, 1e-30)
-    shifted = level + 2.0 * BETWEEN * deviation / maximum(root, 1e-30)
+    scale: FloatK = np.sqrt(2.0 * rounds)
+    root = maximum(deviation * scale, 1e-30)
+    level: FloatK = maximum(behind, -behind) / root
+    shifted = level + 2.0 * BETWEEN * deviation / root
     t = 1.0 / (1.0 + 0.47047 * shifted)
     tail = t * (0.3480242 + t * (0.7478556 * t - 0.0958798))
-    return deviation * np.sqrt(np.pi / 8.0 * rounds) * np.exp(level**2 - shifted**2) * tail
+    nearer: FloatK = np.exp((level - shifted) * (level + shifted))
+    return 0.25 * float(np.sqrt(np.pi)) * deviation * scale * nearer * tail
 
 
 def _one_loop(
