@@ -304,7 +304,7 @@ class _Differentiator:
         if x:
             given = self._give(op, x)
             if isinstance(work, Gemm):
-                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, work.format, work.count)
+                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, work.format, work.count, "dgrad")
             else:
                 dgrad = replace(work, n=work.k, k=work.n)
             self.ops.append(
@@ -324,7 +324,7 @@ class _Differentiator:
                 )
             )
         if isinstance(work, Gemm):
-            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, work.format, work.count)
+            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, work.format, work.count, "wgrad")
         else:
             wgrad = replace(work, wgrad=True)
         grad = f"dW:{op.name}"
@@ -344,8 +344,8 @@ class _Differentiator:
         assert isinstance(work, Gemm) and len(op.reads) == 2 and op.saves == op.reads
         left, right = op.reads
         sides = (
-            (left, right, Gemm(work.m, work.k, work.n, work.format, work.count), "dleft"),
-            (right, left, Gemm(work.k, work.n, work.m, work.format, work.count), "dright"),
+            (left, right, Gemm(work.m, work.k, work.n, work.format, work.count, "dgrad"), "dleft"),
+            (right, left, Gemm(work.k, work.n, work.m, work.format, work.count, "wgrad"), "dright"),
         )
         for target, other, product, name in sides:
             given = self._give(op, target)

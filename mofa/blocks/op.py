@@ -23,6 +23,7 @@ Family = Literal[
 ]  # fmt: skip
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
 Format = Literal["bf16", "fp8", "fp32"]
+Way = Literal["fwd", "dgrad", "wgrad"]
 Backend = Literal["cudnn", "flash", "flash1"]
 
 
@@ -42,13 +43,19 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """``count`` matrix products (m, k) x (k, n)."""
+    """``count`` matrix products (m, k) x (k, n).
+
+    ``way`` says which of a linear layer's three products it is: its output, the gradient of its input or, with the
+    tokens as ``k``, of its weight. The widths of what is multiplied are ``n`` and ``k``, of a weight's gradient
+    ``m`` and ``n``.
+    """
 
     m: FloatK
     n: FloatK
     k: FloatK
     format: Format = "bf16"
     count: FloatK = 1.0
+    way: Way = "fwd"
 
     @property
     def flops(self) -> FloatK:

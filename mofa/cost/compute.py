@@ -7,9 +7,12 @@ clock (measured between memory-bound kernels, as a block runs them).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mofa.blocks.op import Way
 from mofa.cost import forms
 from mofa.specs.curves import GemmFormat
 from mofa.specs.hardware import GpuSpec
@@ -21,6 +24,8 @@ AT_ONCE, SLOT_BITS, ODD = 1 << 13, 14, np.array([0x9E3779B97F4A7C15], dtype=np.u
 multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, section 6.4), 2^64 over the golden ratio. [-]
 """
 ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
+ALIGNED_WIDTH = 8.0
+"""Elements of bf16 in 16 bytes. [-]"""
 VECTOR_BYTES = 16.0
 """What a thread loads at once of rows that begin at its multiples, as most kernels for tensor cores need it
 (NVIDIA/cutlass issue 75; NVIDIA, Matrix Multiplication Background, section 2.2). [B]"""
@@ -28,6 +33,12 @@ NARROW_DEPTH, NARROW_WIDTH = (0.365, 0.332), (0.515, 0.343)
 """Rate of batched products whose depth or width 8 bytes divide and 16 do not, and 4 or fewer, over that of aligned ones
 of their size: means over heads of 108, and of 150 and 450, on H200 (measurements/h200-products/heads.json; 0.36 and
 0.37, 0.32 to 0.36; 0.51 and 0.52, 0.31 to 0.38). Fewer than 4 bytes were not measured. Taken for every GPU. [-]"""
+
+UNALIGNED_RATE = {"fwd": (0.346, 0.125), "dgrad": (0.330, 0.175), "wgrad": (0.328, 0.179)}
+"""Rate of single products with a width that 4 or 8 bytes divide and 16 do not, and with an odd one, over that of
+aligned ones of their size at full clock: medians of 12 to 24 shapes each on H200 (measurements/h200-1gpu-unaligned,
+grid). Kernels that load less at once do not reach the power limit. Of an odd depth forward 0.17. Taken for all GPUs.
+[-]"""
 
 
 def gemm_s(
@@ -85,6 +96,47 @@ def _batched_rate(n: FloatN, k: FloatN, count: FloatN, element_bytes: float) -> 
         over = (size * element_bytes) % VECTOR_BYTES
         rate = np.where(over == 0.0, rate, np.where(over % 8.0 == 0.0, eight, four))
     return np.where(count > 1.0, rate, 1.0)
+
+
+def unaligned_gemm_s(
+    aligned_s: FloatN, m: FloatN, n: FloatN, k: FloatN, count: FloatN, ways: Sequence[Way], gpu: GpuSpec
+) -> FloatN:
+    """Times of bf16 products, of those with widths that 16 bytes do not divide in place of what aligned ones take.
+
+    Parameters
+    ----------
+    aligned_s
+        What :func:`gemm_s` says. (P, K) [s]
+    m, n, k, count
+        Their shapes; of weights' gradients ``k`` are tokens, of the others ``m``. (P, K) [-]
+    ways
+        Which of a linear layer's products each row is. (P)
+
+    Examples
+    --------
+    GPT-2's vocabulary of 50,257 against 50,304:
+
+    >>> from mofa.cost.examples import toy_gpu
+    >>> n = np.array([[50257.0], [50304.0]])
+    >>> m, k, one = np.full((2, 1), 8192.0), np.full((2, 1), 1024.0), np.ones((2, 1))
+    >>> aligned_s = gemm_s(m, n, k, toy_gpu())
+    >>> slow, fast = unaligned_gemm_s(aligned_s, m, n, k, one, ["fwd", "fwd"], toy_gpu())[:, 0]
+    >>> round(float(slow / fast), 1), bool(fast == aligned_s[1, 0])
+    (8.0, True)
+    """
+    n, other = np.ceil(n), np.ceil(np.where([[way == "wgrad"] for way in ways], m, k))
+    beside = (n % ALIGNED_WIDTH + other % ALIGNED_WIDTH > 0.0) & (count == 1.0)
+    if not beside.any():
+        return aligned_s
+    odd = ((n % 2.0 == 1.0) | (other % 2.0 == 1.0))[beside]
+    even_rate, odd_rate = np.array([UNALIGNED_RATE[way] for way in ways])[np.nonzero(beside)[0]].T
+    time_s = aligned_s.copy()
+    form = gpu.curves.gemm["bf16"].form
+    time_s[beside] = forms.gemm_s(
+        m[beside], n[beside], k[beside], form, element_bytes=ELEMENT_BYTES["bf16"], num_sms=gpu.num_sms.value,
+        sustained=np.where(odd, odd_rate, even_rate),
+    )  # fmt: skip
+    return np.where(aligned_s > 0.0, time_s, 0.0)
 
 
 def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
-from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s
+from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
@@ -128,7 +128,10 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         return _stream_seconds(ops, machine)
     if kind[0] is Gemm:
         m, n, k, count = columns("m", "n", "k", "count")
-        return gemm_s(m, n, k, gpu, kind[1], count)
+        time_s = gemm_s(m, n, k, gpu, kind[1], count)
+        if kind[1] != "bf16":
+            return time_s
+        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.way for op in ops if type(op.work) is Gemm], gpu)
     if kind[0] is Grouped:
         rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
         return grouped_gemm_s(rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven)

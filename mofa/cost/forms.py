@@ -23,9 +23,10 @@ mean; single settings give near 0, where tiles almost fill whole rounds, to 2.0.
 
 def gemm_s(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_bytes: float, num_sms: float,
-    count: ArrayLike = 1.0, sustained: float = 1.0,
+    count: ArrayLike = 1.0, sustained: float | FloatN = 1.0,
 ) -> FloatN:  # fmt: skip
-    """Time of ``count`` equal dense products (m, k) x (k, n) in one kernel, at ``sustained`` of the full clock's rate.
+    """Time of ``count`` equal dense products (m, k) x (k, n) in one kernel, at ``sustained`` of the full clock's rate,
+    one share for all or one each.
 
     Notes
     -----
@@ -46,12 +47,13 @@ def gemm_s(
     flat, out = np.stack([m, n, k, count]).reshape(4, -1), compute_s.reshape(-1)
     for start in range(0, out.size, AT_ONCE):
         part = slice(start, start + AT_ONCE)
-        out[part] = _tiled_s(flat[:, part], form, num_sms, sustained)
+        kept = sustained[part] if isinstance(sustained, np.ndarray) else sustained
+        out[part] = _tiled_s(flat[:, part], form, num_sms, kept)
     bytes_s = count * ((m + n) * k * element_bytes + 2 * m * n) / form.bytes_per_s
     return form.floor_s + join(compute_s, bytes_s, form.sharpness)
 
 
-def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float) -> FloatN:
+def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | FloatN) -> FloatN:
     """Computing alone: the fastest of the form's tiles and splits. Axes: tiles, splits, shapes."""
     m, n, k, count = shapes
     rows, columns, rate = np.array(form.tiles, dtype=np.float64).T[:, :, None, None]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mofa.blocks.op import Attention, Gemm, Op, Stream
+from mofa.blocks.op import Attention, Gemm, Op, Stream, Way
+from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.cost.collectives import collective_s
-from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_s
+from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_s, unaligned_gemm_s
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 from mofa.cost.examples import toy_gpu
 from mofa.cost.topology import Group
@@ -63,10 +66,39 @@ def test_unaligned_heads_take_as_long_as_measured() -> None:
             assert abs(predicted / measured - 1) < (0.12 if d % 8 else 0.2), (d, predicted, measured)
 
 
-def test_one_unaligned_product_is_as_fast_as_an_aligned_one() -> None:
-    """Plain products were not measured: a plan says so in its notes."""
-    assert float(gemm_s(2048, 2048, 108, GPU)) < float(gemm_s(2048, 2048, 112, GPU)) * 1.001
-    assert float(gemm_s(2048, 2048, 108, GPU, count=2)) > 2 * float(gemm_s(2048, 2048, 112, GPU, count=2))
+def unaligned_s(case: Case) -> float:
+    m, n, k = (np.array([[float(case.size(x))]]) for x in "mnk")
+    way: Any = case.op
+    return float(unaligned_gemm_s(gemm_s(m, n, k, GPU), m, n, k, np.ones((1, 1)), [way], GPU)[0, 0])
+
+
+def test_products_of_unaligned_widths_take_as_long_as_measured() -> None:
+    """The held-out ones, LM heads of published vocabularies: 2.3 % in the median; the rates are the grid's medians."""
+    rows = read_rows(ROOT / "measurements/h200-1gpu-unaligned")
+    error = {row: unaligned_s(row.case) / row.sample.median_s - 1.0 for row in rows}
+    held = [abs(e) for row, e in error.items() if row.case.split == "heldout"]
+    assert len(held) == 36
+    assert np.median(held) < 0.03 and np.quantile(held, 0.9) < 0.12
+    for way, odd in itertools.product(("fwd", "dgrad", "wgrad"), (False, True)):
+        of = [e for row, e in error.items() if row.case.op == way and row.case.split == "grid"
+              and any(row.case.size(x) % 2 for x in "mnk") is odd]  # fmt: skip
+        assert abs(np.median(of)) < 0.03, (way, odd)
+
+
+@given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=6), st.sampled_from(["fwd", "dgrad", "wgrad"]))
+@settings(max_examples=50, deadline=None)
+def test_unaligned_products_are_timed_together_as_alone_and_no_faster(
+    shapes: list[tuple[int, int, int]], way: Way
+) -> None:
+    m, n, k = (np.array(x, dtype=float)[:, None] for x in zip(*shapes, strict=True))
+    aligned, one = gemm_s(m, n, k, GPU), np.ones((len(shapes), 1))
+    together = unaligned_gemm_s(aligned, m, n, k, one, [way] * len(shapes), GPU)
+    alone = [unaligned_gemm_s(aligned[i : i + 1], *(x[i : i + 1] for x in (m, n, k, one)), [way], GPU)[0, 0]
+             for i in range(len(shapes))]  # fmt: skip
+    np.testing.assert_allclose(together[:, 0], alone)
+    other = m if way == "wgrad" else k
+    fine = (n % 8 == 0) & (other % 8 == 0)
+    assert (together[fine] == aligned[fine]).all() and (together[~fine] > aligned[~fine]).all()
 
 
 def test_nothing_takes_no_time() -> None:

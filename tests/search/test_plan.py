@@ -45,7 +45,7 @@ def test_sizes_that_tensor_cores_are_slow_on_are_named(
     assert len(notes) == (0 if says is None else 1)
     if says is not None:
         assert says in notes[0]
-        assert "optimistic" in notes[0]
+        assert "3 to 8 times as long" in notes[0]
 
 
 @pytest.mark.parametrize("name", bundled("workloads"))
