@@ -67,6 +67,10 @@ Stretch = tuple[Sequence[Act], Sequence[int]]
 """Events: what was done, and signed bytes. [B]"""
 
 
+Passage = tuple[int, str, str]
+"""An event, the phase and the piece that begin with it."""
+
+
 class _Events(NamedTuple):
     """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
 
@@ -81,7 +85,9 @@ class Journal:
 
     ``new_acts`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is in front
     of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
-    ``larger`` says by how much sizes there are larger than noted. ``passages`` are (event, phase, piece),
+    ``larger`` says by how much sizes there are larger than noted. ``new_passages`` are (event, phase, piece) of what
+    was not repeated, ``noted`` the first event of each repetition, how many of those are in front of it and its own
+    passages, events counted from there;
     ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of computations in front, those left
     out, the length of what would have been repeated).
     """
@@ -91,7 +97,8 @@ class Journal:
     closed: list[Stretch] = field(default_factory=list)
     num_closed: int = 0
     larger: dict[int, int] = field(default_factory=dict)
-    passages: list[tuple[int, str, str]] = field(default_factory=list)
+    new_passages: list[Passage] = field(default_factory=list)
+    noted: list[tuple[int, int, Sequence[Passage]]] = field(default_factory=list)
     computations: list[tuple[int, str, int, int]] = field(default_factory=list)
     left_out: list[tuple[int, int, int]] = field(default_factory=list)
     grown: list[tuple[int, int]] = field(default_factory=list)
@@ -109,8 +116,9 @@ class Journal:
         assert event >= self.num_closed
         return self.new_acts[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
 
-    def repeated(self, acts: Sequence[Act], sizes: Sequence[int]) -> int:
+    def repeated(self, acts: Sequence[Act], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
         """A computation that was written down before; the event after its last."""
+        self.noted.append((self.num_events, len(self.new_passages), passages))
         if self.new_acts:
             self.closed.append((self.new_acts, self.new_sizes))
             self.num_closed += len(self.new_acts)
@@ -132,6 +140,17 @@ class Journal:
         sizes: list[int] = self._events().sizes.tolist()
         return sizes
 
+    @property
+    def passages(self) -> list[Passage]:
+        """(event, phase, piece) of all that was played."""
+        out: list[Passage] = []
+        done = 0
+        for start, before, passages in self.noted:
+            out += self.new_passages[done:before]
+            out += [(start + at, phase, piece) for at, phase, piece in passages]
+            done = before
+        return out + self.new_passages[done:]
+
     def highest(self, start: int, end: int, before: int) -> tuple[int, int]:
         """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
         them, and the number of events in front of when that is so first. [B]"""
@@ -152,7 +171,8 @@ class Journal:
             act = events.acts[events.numbers[event]]
         if act.code == OUTSIDE:
             return act.op
-        _, phase, piece = self.passages[bisect_right(self.passages, (event, "~")) - 1]
+        passages = self.passages
+        _, phase, piece = passages[bisect_right(passages, (event, "~")) - 1]
         return f"{phase} of {piece}: {act.op}"
 
     def step_of(self, event: int) -> int:

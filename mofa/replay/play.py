@@ -27,8 +27,9 @@ SHORTER = 4
 class MemoryPlayed:
     """What playing the steps gave; peaks are over the steps after the first. [B]
 
-    ``highest`` is the event of the peak. ``out_of_memory`` says where the device was full first, None where never, and
-    ``missing_bytes`` how much more that request wanted.
+    ``around`` are the first event, the event after the last and the bytes in front of where the peak is.
+    ``out_of_memory`` says where the device was full first, None where never, and ``missing_bytes`` how much more that
+    request wanted.
     """
 
     allocated: int
@@ -39,8 +40,15 @@ class MemoryPlayed:
     retries: int
     missing_bytes: int
     journal: Journal
-    highest: int
+    around: tuple[int, int, int]
     failed: tuple[int, Moment] | None
+
+    @cached_property
+    def highest(self) -> int:
+        """The event of the peak."""
+        peak, num = self.journal.highest(*self.around)
+        assert peak == self.allocated, (peak, self.allocated)
+        return num - 1
 
     @cached_property
     def peak(self) -> Moment:
@@ -84,8 +92,6 @@ def play(
             player.run_step()
     peak, start, before, end = max(player.highest[2:], key=lambda item: item[0])
     journal = player.journal
-    most, highest = journal.highest(start, end, before)
-    assert most == peak, (most, peak)
     failed, missing = None, 0
     if player.failed is not None:
         event, full, act = player.failed
@@ -97,7 +103,7 @@ def play(
         missing = max(full.reserved + full.wanted - full.capacity, 0)
     return MemoryPlayed(
         peak, allocator.peak_reserved, allocator.allocated, ready, max(h[0] for h in player.highest[:2]),
-        allocator.num_retries, missing, journal, highest - 1, failed,
+        allocator.num_retries, missing, journal, (start, end, before), failed,
     )  # fmt: skip
 
 

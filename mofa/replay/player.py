@@ -314,7 +314,7 @@ class Player:
         """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
         innermost loop."""
         start = self.journal.num_events, self.a.allocated
-        self.journal.passages.append((start[0], phase, piece.name))
+        self.journal.new_passages.append((start[0], phase, piece.name))
         take, free = self.take, self.free
         did, sizes = self.journal.new_acts.append, self.journal.new_sizes.append
         carried, self.held = self.held, {}

@@ -26,7 +26,7 @@ def repeat(routine: Routine, held: Held, a: Allocator, journal: Journal, overflo
     """
     start, before, reserved = journal.num_events, a.allocated, a.reserved
     rests, grown = _requests(routine, held, a, start, overflow)
-    end = journal.repeated(routine.acts, routine.sizes)
+    end = journal.repeated(routine.acts, routine.sizes, routine.passages)
     most, changed = before + routine.rise, 0
     if rests or held.rests:
         rests.update(held.rests)
@@ -36,7 +36,6 @@ def repeat(routine: Routine, held: Held, a: Allocator, journal: Journal, overflo
     a.allocated = before + routine.net + changed
     if most > a.peak_allocated:
         a.peak_allocated = most
-    journal.passages += [(start + at, phase, name) for at, phase, name in routine.passages]
     if grown or journal.grown[-1][1] != reserved:
         for first, after in routine.looks:
             reserved = next((size for at, size in reversed(grown) if at < after), reserved)

@@ -81,7 +81,7 @@ class Notes:
 
     def __init__(self, allocator: Allocator, journal: Journal, held: Held | None) -> None:
         self.a, self.journal = allocator, journal
-        self.start, self.passages = journal.num_events, len(journal.passages)
+        self.start, self.passages = journal.num_events, len(journal.new_passages)
         self.held = held or Held()
         last = self.held.last
         self.asked = list(last.slots) if last else []
@@ -156,7 +156,7 @@ class Notes:
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
-            tuple((at - start, phase, name) for at, phase, name in self.journal.passages[self.passages :]),
+            tuple((at - start, phase, name) for at, phase, name in self.journal.new_passages[self.passages :]),
             tuple(self.looks), places,
         )  # fmt: skip
         return self.held.last

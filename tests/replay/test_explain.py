@@ -108,7 +108,7 @@ def test_a_journal_by_hand() -> None:
         return Act(code, 0, 0, 0, group, name, f"op of {name}")
 
     journal = Journal([act("a"), act("b"), act("a", code=0), act("a"), act("w", 0)], [512, 1024, 512, -512, 2048])
-    journal.passages.append((2, "forward", "block 3"))
+    journal.new_passages.append((2, "forward", "block 3"))
     journal.steps.append(1)
     moment = journal.moment(2, 4096)
     assert [(t.name, t.count, t.bytes) for t in moment.tensors] == [("a", 2, 1024), ("b", 1, 1024)]
