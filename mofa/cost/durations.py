@@ -295,10 +295,10 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
             each = each + op.functions * function + op.guarded * guarded + op.pieces * view
-            if forward and anywhere(op.rounds > 1.0):  # what runs over and over is in the processor's caches
+            if forward and anywhere(op.rounds > 1.0):  # what runs again and again is in the processor's caches
                 cold = op.functions * (function - host.loop_function_s.value)
                 cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
-                each = each - where(op.rounds > 1.0, cold, 0.0)
+                each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there
             if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
                 each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective:
