@@ -89,7 +89,7 @@ class Blocks:
             by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
             self.lives[name] = life(
                 rows.costs.tapes[name], int(rows.k[0]), autocast=rows.mode.precision == "autocast",
-                weight_first=by_autograd,
+                weight_first=by_autograd, apart=fw.name == "megatron-2022",
             )  # fmt: skip
         return self.lives[name]
 

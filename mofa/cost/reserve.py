@@ -271,7 +271,8 @@ def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> Array
       large, any other takes two layers', of which one is reduced while the last is let go. In the second step these lie
       under what the optimizer's states have displaced, and the same is taken once more.
     - So are on the first stage the tensors of the embedding's backward and its whole fp32 gradient, where they are
-      larger than any of a layer, as far as the states displace them.
+      larger than any of a layer, as far as the states displace them: that is what the second step takes, no less than
+      the states.
     - Unsharded gradients that are larger than any activation of a layer do not fit where activations were; others do.
     - What comes while a layer's forward holds most lies in the loss's blocks as well, and all but temporaries stays: of
       these the widest is gone by the next loss.
@@ -293,7 +294,8 @@ def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> Array
     whole = np.where(whole > widest, whole, 0.0)
     apart = bulk + whole + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
     again = np.clip(moments, np.maximum(largest, whole) * first, np.maximum(apart, largest * first))
-    embedding = np.where(first, np.maximum(alive.layers - moments - whole + apart, alive.layers) + again, -np.inf)
+    once = alive.layers - moments + np.maximum(apart - whole, 0.0)  # by the first step, which has no states yet
+    embedding = np.where(first, once + np.maximum(again, moments), -np.inf)
     group = np.maximum(end, layer)
     two = np.where(loss >= 4.0 * layer, 4.0 * end, 4.0 * (group + layer))
     buffer = np.where(head, np.where(loss >= 4.0 * group, 0.0, two), 8.0 * layer) * ~first
