@@ -226,7 +226,11 @@ def _added_to_rows(elements: FloatK, element: int) -> Back:
     """
     if element == 2:
         return Back(2 * elements, 7, like="index_backward")
-    return Back(3 * element * elements, 7, like="copy")
+    return Back(3 * element * elements, 7, like="row_backward_fp32")
+
+
+TIMED_TOPS = (2, 4, 6, 8)
+"""Experts of a token whose products with their scores were timed by themselves (measurements/h200-1gpu-routed)."""
 
 
 def _weighted_sum(
@@ -237,7 +241,8 @@ def _weighted_sum(
     A batch of one row each: the kernel walks over four experts at a time and takes as long for six as for eight, in
     fp32 as in bf16. Back, outer products fill tiles of 32 rows with a token's few and the scores' gradients are read
     off the experts' outputs. bf16 operands of a multiple of 8 experts go to other kernels back (16 bytes aligned).
-    Its last reader also ends the life of the routed rows, a local variable of the module.
+    For the numbers of experts that were timed (``TIMED_TOPS``) both ways take their own curves. Its last reader also
+    ends the life of the routed rows, a local variable of the module.
     """
     spec = ctx.model.moe
     assert spec is not None
@@ -246,11 +251,13 @@ def _weighted_sum(
     token = ctx.tokens * hidden
     work = Stream(4.0 * token * -(-spec.top_k // 4), "score_product")
     back = Back(0.0, 3, like="score_product_bwd", elements=elements, width=float(spec.top_k))
-    narrow = not deepep
+    narrow, size = not deepep, 2.0 if autocast(ctx) else 4.0
+    if spec.top_k in TIMED_TOPS:
+        name, moved = f"top{spec.top_k}{'' if autocast(ctx) else '_fp32'}", size * (elements + token)
+        work = Stream(moved, f"score_product_{name}")
+        back = Back(2.0 * moved, 3, like=f"score_product_bwd_{name}")
     if autocast(ctx):
         operand = cast(b, ordered, "moe.operand", elements)
-        if spec.top_k % 8 == 0:
-            back = Back(4.0 * elements + 8.0 * token, 3, like="score_product_bwd_top8")
     elif deepep:
         operand, work = ordered, Stream(element * elements + 4.0 * token)
         back = Back(2.0 * element * elements + 4.0 * token, 3)
