@@ -6,53 +6,73 @@ Read in deepspeed/runtime: ``zero/stage_1_and_2.py``, ``bf16_optimizer.py``, ``f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mofa.replay.journal import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
+    from mofa.replay.journal import Act
     from mofa.replay.passes import Kept
     from mofa.replay.player import Player
+    from mofa.replay.rank import Weight
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
 
 
-def partition_bytes(player: Player) -> int:
-    """One 16-bit copy of the part of the parameters that a rank optimizes. [B]"""
-    return int(sum(w.param for w in player.rank.weights) / player.rank.optimizer_ranks)
+def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
+    """Which parameters each group of the optimizer has, which DeepSpeed flattens one by one.
+
+    Those that decay in two halves, then norms and biases: Apex's FusedAdam crashes on tensors of more than 2^31
+    elements, which "we hit at 200B over 80 A100" (bigscience-workshop/Megatron-DeepSpeed, pull request 249 of 18
+    February 2022, megatron/optimizer/__init__.py, ``_get_params_for_weight_decay_optimization``).
+
+    Examples
+    --------
+    >>> from mofa.replay.rank import Weight
+    >>> groups_of([Weight(name, 2, 0, 0, 0, 1.0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    ((0,), (2, 3), (1,))
+    """
+    decayed = [n for n, w in enumerate(weights) if not w.flat]
+    half = len(decayed) // 2
+    rest = (n for n, w in enumerate(weights) if w.flat)
+    return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
+
+
+def totals(player: Player) -> list[int]:
+    """16-bit bytes of the parameters of each group. [B]"""
+    weights = player.rank.weights
+    return [sum(weights[n].param for n in members) for members in groups_of(weights)]
 
 
 def start(player: Player) -> None:
-    """Parameters into one flat buffer, then the optimizer's states.
+    """Parameters group by group into a flat buffer, and their fp32 copy; then the optimizer's states.
 
-    The parameters' old blocks are left to the allocator. ZeRO 1 moves the parameters to the host meanwhile, but empties
-    the cache only since DeepSpeed's pull request 2620 of December 2022. Without ZeRO the buffer is made of copies of
-    the parameters (``FP16_Optimizer``).
+    The parameters' old blocks are left to the allocator: DeepSpeed empties the cache only since its pull request 2620
+    of December 2022, and ZeRO 1 left them on the device meanwhile (``move_params_to_cpu_during_init: false`` in
+    tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
     r, where, begun = player.rank, "start", player.note()
     params = [player.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
-    total, part = sum(w.param for w in r.weights), partition_bytes(player)
-    if r.deepspeed == "zero1":
-        _drop_all(player, params)
-    elif r.deepspeed == "zero0":
-        params += [player.new(w.param, outside(TEMPORARIES, "copy of a parameter", where)) for w in r.weights]
-    player.new(total, outside(PARAMETERS, "buffer of the parameters", where))
-    if r.deepspeed != "zero1":
-        _drop_all(player, params)
-    clone = player.new(part, outside(STATES, "16-bit copy of the partition", where))
-    player.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
-    player.drop(clone)
-    if r.deepspeed == "bf16":
-        player.new(2 * total, outside(GRADIENTS, "fp32 buffer of the gradients", where))
-        zeros = None
-    else:
-        zeros = player.new(2 * part, outside(GRADIENTS, "fp32 zeros of the partition", where))
-    for name in ("first", "second"):
-        player.new(2 * part, outside(STATES, f"Adam's {name} moments", where))
-    if zeros is not None:
-        player.drop(zeros)
+    parts = [int(total / r.optimizer_ranks) for total in totals(player)]
+    for members, total, part in zip(groups_of(r.weights), totals(player), parts, strict=True):
+        copies = outside(TEMPORARIES, "copy of a parameter", where)
+        copied = [player.new(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
+        player.new(total, outside(PARAMETERS, "buffer of the parameters", where))
+        _drop_all(player, [*(params[n] for n in members), *copied])
+        clone = player.new(part, outside(STATES, "16-bit copy of the partition", where))
+        player.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
+        player.drop(clone)
+        if r.deepspeed == "bf16":
+            player.new(2 * total, outside(GRADIENTS, "fp32 buffer of the gradients", where))
+    zeros = outside(GRADIENTS, "fp32 zeros of the partition", where)
+    steps = [player.new(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
+    for part in parts:
+        for name in ("first", "second"):
+            player.new(2 * part, outside(STATES, f"Adam's {name} moments", where))
+    _drop_all(player, steps)
     player.look(begun)
 
 
@@ -113,41 +133,75 @@ def restored(player: Player) -> list[Kept]:
 def optimize(player: Player) -> None:
     """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather.
 
-    The BF16 optimizer's fp32 gradients are reduced in bf16, all in one copy: ``allreduce_bucket`` casts what is not of
-    the engine's ``communication_data_type``, which bf16 without a stage of ZeRO makes bf16 (runtime/engine.py).
+    The BF16 optimizer's fp32 gradients are reduced in bf16, each group's in one copy: ``allreduce_bucket`` casts what
+    is not of the engine's ``communication_data_type``, which bf16 without a stage of ZeRO makes bf16
+    (runtime/engine.py).
     """
     r, where = player.rank, "optimizer step"
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        player.drop(
-            player.new(sum(w.param for w in r.weights), outside(TEMPORARIES, "16-bit gradients to reduce", where))
-        )
-        for piece in gathers(partition_bytes(player), r.optimizer_ranks):
-            player.drop(player.new(piece, scratch))
+        for total in totals(player):
+            player.drop(player.new(total, outside(TEMPORARIES, "16-bit gradients to reduce", where)))
+        _gather(player, scratch)
         return
-    for bucket in buckets([w.param for w in r.weights]):
+    for bucket in buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]):
         player.drop(player.new(bucket, scratch))
     if r.deepspeed == "zero1":
-        part = partition_bytes(player)
-        mine = _partition_grads(player, part)
-        for width in (2, 4) if r.norms_gradients else (2,):  # in fp32 for what is not finite, then the norm in fp64
-            for size in mine:
-                player.drop(player.new(width * size, scratch))
-        flat = player.new(part, scratch)
-        wide = player.new(2 * part, scratch)
-        player.drop(flat)
-        _drop_grads(player)
-        player.drop(wide)
-        for piece in gathers(part, r.optimizer_ranks):
-            player.drop(player.new(piece, scratch))
+        _step_in_parts(player, scratch)
+        _gather(player, scratch)
         return
     for w in r.weights:  # looked through in fp32 for what is not finite
         player.drop(player.new(2 * w.param, scratch))
-    each = [player.new(2 * w.param, scratch) for w in r.weights]
-    wide = player.new(2 * partition_bytes(player), scratch)
-    _drop_all(player, each)
-    _drop_grads(player)
-    player.drop(wide)
+    wide = []
+    grads = _by_group(player)
+    for members, total, mine in zip(groups_of(r.weights), totals(player), grads, strict=True):
+        each = [player.new(2 * r.weights[n].param, scratch) for n in members]
+        wide.append(player.new(2 * total, scratch))
+        _drop_all(player, each)
+        _drop_all(player, mine)
+    player.grads = []
+    _drop_all(player, wide)
+
+
+def _step_in_parts(player: Player, scratch: Act) -> None:
+    """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
+    other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for Adam."""
+    ranks = player.rank.optimizer_ranks
+    parts = [int(total / ranks) for total in totals(player)]
+    found = [_part_of(player, grads, part) for grads, part in zip(_by_group(player), parts, strict=True)]
+    for _, mine in found:
+        for size in mine:
+            player.drop(player.new(2 * size, scratch))
+    wide = []
+    for part, (kept, mine) in zip(parts, found, strict=True):
+        for size in mine if player.rank.norms_gradients else ():
+            player.drop(player.new(4 * size, scratch))
+        flat = player.new(part, scratch)
+        wide.append(player.new(2 * part, scratch))
+        player.drop(flat)
+        _drop_all(player, kept)
+    player.grads = []
+    _drop_all(player, wide)
+
+
+def _gather(player: Player, scratch: Act) -> None:
+    ranks = player.rank.optimizer_ranks
+    for total in totals(player):
+        for piece in gathers(int(total / ranks), ranks):
+            player.drop(player.new(piece, scratch))
+
+
+def _by_group(player: Player) -> list[list[Kept]]:
+    """The 16-bit gradients of each group in the order of the parameters, the embedding's first: of a tied one the
+    head's, which a backward makes first. Norms and biases have none of their own here."""
+    first = player.grads[:1] if player.rank.tied else []
+    ordered = [*first, *player.grads[len(first) :][::-1]]
+    out = []
+    for members in groups_of(player.rank.weights):
+        flat = player.rank.weights[members[0]].flat
+        out.append([] if flat else ordered[: len(members)])
+        ordered = ordered[len(out[-1]) :]
+    return out
 
 
 def buckets(grads: list[int]) -> list[int]:
@@ -174,25 +228,25 @@ def gathers(part: int, ranks: float) -> list[int]:
     return [int(part * ranks / pieces)] * pieces if ranks > 1 else []
 
 
-def _partition_grads(player: Player, part: int) -> list[int]:
-    """Lets all 16-bit gradients go but those that the rank's partition reaches into; bytes of it in each. [B]
+def _part_of(player: Player, grads: list[Kept], part: int) -> tuple[list[Kept], list[int]]:
+    """Lets the 16-bit gradients of a group go but those that the rank's part reaches into; they, and its bytes in each.
 
-    ``p.grad`` of all parameters is dropped; the list of the partition's gradients holds views. They are in the order of
-    the parameters: the embedding, which is the largest, comes first.
+    ``p.grad`` of all parameters is dropped; the list of the part's gradients holds views.
     """
     first = player.rank.optimizer_rank * part
-    kept_grads, mine, seen = [], [], 0
-    for kept in player.grads[::-1]:
+    held: list[Kept] = []
+    mine: list[int] = []
+    seen = 0
+    for kept in grads:
         size = kept[0].size
         inside = min(seen + size, first + part) - max(seen, first)
         seen += size
         if inside > 0:
             mine.append(inside)
-            kept_grads.append(kept)
+            held.append(kept)
         else:
             player.drop(kept)
-    player.grads = kept_grads
-    return mine
+    return held, mine
 
 
 def _drop_grads(player: Player) -> None:

@@ -144,8 +144,6 @@ from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, st
 BLOCKING_GPUS = 320
 """From how many GPUs on the lab book's runs hang unless launches block ("always hangs", its section on hanging): its
 main script sets CUDA_LAUNCH_BLOCKING=1 ("do not remove or the training will hang"). Below, it isn't known."""
-MIDDLE_GPU = 4
-"""Of the eight of a node that the lab book's nvidia-smi shows: ranks count tensor parallelism fastest, then data."""
 EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
 """Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
 JUDGING_ONLY = ("korth",)
@@ -293,10 +291,6 @@ def run_of(row: Row) -> dict[str, Any]:
         framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
         if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
             framework["deepspeed"] = "zero0"
-        if framework["deepspeed"] == "zero1":
-            if strategy["tp"] > 1:  # as on 7 of 8, or 6 of 8, GPUs of the node read
-                framework["norms_gradients"] = False
-            framework["optimizer_rank"] = MIDDLE_GPU // strategy["tp"]
         framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"

@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.lives import Deed, Life, New
 from mofa.errors import SpecError
 from mofa.replay.allocator import Allocator
-from mofa.replay.deepspeed import BUCKET, _partition_grads, gathers
+from mofa.replay.deepspeed import BUCKET, _part_of, gathers, groups_of
 from mofa.replay.journal import GRADIENTS, outside
 from mofa.replay.play import play
 from mofa.replay.player import Player
@@ -75,17 +75,36 @@ def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
     assert played.peak.allocated == (800 + 200 + 100 + 200) * MIB
 
 
-def test_zero_1_lets_the_gradients_of_other_parts_go() -> None:
-    """Two gradients of 200 MiB over 4 ranks, reduced in a bucket of 400: the first rank's part (100) lies in one of
-    them, the other goes. What the part is looked through and normed in comes beside 1000 of parameters and states."""
-    one = _toy("zero1", 4)
-    two = replace(one, weights=one.weights * 2, chunks=((*one.chunks[0], *one.chunks[0]),))
-    played = play(two)
-    sizes = [x for act, x in zip(played.journal.acts, played.journal.sizes, strict=True) if act.op == "optimizer step"]
-    second = sizes[len(sizes) // 2 :]
-    assert second[:6] == [400 * MIB, -400 * MIB, 200 * MIB, -200 * MIB, 400 * MIB, -400 * MIB]
-    reduced, normed = (400 + 600 + 2 * 200 + 400) * MIB, (400 + 600 + 200 + 400) * MIB
-    assert played.peak.allocated == max(reduced, normed)
+def _several(deepspeed: str, ranks: float, num: int) -> Rank:
+    """As many blocks and weights of the toy's."""
+    one = _toy(deepspeed, ranks)
+    return replace(one, weights=one.weights * num, chunks=((one.chunks[0][0],) * num,))
+
+
+def _optimizer(rank: Rank) -> list[int]:
+    """Sizes of what the second step's optimizer allocates and frees. [MiB]"""
+    journal = play(rank).journal
+    sizes = [size // MIB for act, size in zip(journal.acts, journal.sizes, strict=True) if act.op == "optimizer step"]
+    return sizes[len(sizes) // 2 :]
+
+
+def test_zero_1_steps_group_by_group() -> None:
+    """Four gradients of 200 MiB over 4 ranks, reduced in a bucket of 800: the first rank's parts (100) lie in the first
+    of each half, the others go. Both are looked through, then each normed, flattened and cast: the casts stay."""
+    each = [400, -400, 100, 200, -100]
+    expected = [800, -800, *[200, -200] * 2, *each, *each, -200, -200, *[400, -400] * 2]
+    assert _optimizer(_several("zero1", 4, 4)) == expected
+
+
+def test_bf16_gradients_are_reduced_in_two_halves() -> None:
+    """A copy of 400 MiB for each half of four weights, where one of all would take 800; gathers are each half's too."""
+    assert _optimizer(_several("bf16", 2, 4)) == [400, -400] * 4
+
+
+def test_a_norm_is_in_a_group_of_its_own() -> None:
+    """Five matrices and a norm between them: two, three and the norm."""
+    weights = [Weight(str(n), MIB, 0, 0, 0, 1.0, flat=n == 2) for n in range(6)]
+    assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 
 def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
@@ -93,9 +112,10 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
     the next, the fourth in the last two."""
     for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
         player = Player(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
-        player.grads = [player.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (80, 100, 300)]
-        assert _partition_grads(player, 120 * MIB) == [size * MIB for size in expected]
-        assert len(player.grads) == len(expected)
+        grads = [player.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
+        held, mine = _part_of(player, grads, 120 * MIB)
+        assert mine == [size * MIB for size in expected]
+        assert len(held) == len(expected)
 
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:

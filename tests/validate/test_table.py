@@ -322,13 +322,10 @@ def test_readings_that_contradict_each_other_are_not_used() -> None:
     assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
 
 
-def test_most_gpus_of_a_node_take_no_norm() -> None:
-    """Seven of eight tensor-parallel ranks, or six; without tensor parallelism every rank takes it, and of a node's
-    eight ranks of data the one in the middle has no part of the embedding."""
-    one = row(**{**BLOOM, "id": "bloom-003", "tp": "1", "pp": "48", "layers": "96", "hidden": "12288", "ffn": "49152"})
-    runs, _ = import_rows([row(**BLOOM), row(**{**BLOOM, "id": "bloom-002", "tp": "4", "pp": "12"}), one], PUBLISHED)
-    assert [run["run"]["framework"].get("norms_gradients", True) for run in runs] == [False, False, True]
-    assert [run["run"]["framework"]["optimizer_rank"] for run in runs] == [0, 1, 4]
+def test_the_fullest_gpu_of_a_node_takes_the_norm() -> None:
+    """The lab book: "Mem = max memory used by the first (last) nodes", so the first rank of each group, by default."""
+    runs, _ = import_rows([row(**BLOOM)], PUBLISHED)
+    assert not {"norms_gradients", "optimizer_rank"}.intersection(runs[0]["run"]["framework"])
 
 
 def test_runs_that_would_hang_block_their_launches() -> None:
