@@ -56,7 +56,7 @@ class Recompute:
 
     def group_of(self, op: Op) -> str:
         """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
-        if op.region == OUTSIDE:
+        if op.region == OUTSIDE or (not op.region and self.kind != "full"):
             return ""
         if op.region.startswith(CHUNK):
             return op.region
@@ -88,7 +88,7 @@ class _Differentiator:
         self.ops: list[Op] = []
         self.grads: dict[str, str] = {}
         self.group_of = {op.name: recompute.group_of(op) for op in forward.ops}
-        self.kept_ops = {op.name for op in forward.ops if op.name in recompute.keep_outputs}
+        self.kept_ops = recompute.keep_outputs.intersection(self.group_of)
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
         self.behind = self._behind_chunks()
@@ -111,7 +111,8 @@ class _Differentiator:
         """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
         made: set[str] = set()
         behind: set[str] = set()
-        for op in self.forward.ops:
+        chunked = any(group.startswith(CHUNK) for group in set(self.group_of.values()))
+        for op in self.forward.ops if chunked else ():
             chunk = self.group_of[op.name].startswith(CHUNK)
             if chunk or (self.group_of[op.name] == "full" and made.intersection(op.reads)):
                 made.update(op.writes)
@@ -127,10 +128,10 @@ class _Differentiator:
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        source = self.forward.tensors[like]
-        if source.grad_bytes is None:
-            return self._tensor(name, like)
-        self.tensors[name] = Tensor(name, source.grad_bytes, "activation", grad=False)
+        _, nbytes, kind, _, grad_bytes = self.forward.tensors[like]
+        if grad_bytes is not None:
+            nbytes, kind = grad_bytes, "activation"
+        self.tensors[name] = Tensor(name, nbytes, kind, False)
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
@@ -139,7 +140,7 @@ class _Differentiator:
         if producer is None or producer in self.kept_ops or producer in self.behind:
             return name
         group = self.group_of[producer]
-        if not group:
+        if not group:  # nearly always
             return name
         reading = self.group_of[reader.name]
         same = reading == group or (group == "full" and reading.startswith(CHUNK))
@@ -201,10 +202,11 @@ class _Differentiator:
 
     def _differentiable(self, op: Op) -> tuple[str, ...]:
         tensors = self.forward.tensors
-        return tuple(dict.fromkeys([name for name in op.reads if tensors[name].grad]))
+        found = [name for name in op.reads if tensors[name].grad]
+        return tuple(dict.fromkeys(found) if len(found) > 1 else found)
 
     def _differentiate(self, op: Op) -> None:
-        dys = tuple(self.grads[w] for w in op.writes if w in self.grads)
+        dys = tuple([self.grads[w] for w in op.writes if w in self.grads])
         if not dys or isinstance(op.work, HostSync):
             return
         if isinstance(op.work, Gemm) and not op.weight:
@@ -213,22 +215,23 @@ class _Differentiator:
         if isinstance(op.work, (Gemm, Grouped)):
             self._linear(op, dys[0])
             return
-        saved = tuple(self._saved(op, s) for s in op.saves)
+        saved = tuple([self._saved(op, s) for s in op.saves])
         targets = self._differentiable(op)
         if not targets:
             if op.back is not None and anywhere(op.back.launches):
                 self._weight_only(op, dys, saved)
             return
-        given = tuple(self._give(op, t) for t in targets)
+        given = tuple([self._give(op, t) for t in targets])
         name = f"{op.name}.backward"
         if isinstance(op.work, Collective) and op.back is None:
-            work = op.work._replace(kind=DUAL[op.work.kind])
-            new = op._replace(
-                name=name, work=work, reads=dys, writes=given, saves=(), back=None,
-                view=op.view if op.work.kind in ("all_reduce",) else False, scratch=0.0,
-            )  # fmt: skip
-            if op.work.kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
-                new = new._replace(work=None, launches=0, view=True, stream="compute", family="memory_bound")
+            kind, group, payload, imbalance = op.work
+            if kind == "all_reduce":  # forward sums partial results: the gradient is the same on every rank
+                new = op._replace(name=name, family="memory_bound", work=None, reads=dys, writes=given, saves=(),
+                                  scratch=0.0, launches=0, view=True, stream="compute", back=None)  # fmt: skip
+            else:
+                dual = Collective(DUAL[kind], group, payload, imbalance)
+                new = op._replace(name=name, work=dual, reads=dys, writes=given, saves=(), scratch=0.0, view=False,
+                                  back=None)  # fmt: skip
             self._launch(new)
         elif isinstance(op.work, Attention):
             back = op.back
@@ -249,13 +252,14 @@ class _Differentiator:
         The unreduced gradient stays until the weight gradient is made (Megatron's tensor_parallel/layers.py,
         ``LinearWithGradAccumulationAndAsyncCommunication``; Transformer Engine's module/linear.py).
         """
-        made = [
-            i for i, other in enumerate(self.ops[-3:]) if other.name.endswith(".dgrad") and op.reads[0] in other.writes
-        ]
-        if op.stream != "tp" or not isinstance(op.work, Collective) or not made:
+        made = []
+        if op.stream == "tp" and isinstance(op.work, Collective):
+            last, dy = self.ops[-3:], op.reads[0]
+            made = [i for i, other in enumerate(last) if other.name.endswith(".dgrad") and dy in other.writes]
+        if not made:
             self.ops.append(op)
             return
-        after = len(self.ops) - len(self.ops[-3:]) + made[0] + 1
+        after = len(self.ops) - len(last) + made[0] + 1
         wgrad = self.ops[after]
         self.ops[after:] = [op, wgrad._replace(reads=(*wgrad.reads, op.reads[0])), *self.ops[after + 1 :]]
 
@@ -292,7 +296,7 @@ class _Differentiator:
         assert isinstance(work, (Gemm, Grouped))
         (x,) = self._differentiable(op)[:1] or ("",)
         kept = [self._saved(op, s) for s in op.saves]
-        again = []
+        again: list[str] = []
         for gather in op.regather:
             source = next(o for o in self.forward.ops if o.name == gather)
             name = f"{source.writes[0]}@{op.name}"

@@ -9,7 +9,7 @@ from mofa.blocks.backward import NO_RECOMPUTE, OUTSIDE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.lifetimes import BlockLives
 from mofa.blocks.moeblaze import index_only
-from mofa.blocks.op import Tape, TapeBuilder
+from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, stream
 from mofa.blocks.tp_overlap import overlapped
 from mofa.specs.model import ModelSpec
@@ -99,13 +99,26 @@ def _through_a_mode(tape: Tape, again: bool) -> Tape:
     return replace(tape, ops=ops)
 
 
-def block_forward(ctx: Context, p: Primitives, kind: BlockKind) -> Tape:
-    """The forward pass of one transformer layer, the same whatever is recomputed."""
+Halves = dict[bool, tuple[list[Op], dict[str, Tensor], str]]
+"""Attention halves that kinds of layer share: ops, tensors and the output, by whether attention is windowed."""
+
+
+def block_forward(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
+    """The forward pass of one transformer layer, the same whatever is recomputed.
+
+    ``halves`` keeps the attention half for the next kind of layer, where data parallelism does nothing ahead of it.
+    """
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard * hidden * ctx.residual)
     p.wrap_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
-    mid = attention_half(b, ctx, p, x, kind.windowed)
+    shared = halves if halves is not None and not b.ops and b.mark is None else {}
+    if kind.windowed in shared:
+        ops, tensors, mid = shared[kind.windowed]
+        b.ops, b.tensors = list(ops), dict(tensors)
+    else:
+        mid = attention_half(b, ctx, p, x, kind.windowed)
+        shared[kind.windowed] = list(b.ops), dict(b.tensors), mid
     h = p.norm(b, ctx, mid, "mlp_norm", hidden)
     y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
     tape = b.tape((x,), (p.residual(b, ctx, mid, y, "out"),))

@@ -109,6 +109,8 @@ def anywhere(x: BoolK | FloatK) -> bool:
     """
     if x is True or x is False:
         return x
+    if type(x) is float:
+        return x != 0.0
     return bool(x) if isinstance(x, PLAIN) else bool(x.any())
 
 

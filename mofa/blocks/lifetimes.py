@@ -14,6 +14,10 @@ NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
 
+PRODUCT_ENDS = (".dgrad", *WEIGHT_ENDS)
+"""Ends of the names of ops of a layer's backward that a product with a weight has."""
+
+
 class Interval(NamedTuple):
     """One allocation, alive from one op to another, both counted. (K,) [B]"""
 
@@ -59,11 +63,10 @@ class Lifetimes:
                 for later, other, leaf in extension.get(name, []):
                     extension[source].append((later, other & mask, leaf))
         result = []
-        for name in {**starts, **self.birth}:
-            _, mask = shares.get(name, ("", False))
+        for name, start in {**starts, **self.birth}.items():
+            mask = shares[name][1] if name in shares else False
             if mask is True or (name not in death and name not in starts):
                 continue
-            start = self.birth[name] if name in self.birth else starts[name]
             tensor, end = self.tensors[name], death.get(name, start)
             own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
             result.append(Interval(name, kind, start, end, own))
@@ -84,8 +87,10 @@ class Lifetimes:
         """Names whose memory is another's, whose, and for which candidates; True where for all."""
         shares: dict[str, tuple[str, BoolK]] = {}
         for op in self.ops:
-            mask = op.shares() if op.reads else False
-            if mask is False or not anywhere(mask):
+            if (op.view is False and op.present is True) or not op.reads:  # most ops
+                continue
+            mask = op.shares()
+            if not anywhere(mask):
                 continue
             if everywhere(mask):
                 mask = True
@@ -141,13 +146,13 @@ def _held(lives: Lifetimes, found: list[Interval], boundary: int) -> list[int]:
 
 
 def _above(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> list[int]:
-    products = (i for i, op in enumerate(ops[boundary:], boundary) if op.name.endswith((".dgrad", *WEIGHT_ENDS)))
+    products = (i for i, op in enumerate(ops[boundary:], boundary) if op.name.endswith(PRODUCT_ENDS))
     first = next(products, boundary)
     return [i for i, f in enumerate(found) if f.start < boundary <= f.end < first]
 
 
 def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:
-    pools: dict[str, list[int]] = {op.stream: [] for op in ops if op.stream.startswith("fsdp")}
+    pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.stream for op in ops]) if s.startswith("fsdp")}
     stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
     for i, f in enumerate(found if pools else ()):
         if (stream := stream_of.get(f.tensor)) in pools:

@@ -263,6 +263,9 @@ class Op(NamedTuple):
         return self.view | opposite(self.present)
 
 
+_REGION = Op._fields.index("region")
+
+
 @dataclass(frozen=True)
 class Tape:
     """Ops in issue order with their tensors. ``inputs`` are alive at the start, ``outputs`` at the end."""
@@ -305,12 +308,13 @@ class TapeBuilder:
 
     def add(self, op: Op) -> str:
         """Append an op and return its first output."""
-        if not op.region and self.region:
-            op = op._replace(region=self.region)
+        if self.region and not op.region:
+            op = Op._make((*op[:_REGION], self.region, *op[_REGION + 1 :]))  # twice as quick as _replace
         if self.mark is not None:
             op = self.mark(op)
-        for name in (*op.reads, *op.writes, *op.saves):
-            assert name in self.tensors, f"op {op.name}: tensor {name} is not declared"
+        if not all(map(self.tensors.__contains__, (*op.reads, *op.writes, *op.saves))):
+            missing = [name for name in (*op.reads, *op.writes, *op.saves) if name not in self.tensors]
+            raise AssertionError(f"op {op.name}: tensor {missing[0]} is not declared")
         self.ops.append(op)
         return op.writes[0] if op.writes else ""
 

@@ -55,8 +55,9 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     tapes: dict[str, BlockTapes] = {}
     ops: list[Op] = []
     largest: FloatK = 0.0
+    halves: build.Halves = {}
     for kind in build.block_kinds(model):
-        forward = build.block_forward(ctx, p, kind)
+        forward = build.block_forward(ctx, p, kind, halves)
         ops += forward.ops
         for tensor in forward.tensors.values():
             largest = maximum(largest, tensor.bytes) if tensor.kind == "activation" else largest

@@ -88,7 +88,7 @@ class Weights:
         total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
         again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
         most = np.argsort(np.where(again, 0.0, -total), axis=0, kind="stable")[:SIZES]
-        return np.concatenate([largest[None], np.take_along_axis(self.params, most, axis=0)])
+        return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
 
     @cached_property
     def _all(self) -> list[tuple[int, WeightClass]]:
@@ -353,7 +353,9 @@ def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
     casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")
              and not op.compiled]  # fmt: skip
-    read = {name for op in block.backward.ops for name in op.reads} if casts else set()
+    if not casts:
+        return np.zeros(num_k)
+    read = {name for op in block.backward.ops for name in op.reads}
     copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
     return np.asarray(stacked(copies, num_k).sum(axis=0))
 

@@ -149,8 +149,10 @@ def collective_time(
     """
     time = _modelled_time(kind, payload_bytes, group, fabric, imbalance, spread)
     sizes = fabric.measured.get(kind)
+    if not sizes:
+        return time
     inside = ~np.asarray(group.spans) & (np.asarray(group.size) > 1)
-    if not sizes or not np.any(inside):
+    if not np.any(inside):
         return time
     payload = np.asarray(payload_bytes, dtype=np.float64) * (imbalance if kind == "all_to_all" else 1.0)
     if kind == "all_reduce":

@@ -193,7 +193,7 @@ def _megatron(
 
 def _ranks(group: Group) -> IntN:
     """Ranks of a group, as a column beside those of a pipeline. (n, 1)"""
-    return np.atleast_1d(group.size)[:, None]
+    return np.reshape(group.size, (-1, 1))
 
 
 def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
@@ -208,6 +208,6 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
 
 def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
-    near = np.minimum(peers, np.atleast_1d(group.ranks_per_domain)[:, None] - 1)
+    near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
     held = np.where(group.spans[:, None], np.minimum(near, MEASURED_PEERS), near)
     return np.asarray(held * spec.per_peer_bytes.value + (peers - near) * spec.per_remote_peer_bytes.value)

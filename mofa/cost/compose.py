@@ -12,7 +12,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.critical_path import WALKED, Durations, critical_path_s
 from mofa.cost.data_parallel import Outside, outside_blocks
-from mofa.cost.optimizer import optimizer_host_seconds, optimizer_seconds
+from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds
 from mofa.cost.pipeline import pipeline_s
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
@@ -23,6 +23,7 @@ from mofa.specs.params import layer_tensors
 ArrayN = NDArray[np.float64]
 _T = {name: i for i, name in enumerate(TIME_COMPONENTS)}
 _H = {name: i for i, name in enumerate(HIDDEN_COMPONENTS)}
+_OF_TAPES = [_T[name] for name in EXPOSED]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def step_time(rows: Rows) -> StepTime:
         at_head = rows.is_head[slowest]
         per_batch += at_head * depth * mtp_exposed.T
         per_batch_hidden += at_head * depth * mtp_hidden.T
-    for i, name in enumerate(EXPOSED):
-        exposed[_T[name]] += m * per_batch[i]
+    exposed[_OF_TAPES] += m * per_batch
     regained = each.regained_s
     exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
     hidden += m * per_batch_hidden
@@ -95,8 +95,9 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
         rows.of_mtp("issue_s"),
     )  # fmt: skip
     lead = np.maximum((sum(passes(rows).of_stages()) if stage_s is None else stage_s) - issue, 0.0)
-    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows))
-    seconds = optimizer_seconds(*given)[rows.grid] + waited
+    parts = device_parts(*given)
+    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
+    seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
     if rows.framework.name in PYTORCH_MODULES:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value

@@ -75,7 +75,7 @@ def gemm_s(
     >>> float(np.round(gemm_s(8192, 8192, 8192, toy_gpu())[()] * 1e3, 3))
     1.374
     """
-    shapes = np.stack([np.asarray(v, dtype=float) for v in np.broadcast_arrays(m, n, k, count)])
+    shapes = np.array(_alike(m, n, k, count))
     shape = shapes.shape[1:]
     unique, inverse = _distinct(shapes.reshape(4, -1))
     curve = gpu.curves.gemm[format_]
@@ -137,6 +137,12 @@ def unaligned_gemm_s(
         sustained=np.where(odd, odd_rate, even_rate),
     )  # fmt: skip
     return np.where(aligned_s > 0.0, time_s, 0.0)
+
+
+def _alike(*values: ArrayLike) -> Sequence[FloatN]:
+    """Numbers and arrays as arrays of one shape."""
+    arrays = [np.asarray(value, dtype=float) for value in values]
+    return arrays if len({array.shape for array in arrays}) == 1 else np.broadcast_arrays(*arrays)
 
 
 def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:
@@ -248,9 +254,7 @@ def attention_s(
     >>> bool(3.5 < long / short < 4)
     True
     """
-    batch, heads, kv_heads, q, pairs = (
-        np.asarray(v, dtype=float) for v in np.broadcast_arrays(batch, heads, kv_heads, q_len, pairs)
-    )
+    batch, heads, kv_heads, q, pairs = _alike(batch, heads, kv_heads, q_len, pairs)
     (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, "bwd" if backward else "fwd", d_qk, d_v))
     form, wider = curve.form, (d_qk + d_v) / (near_qk + near_v)
     rows = np.maximum(q, 1.0)

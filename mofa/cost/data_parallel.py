@@ -63,10 +63,12 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
     return replace(once, exposed=once.exposed + exposed, hidden=once.hidden + hidden)
 
 
-def _over(rows: Rows, kind: CollectiveKind, bytes_per_param: float) -> ArrayN:
-    """Seconds over all parameters of each chunk, dense and expert ones one after the other. (g, R, vpp) [s]"""
+def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
+    """Seconds of collectives of so many bytes a parameter over all parameters of each chunk, dense and expert ones one
+    after the other. (g, R, vpp) each [s]"""
     group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
-    return np.asarray(collective_s(kind, rows.params * bytes_per_param, group, rows.costs.machine.fabric).sum(axis=0))
+    fabric = rows.costs.machine.fabric
+    return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
 def _slowdown(rows: Rows) -> ArrayN:
@@ -107,12 +109,11 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     slow = _slowdown(rows)
     zero = rows.grids.zero[:, None, None]
     scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
-    reduces = _over(rows, "reduce_scatter", width)
-    if not scatters.all():
-        reduces = np.where(scatters, reduces, _over(rows, "all_reduce", width))
-    reduces = reduces[rows.grid]
     each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
-    gathers = np.where(zero >= 1, _over(rows, "all_gather", each), 0.0)[rows.grid]
+    reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
+    if not scatters.all():
+        reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
+    reduces, gathers = reduces[rows.grid], np.where(zero >= 1, gathers, 0.0)[rows.grid]
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
     buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
@@ -182,9 +183,8 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     """
     stages = rows.layout.stages
     pp, vpp = stages.pp, stages.vpp
-    gather, reduce = (
-        _over(rows, *what).sum(axis=2)[rows.grid] for what in (("all_gather", 2.0), ("reduce_scatter", 4.0))
-    )
+    each = _over(rows, ("all_gather", 2.0), ("reduce_scatter", 4.0))
+    gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)

@@ -41,6 +41,11 @@ class Machine:
         return Fabric.of(self.cluster)
 
     @cached_property
+    def slowest_host(self) -> float:
+        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host`. [-]"""
+        return self.cluster.slowest_host
+
+    @cached_property
     def slowest(self) -> float:
         """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. [-]"""
         spread = self.cluster.gpu.curves.chip_spread
@@ -107,11 +112,12 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
     keys: dict[int, Hashable] = {}
     known: set[Hashable] = set()
     for op in ops:
-        if type(op.work) not in UNTIMED:
-            key = keys[id(op)] = _work_key(op)
-            if key not in known:
-                known.add(key)
-                kinds[_work_kind(op)][key] = op
+        if type(op.work) in UNTIMED:
+            continue
+        key = keys[id(op)] = _work_key(op)
+        if key not in known:
+            known.add(key)
+            kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
         seconds.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
     return {name: seconds[key] for name, key in keys.items()}
@@ -169,15 +175,13 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
 
     Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
     """
-    whole: FloatK = 0.0
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         if type(op.work) in PRODUCTS:
             kinds[_work_kind(op)].append(i)
-        if op.stream == "compute":
-            whole = whole + seconds[i]
     if not kinds:
         return seconds
+    whole = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     powered = {kind: _powered_curve(kind, machine) for kind in kinds}
     shares: dict[Any, FloatK] = {
         kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
@@ -258,7 +262,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
     """
-    host, slowest = machine.cluster.gpu.curves.host, machine.cluster.slowest_host
+    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
     model, view = host.model_op_s.value, host.view_s.value
     dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
@@ -301,7 +305,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there
             if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
                 each = each + op.choices * host.gemm_choice_s.value
-            if type(work) is Collective:
+            if type(work) is Collective and op.dtensor is not False:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:
                 each = each + calls * host.selective_op_s.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,10 +210,9 @@ def _groups(
     kind = np.where(whole, np.where(layers < 0, 1, 2), 0)
     _, code = unique_rows([part, pp, table.vpp[which], schedule, kind])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
-    bounds = np.flatnonzero(np.diff(code[order])) + 1
-    for rows in np.split(order, bounds):
-        if len(rows) == 0:
-            continue
+    bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
+    for begin, end in pairwise(bounds):
+        rows = order[begin:end]
         size = max(1, CHUNK_STAGES // int(pp[rows[0]]))
         for start in range(0, len(rows), size):
             yield rows[start : start + size], SCHEDULES[int(schedule[rows[0]])]

@@ -83,7 +83,7 @@ def loading(
 
 def idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
     """What loads keep the device waiting in a tape of :func:`loading`. (K,) [s]"""
-    return sum((took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"), 0.0)
+    return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
 
 def _end(ops: tuple[Op, ...], at: int) -> int:

@@ -153,7 +153,10 @@ class _Joined:
         count = [len(b.found) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
         begin = bounds[::2][block]
-        scratch = stacked([where(op.present, op.scratch, 0.0) for b in blocks for op in b.ops], num_k)
+        scratch = stacked(
+            [op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for b in blocks for op in b.ops],
+            num_k,
+        )
         return cls(
             stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, block,
             np.cumsum([0, *count[:-1]]), bounds,

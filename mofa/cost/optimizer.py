@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,19 +150,20 @@ def optimizer_seconds(
     shards: Shards,
     precision: str,
     zero: NDArray[np.int64],
+    parts: Mapping[str, ArrayN] | None = None,
 ) -> ArrayN:
     """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, R) [s]
 
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
     8. Megatron besides zeroes (4) and scales (8) the whole gradient buffer and copies main to bf16 parameters (6,
-    shared out).
+    shared out). ``parts`` are those of :func:`device_parts` where they are known.
     """
-    parts = _device_parts(workload, cluster, framework, shards, precision, zero)
+    parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
 
 
-def _device_parts(
+def device_parts(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
     zero: NDArray[np.int64],
 ) -> dict[str, ArrayN]:  # fmt: skip
@@ -187,7 +189,7 @@ def _device_parts(
 def optimizer_host_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: Shards, precision: str,
     zero: NDArray[np.int64], tensors: ArrayN, lead_s: ArrayN, grid: NDArray[np.intp],
-    distributed: NDArray[np.bool_] | bool = False,
+    distributed: NDArray[np.bool_] | bool = False, parts: Mapping[str, ArrayN] | None = None,
 ) -> ArrayN:  # fmt: skip
     """What the device waits for the host in the optimizer step. (n, R) [s]
 
@@ -201,6 +203,8 @@ def optimizer_host_seconds(
         Which grid each candidate has. (n,)
     distributed
         Whether parameters are distributed tensors (torchtitan: any of FSDP, TP, EP), of each grid. (g, 1)
+    parts
+        Of :func:`device_parts`, where they are known. (g, R) each [s]
 
     Notes
     -----
@@ -226,7 +230,7 @@ def optimizer_host_seconds(
         cluster.slowest_host * fact.value
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
-    parts = _device_parts(workload, cluster, framework, shards, precision, zero)
+    parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     if framework.name in PYTORCH_MODULES:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))

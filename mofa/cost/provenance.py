@@ -11,10 +11,12 @@ from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve, GemmFormat
 from mofa.specs.hardware import ClusterSpec
 
-PRODUCTS = (Gemm, Grouped, Attention)
-"""Works whose sizes a curve's measured ranges name."""
-WITH_WIDTHS = (Gemm, Grouped)
-"""Works whose operands have a width and a depth."""
+SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
+    ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
+    ("grouped_gemm", Grouped, {"tokens": "rows", "groups": "groups", "n": "n", "k": "k"}),
+    ("attention", Attention, {"q": "q_len"}),
+)
+"""Works whose sizes a curve's measured ranges name, by family, and their names there."""
 _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
@@ -53,25 +55,18 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
     """
-    found: dict[str, dict[str, list[FloatK]]] = {"gemm": {}, "grouped_gemm": {}, "attention": {}}
-    products = {id(op.work): op.work for tape in tapes for op in tape.ops if type(op.work) in PRODUCTS}
-    for work in products.values():
-        if type(work) is Gemm:
-            family, sizes = "gemm", {"m": work.m, "n": work.n, "k": work.k}
-        elif type(work) is Grouped:
-            family, sizes = "grouped_gemm", {"tokens": work.rows, "groups": work.groups, "n": work.n, "k": work.k}
-        else:
-            assert type(work) is Attention
-            family, sizes = "attention", {"q": work.q_len}
-        for name, size in sizes.items():
-            found[family].setdefault(name, []).append(size)
-    return {family: {name: _span(sizes) for name, sizes in names.items()} for family, names in found.items()}
+    works = {id(op.work): op.work for tape in tapes for op in tape.ops}.values()
+    found: dict[str, Sizes] = {}
+    for family, kind, names in SIZES:
+        some = [work for work in works if type(work) is kind]
+        found[family] = {name: _span([getattr(w, field) for w in some]) for name, field in names.items() if some}
+    return found
 
 
 def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
     """Measured ops that the memory-bound ops of one candidate's tapes are like."""
-    works = (op.work for tape in tapes for op in tape.ops)
-    return frozenset(work.like.rpartition(" ")[2] for work in works if type(work) is Stream)
+    names = {op.work.like for tape in tapes for op in tape.ops if type(op.work) is Stream}
+    return frozenset([name.rpartition(" ")[2] for name in names])
 
 
 def _span(sizes: list[FloatK]) -> tuple[float, float]:
@@ -93,7 +88,7 @@ def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     found: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
         work = op.work
-        if isinstance(work, WITH_WIDTHS) and work.format in ALIGNED and not (type(work) is Gemm and _several(work)):
+        if isinstance(work, (Gemm, Grouped)) and work.format in ALIGNED and not (type(work) is Gemm and _several(work)):
             for size in set(_span([work.n, work.k])):
                 if size % ALIGNED[work.format]:
                     found.setdefault(int(size), {})[op.name] = None

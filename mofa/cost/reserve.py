@@ -162,14 +162,15 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
     somewhere.
     """
     lay, static, at, layers = rows.layout, rows.static, rows.grid, rows.layers
-    head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
     fixed = (static.params + static.grads)[at] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
+    ends = [(end.large_saved + end.large_peak, there) for end, there in
+            ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states) in enumerate(_by_size(rows, made), start=1):
         saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         peak = rows.most_of_layers(layers.large_peak[..., i])
-        for end, there in ((head, rows.is_head), (embedding, rows.is_first)):
-            peak = np.maximum(peak, (end.large_saved[i] + end.large_peak[i])[rows.k][:, None] * there)
+        for large, there in ends:
+            peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         held = fixed + holes[at] + saved
         most = np.maximum(most, held + 3.0 * states[at] + peak)
         ahead = np.maximum(ahead, held + states[at] + rows.most_of_layers(layers.large_forward[..., i]))
@@ -179,10 +180,11 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
 def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it and states of one kind that are larger. (g,
     R) each [B]"""
+    states = made.owned * made.taken
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
             made.staged(np.where(made.hole <= size, made.room, 0.0)),
-            made.staged(np.where(made.state > block_bytes(size), made.owned * made.taken, 0.0)),
+            made.staged(np.where(made.state > block_bytes(size), states, 0.0)),
         )
 
 
@@ -251,10 +253,10 @@ def _start(made: WeightsMade) -> _Start:
     is_small = state <= SMALL
     needed = 3.0 * made.owned * made.taken
     large = np.zeros((hole.shape[1], layers.shape[1]))
-    for w in np.flatnonzero(np.any((state > SMALL) & (state > hole), axis=1)):  # where states are hardly shared out
-        some = np.flatnonzero((state[w] > SMALL) & (state[w] > hole[w]))
+    w, some = np.nonzero((state > SMALL) & (state > hole))  # where states are hardly shared out
+    if len(w):
         wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
-        large[some] += np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0)
+        np.add.at(large, some, np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0))
     waste = np.where(is_small, needed - 3.0 * made.owned * state, 0.0)
     return _Start(
         made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),

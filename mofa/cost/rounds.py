@@ -43,6 +43,8 @@ def in_turn(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK
     [5.0, 0.0, 8.0]
     """
     out = list(issue)
+    if {1.0}.issuperset([op.rounds if type(op.rounds) is float else 0.0 for op in ops]):  # nearly always
+        return out
     at = 0
     while at < len(ops):
         rounds = ops[at].rounds

@@ -168,7 +168,7 @@ class Layout:
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
     after: ArrayN
-    """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, R)"""
+    """As :attr:`mofa.cost.stages.Stages.behind`. (kinds, kinds, R)"""
     full_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
     choice: NDArray[np.intp]
@@ -204,19 +204,10 @@ def layout(
     plain = stages.counts[:, shown.stage] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
     full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
-    kinds = len(stages.kinds)
-    after = np.zeros((kinds, kinds, len(shown.stage)))
-    for r, stage in enumerate(shown.stage.tolist()):
-        chunk = stages.layers[stage][-1]
-        for kind in range(kinds):
-            if kind in chunk:
-                last = len(chunk) - 1 - chunk[::-1].index(kind)
-                for other in chunk[last + 1 :]:
-                    after[kind, other, r] += 1
     return Layout(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
-        plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of], after, full, which,
-        bool(plain.any()), bool(full.any()),
+        plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
+        stages.behind[:, :, shown.stage], full, which, bool(plain.any()), bool(full.any()),
     )  # fmt: skip
 
 

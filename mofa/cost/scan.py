@@ -8,7 +8,6 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +75,7 @@ def scan_apart(tape: Tape, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
-    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s)
     issue = in_turn(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
@@ -88,25 +87,26 @@ def _scanned(
     tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
 ) -> PhaseTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
-    plan = _plan(tape)
+    ops, watched = tape.ops, _watched(tape.ops)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
-    if repeat > 1 and not _carries(tape):
+    synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
+    if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = Streams(-1e9)
-        exposed = _pass(tape, plan, seconds, issue, state, machine)
+        exposed = _pass(ops, watched, seconds, issue, state, machine)
         regained = state.regained
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = Streams(0.0)
         for _ in range(repeat - 1):
-            exposed = _pass(tape, plan, seconds, issue, state, machine)
-        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if _synchronises(tape) else []
-        exposed = _pass(tape, plan, seconds, issue, state, machine)
+            exposed = _pass(ops, watched, seconds, issue, state, machine)
+        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if synchronises else []
+        exposed = _pass(ops, watched, seconds, issue, state, machine)
         regained = state.regained
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
-                _pass(tape, plan, seconds, issue, start, machine)
+                _pass(ops, watched, seconds, issue, start, machine)
             ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
     alone_s = sum(exposed.values(), 0.0)
@@ -157,68 +157,23 @@ def _neighbours(op: Op) -> bool:
     return isinstance(op.work, Collective) and not anywhere(op.launches)
 
 
-def _synchronises(tape: Tape) -> bool:
-    """Whether the host waits for the device anywhere."""
-    return any(type(op.work) is HostSync for op in tape.ops)
-
-
-def _carries(tape: Tape) -> bool:
-    """Whether a repetition depends on the one before: by a host synchronisation, or a tensor read before it is
-    written."""
-    if _synchronises(tape):
-        return True
-    written: set[str] = set()
-    ahead: set[str] = set()
-    for op in tape.ops:
-        if not written.issuperset(op.reads):
-            ahead.update(name for name in op.reads if name not in written)
-        if not ahead.isdisjoint(op.writes):
+def _carries(ops: tuple[Op, ...]) -> bool:
+    """Whether a repetition depends on the one before: a tensor is read before it is written."""
+    ahead = {name for op in ops for name in op.writes}
+    for op in ops:  # of all that is written, what is not there yet
+        if not ahead.isdisjoint(op.reads):
             return True
-        written.update(op.writes)
+        ahead.difference_update(op.writes)
     return False
 
 
-class _Step(NamedTuple):
-    """What happens at one op: ``wait`` names tensors of other streams, ``record`` those that another stream awaits."""
-
-    kind: str
-    wait: tuple[str, ...] = ()
-    record: tuple[str, ...] = ()
-    passes: bool = False
-    """Whether the op passes its first input on as it is, for some candidates at least."""
-
-
-_ALONE = _Step("compute")
-"""What happens at most ops."""
-
-
-def _plan(tape: Tape) -> tuple[_Step, ...]:
-    """Which ops wait for another stream, and which must say when they end."""
-    elsewhere = [op for op in tape.ops if op.stream != "compute"]
-    awaited = {w for op in elsewhere for w in op.writes}
-    watched = {r for op in elsewhere for r in op.reads}
-    for op in reversed(tape.ops) if watched else ():  # what passes through is ready when its source is
+def _watched(ops: tuple[Op, ...]) -> set[str]:
+    """Tensors of which other streams ask when they are there."""
+    watched = {r for op in ops if op.stream != "compute" for r in op.reads}
+    for op in reversed(ops) if watched else ():  # what passes through is ready when its source is
         if op.stream == "compute" and not watched.isdisjoint(op.writes) and _may_pass(op):
             watched.add(op.reads[0])
-    steps = []
-    for op in tape.ops:
-        if type(op.work) is HostSync:
-            steps.append(_Step("sync"))
-            continue
-        reads, writes = op.reads, op.writes
-        if op.stream != "compute":
-            # same-stream inputs too: where their producer is absent they are ready when its input is
-            steps.append(_Step("async", reads))
-            continue
-        if awaited.isdisjoint(reads) and watched.isdisjoint(writes):
-            steps.append(_ALONE)
-            continue
-        waits = tuple([r for r in reads if r in awaited])
-        passes = bool(waits) and _may_pass(op)
-        if passes:  # what it passes on from another stream is awaited by whoever reads it, not by the op
-            awaited.update(writes)
-        steps.append(_Step("compute", waits, tuple([w for w in writes if w in watched]), passes))
-    return tuple(steps)
+    return watched
 
 
 def _may_pass(op: Op) -> bool:
@@ -232,55 +187,56 @@ def _runs(op: Op) -> BoolK:
 
 
 def _pass(
-    tape: Tape, plan: tuple[_Step, ...], seconds: list[FloatK], issue: list[FloatK], state: Streams, machine: Machine
+    ops: tuple[Op, ...], watched: set[str], seconds: list[FloatK], issue: list[FloatK], state: Streams, machine: Machine
 ) -> dict[str, FloatK]:
-    """Play the tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
+    """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
     state.regained = {}
-    share = machine.cluster.gpu.curves.overlap_slowdown.value
-    for step, op, took, issued in zip(plan, tape.ops, seconds, issue, strict=True):
-        if step.kind == "sync":
-            assert isinstance(op.work, HostSync)
+    ready, share = state.ready, machine.cluster.gpu.curves.overlap_slowdown.value
+    for op, took, issued in zip(ops, seconds, issue, strict=True):
+        if type(op.work) is HostSync:
             sync_s = machine.cluster.sync_s + op.work.host_s
-            woken = maximum(state.host, state.compute) + sync_s
-            state.host = where(op.present, woken, state.host)
+            state.host = where(op.present, maximum(state.host, state.compute) + sync_s, state.host)
             continue
         state.host = state.host + issued
-        if step.kind == "async":
-            state.send(op, took, step.wait, machine)
+        if op.stream != "compute":
+            state.send(op, took, machine)
             continue
-        if step.wait:
-            _wait(step, op, state, exposed)
+        waits = ready and not ready.keys().isdisjoint(op.reads)
+        if waits:
+            _wait(op, state, exposed)
         if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
-            idle = where(took > 0.0, maximum(state.host - state.compute, 0.0), 0.0)
+            idle, runs = maximum(state.host - state.compute, 0.0), took > 0.0
+            if runs is not True:
+                idle = where(runs, idle, 0.0)
             exposed["host_idle"] = exposed["host_idle"] + idle
             state.compute = state.compute + idle + took
             state.loss = state.loss + share * took
             exposed[op.family] = exposed[op.family] + took
-        if step.passes:
+        if waits and _may_pass(op):  # what it passes on from another stream is awaited by whoever reads it
             state.hand_on(op, _runs(op))
-        if step.record:
-            _record(step, op, state)
+        if watched and not watched.isdisjoint(op.writes):
+            _record(op, watched, state)
     return exposed
 
 
-def _wait(step: _Step, op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
-    """An op of the compute stream waits for other streams."""
-    for name in step.wait:
+def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
+    """An op of the compute stream waits for what other streams make of its inputs, unless it passes it on as it is."""
+    runs = _runs(op) if _may_pass(op) else True
+    for name in op.reads:
         for family, at in state.ready.get(name, NOTHING).items():  # of a repetition before the first there is nothing
             if family:  # else computed on the stream itself
-                late = maximum(at - state.compute, 0.0)
-                if step.passes:
-                    late = where(_runs(op), late, 0.0)
+                late = where(runs, maximum(at - state.compute, 0.0), 0.0)
                 exposed[family] = exposed[family] + late
                 state.wait(name, family, late)
 
 
-def _record(step: _Step, op: Op, state: Streams) -> None:
-    """An op of the compute stream says when what other streams wait for is there."""
+def _record(op: Op, watched: set[str], state: Streams) -> None:
+    """An op of the compute stream says when what other streams ask for is there."""
     ready = state.ready
     made: Ready = {"": state.compute}
     if _may_pass(op) and op.reads[0] in ready:
         made = through(_runs(op), made, ready[op.reads[0]])
-    for name in step.record:
-        ready[name] = made
+    for name in op.writes:
+        if name in watched:
+            ready[name] = made

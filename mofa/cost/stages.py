@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,18 @@ class Stages:
     @property
     def vpp(self) -> int:
         return int(self.counts.shape[2])
+
+    @cached_property
+    def behind(self) -> ArrayN:
+        """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
+        out = np.zeros((len(self.kinds), len(self.kinds), self.pp))
+        for r, chunks in enumerate(self.layers):
+            chunk = chunks[-1]
+            for kind in set(chunk):
+                last = len(chunk) - 1 - chunk[::-1].index(kind)
+                for other in chunk[last + 1 :]:
+                    out[kind, other, r] += 1
+        return out
 
     def recomputed_first(self, n: int) -> IntA:
         """Counts of the first ``n`` layers of every chunk: Megatron's block method. (kinds, pp, vpp)"""

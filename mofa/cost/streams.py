@@ -77,43 +77,49 @@ class Streams:
         for name in op.writes:
             self.ready[name], self.since[name] = handed_on, since
 
-    def send(self, op: Op, took: FloatK, reads: tuple[str, ...], machine: Machine) -> None:
+    def send(self, op: Op, took: FloatK, machine: Machine) -> None:
         """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
-        are there."""
+        are there, those of its own stream too: where their producer is absent they are ready when its input is."""
         launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)
         start, since = launch, self.loss
-        awaited = [(at, self.since.get(name, MOVES)) for name in reads for at in self.ready.get(name, NOTHING).values()]
+        ready, fixed_from = self.ready, self.since
+        inputs = [name for name in op.reads if name in ready]
+        awaited = [(at, fixed_from.get(name, MOVES)) for name in inputs for at in ready[name].values()]
         awaited.append(self.streams.get(op.stream, FREE))
-        if isinstance(op.work, Collective):
-            awaited.append(self._communicator(op.work.group, machine))
+        collective = op.work if type(op.work) is Collective else None
+        if collective is not None:
+            whole = machine.shares_world(collective.group)
+            awaited.append(self._communicator(collective.group, whole))
         for at, fixed in awaited:
             later = at > start
-            start, since = where(later, at, start), where(later, fixed, since)
+            if later is not False:
+                start, since = where(later, at, start), where(later, fixed, since)
         # where computing is later than it waits in the queue, it moves as well
         since = maximum(minimum(since, self.loss), self.loss - (start - launch))
         end = start + took
         _take(self.streams, op.stream, op.present, end, since)
-        if isinstance(op.work, Collective):
-            self._occupy(op.work.group, op.present, end, since, machine)
+        if collective is not None:
+            self._occupy(collective.group, whole, op.present, end, since)
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
-                made = through(op.present, made, self.ready.get(op.reads[0], NOTHING))
+                made = through(op.present, made, ready.get(op.reads[0], NOTHING))
             runs = op.present if op.work is not None else False
-            since = where(runs, since, self.since.get(op.reads[0], MOVES))
+            if runs is not True:
+                since = where(runs, since, fixed_from.get(op.reads[0], MOVES))
         for name in op.writes:
-            self.ready[name], self.since[name] = made, since
+            ready[name], fixed_from[name] = made, since
 
-    def _communicator(self, group: str, machine: Machine) -> Until:
-        """Until when a group's communicator is taken: NCCL runs one operation after the other."""
-        own, whole = self.communicators.get(group, FREE), machine.shares_world(group)
+    def _communicator(self, group: str, whole: BoolK) -> Until:
+        """Until when a group's communicator, the world's where ``whole``, is taken: NCCL runs one operation after the
+        other."""
+        own = self.communicators.get(group, FREE)
         if whole is False:
             return own
         world = self.communicators.get("world", FREE)
         return where(whole, world[0], own[0]), where(whole, world[1], own[1])
 
-    def _occupy(self, group: str, present: BoolK, end: FloatK, since: FloatK, machine: Machine) -> None:
-        whole = machine.shares_world(group)
+    def _occupy(self, group: str, whole: BoolK, present: BoolK, end: FloatK, since: FloatK) -> None:
         if whole is False:
             _take(self.communicators, group, present, end, since)
             return
@@ -125,4 +131,7 @@ class Streams:
 def _take(queues: dict[str, Until], name: str, present: BoolK, end: FloatK, since: FloatK) -> None:
     """Where an op is present it takes something until its end, which is never before what was launched ahead of it."""
     before = queues.get(name, FREE)
+    if present is True:
+        queues[name] = maximum(end, before[0]), since
+        return
     queues[name] = where(present, maximum(end, before[0]), before[0]), where(present, since, before[1])

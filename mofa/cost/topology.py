@@ -97,7 +97,7 @@ def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -
     array([4, 2, 2])
     """
     piece = np.gcd(size * stride, block) // stride
-    return np.where(world <= block, np.minimum(size, block), np.clip(piece, 1, size))
+    return np.where(world <= block, np.minimum(size, block), np.minimum(np.maximum(piece, 1), size))
 
 
 def domain_of_job(world: IntK, node: HasPlacement) -> IntK:
@@ -170,7 +170,9 @@ def process_groups(
     (64, 8, 8, 2)
     """
     columns = [np.asarray(x).astype(np.int64) for x in (tp, cp, pp, dp, ep, etp, dp if dp_shard is None else dp_shard)]
-    tp_, cp_, pp_, dp_, ep_, etp_, shard = (np.maximum(x, 1) for x in np.broadcast_arrays(*columns))
+    if len({x.shape for x in columns}) > 1:
+        columns = list(np.broadcast_arrays(*columns))
+    tp_, cp_, pp_, dp_, ep_, etp_, shard = (np.maximum(x, 1) for x in columns)
     one = np.ones_like(tp_)
     stage = tp_ * cp_ * dp_
     replicas = np.maximum(dp_ // shard, 1)
@@ -197,7 +199,7 @@ def process_groups(
     }
     world = stage * pp_
     domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)
-    sizes, strides = (np.stack([pair[i] for pair in ranges.values()]) for i in (0, 1))
+    sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
     groups = {name: Group(*columns) for name, *columns in zip(ranges, sizes, near, own, strict=True)}
     return {**groups, "mp": _product(groups["tp"], groups["pp"])}

@@ -254,7 +254,7 @@ def _routed_copies(job: Job, t: StrategyTable) -> FloatN:
 def _balancing(job: Job, t: StrategyTable) -> FloatN:
     """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
     moe, fw = job.workload.model.moe, job.framework
-    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall":
+    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall" or not np.any(t.balancing):
         return np.asarray(t.balancing > 0, dtype=float)
     groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
     short = np.maximum(_remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
@@ -399,7 +399,7 @@ def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = 
         else:
             miss = rule.short(job, degrees)[:, None]
         is_short = miss > 0
-        if not is_short.any():
+        if not np.count_nonzero(is_short):  # quicker than any() of one row
             continue
         new = (reason < 0) & is_short
         reason[new] = i

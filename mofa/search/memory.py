@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -27,9 +28,9 @@ def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> Non
 
 def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
     """Refuse parts below zero."""
-    for name, value in parts.items():
-        if value < 0:
-            raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
+    if min(parts.values(), default=0.0) < 0:
+        name, value = min(parts.items(), key=itemgetter(1))
+        raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
 
 
 class LiveTensors(Spec):
@@ -105,8 +106,9 @@ class StageMemory(Spec):
                 f"by_stage[{self.stage}].layers_by_chunk sum to {sum(self.layers_by_chunk)} layers, not to "
                 f"num_layers ({self.num_layers})"
             )
-        check_not_negative(f"by_stage[{self.stage}].by_component", self.by_component)
-        check_sum(f"by_stage[{self.stage}].by_component", self.by_component.values(), self.device_bytes, "B")
+        what, parts = f"by_stage[{self.stage}].by_component", self.by_component
+        check_not_negative(what, parts)
+        check_sum(what, parts.values(), self.device_bytes, "B")
         return self
 
 

@@ -138,7 +138,7 @@ class PoweredCurve(Curve):
     clock: Share = 1.0
     """Clock in long runs of nothing else over the full clock; 1 where it was not read. [-]"""
 
-    def at_clock(self, clock: FloatArray) -> FloatArray:
+    def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
         """Rate at a part of the full clock over the rate at full clock: its power that the two measured states give.
 
         Examples
@@ -148,7 +148,7 @@ class PoweredCurve(Curve):
         array([0.85 , 0.942, 1.   ])
         """
         power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
-        rate: FloatArray = clock**power
+        rate: FloatArray | float = clock**power
         return rate
 
     def kept(self, share: FloatArray) -> FloatArray:
@@ -165,7 +165,7 @@ class PoweredCurve(Curve):
         return np.minimum(self.alone + slope * (1.0 - share), 1.0)
 
 
-def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray:
+def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:
     """Clock that the power limit leaves a mix of kernels, over the full clock.
 
     Parameters
@@ -190,6 +190,8 @@ def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -
     array([0.849])
     """
     drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
+    if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call
+        return min(float(max(drawn, 1e-12) ** -0.5), 1.0)
     clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)
     return clock
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mofa.specs.model import ModelSpec
 
@@ -58,6 +59,7 @@ def attention_params(model: ModelSpec) -> tuple[int, int]:
     return split, replicated
 
 
+@lru_cache(maxsize=64)
 def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
     """Parameters of one layer, dense or with experts. [params]"""
     split, replicated = attention_params(model)

@@ -34,9 +34,9 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) 
         overlap_slowdown=SimpleNamespace(value=slowdown),
         host=SimpleNamespace(kernel_load_s=SimpleNamespace(value=LOAD_S)),
     )
-    cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), slowest_host=1.0, sync_s=SYNC_S)
+    cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), sync_s=SYNC_S)
     return SimpleNamespace(
-        num_k=num_k, cluster=cluster, shares_world=lambda _: shared(num_k),
+        num_k=num_k, cluster=cluster, slowest_host=1.0, shares_world=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip
 
