@@ -113,6 +113,32 @@ def test_stages_reserve_what_the_replay_has(name: str, gpus: int, batch: int, fr
         assert reserved_bytes(stage_of(some, stage, WORKSPACE, blocks)) == pytest.approx(played, rel=5e-3), stage
 
 
+@pytest.mark.parametrize(
+    ("name", "framework", "options", "changes", "strategy"),
+    [
+        ("llama3-8b", "torchtitan", {"data_parallel": "ddp"}, {"model": {"tied_embeddings": True}}, "pp=1"),  # autocast
+        ("llama3-8b", "fsdp1", None, None, "pp=1"),
+        ("llama3-8b", "megatron-2022", None, None, "tp=2 pp=2"),
+        ("llama3-8b", "megatron", {"fp8_params": True}, {"precision": {"gemm": "fp8"}}, "tp=2 pp=2"),
+        ("deepseek-v3", "megatron", None, {"precision": {"gemm": "fp8"}}, "pp=8 ep=32 recompute=full"),  # predicts on
+    ],
+)
+def test_other_frameworks_and_options(
+    name: str, framework: str, options: dict[str, object] | None, changes: dict[str, object] | None, strategy: str
+) -> None:  # fmt: skip
+    """The last stage to the byte."""
+    gpus = 256 if name == "deepseek-v3" else 32
+    job = mofa.load_workload(name, global_batch=4 * gpus, overrides=changes)
+    estimator = estimator_of(
+        job, mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework, overrides=options),
+        f"{strategy} micro_batch=1",
+    )  # fmt: skip
+    some = rows_of(estimator)
+    last = some.layout.stages.pp - 1
+    found = reserved_bytes(stage_of(some, last, WORKSPACE, Blocks(some)))
+    assert found == play(rank_maker(estimator)(last)).peak_reserved
+
+
 def test_scripts_are_the_replays() -> None:
     """Of every block the same acts on as many bytes in the same order."""
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
