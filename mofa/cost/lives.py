@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
-from mofa.blocks.op import KINDS, READS, WRITES, Attention, Op, Tensor
+from mofa.blocks.op import KINDS, READS, WRITES, Attention, Op, Tape, Tensor
 from mofa.cost.tensors import block_weights
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
@@ -82,6 +82,12 @@ class Life:
     given: str
     cached: frozenset[str]
     weights: tuple[tuple[str, float], ...]
+    logits: str = ""
+    """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
+    launches: tuple[float, float] = (0.0, 0.0)
+    """Kernels of the forward and of the backward. [-]"""
+    dry: tuple[Deed, ...] = ()
+    """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
 
     def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
@@ -134,9 +140,10 @@ def in_order(
 
 
 def life(
-    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False
-) -> Life:
-    """The deeds of a block, of one combination of those that its tapes have.
+    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
+    pipelined: bool = False,
+) -> Life:  # fmt: skip
+    """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
     ``apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that they
     read, or because PyTorch of then made a third tensor of two.
@@ -172,9 +179,16 @@ def life(
     given = block.backward.inputs[0] if block.backward.inputs else ""
     for name in (out, back):
         death.pop(name, None)
+    # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
     frees: dict[int, list[str]] = {}
     for name, i in death.items():
         frees.setdefault(i, []).append(name)
+    for i in range(boundary, len(ops)):
+        frees.get(i, []).sort(key=lambda name: birth.get(name, -1) < boundary)
+        if weight_first and i + 1 < len(ops) and present[i + 1] and _one_node(ops[i], ops[i + 1]):
+            frees[i + 1] = sorted(
+                [*frees.get(i + 1, []), *frees.pop(i, [])], key=lambda name: birth.get(name, -1) < boundary
+            )
     read_later = {of(name) for op in block.backward.ops for name in op.reads}
     cached = frozenset(
         w for op in block.forward.ops for w in op.writes
@@ -188,9 +202,13 @@ def life(
     weights = block_weights(block.forward.ops, k)
     pieces = _pieces(deeds, weights)
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
+    launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
+    first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
+    logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
-        cached, weights,
+        cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:])),
+        _dry(block, k) if pipelined else (),
     )  # fmt: skip
 
 
@@ -254,10 +272,28 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
     return replace(whole, scratch=scratch, order=(*steps, ~(len(new) - 1)))
 
 
+def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
+    """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
+    forward = block.forward
+    ops = tuple(op for op in forward.ops if not op.name.startswith("loss."))
+    loss = next((op for op in forward.ops if op.name.startswith("loss.") and op.reads), None)
+    given = forward.outputs if loss is None else loss.reads[:1]
+    alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
+    deeds = life(alone, k).forward
+    if block.name == "head":
+        return deeds
+    return tuple(replace(deed, free=tuple(name for name in deed.free if name != "x")) for deed in deeds)
+
+
+def _one_node(op: Op, behind: Op) -> bool:
+    """Whether the two are the weight's and the input's product of one linear."""
+    return op.name.endswith(".wgrad") and behind.name == op.name.removesuffix("wgrad") + "dgrad"
+
+
 def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     out = list(ops)
     for i in range(len(out) - 1):
-        if out[i].name.endswith(".dgrad") and out[i + 1].name == out[i].name[: -len("dgrad")] + "wgrad":
+        if _one_node(out[i + 1], out[i]):
             out[i], out[i + 1] = out[i + 1], out[i]
     return tuple(out)
 

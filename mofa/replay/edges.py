@@ -44,6 +44,25 @@ def gather(player: Player) -> list[list[list[Kept]]]:
     return out
 
 
+def buckets(player: Player) -> None:
+    """DDP's buckets: made at the first forward, all gradients in one; made anew at the first behind a backward.
+
+    ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready (torch/nn/parallel/distributed.py,
+    ``_ddp_init_helper``; torch/csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
+    """
+    act = outside(BUFFERS, "buffer", "DDP's buckets")
+    start = player.note()
+    if not player.whole_buckets and "backward" not in player.threads:
+        player.whole_buckets = [player.new(sum(sizes), act) for sizes in player.rank.buckets]
+    elif player.whole_buckets and "backward" in player.threads:
+        for kept, sizes in zip(player.whole_buckets, player.rank.buckets, strict=True):
+            player.drop(kept)
+            for size in sizes:
+                player.new(size, act)
+        player.whole_buckets = []
+    player.look(start)
+
+
 def reduce(player: Player, gathered: list[list[list[Kept]]]) -> None:
     """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
     groups = player.rank.gathered_params

@@ -25,7 +25,8 @@ from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
 from mofa.replay.routine import Notes
-from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, Bound, Script
+from mofa.replay.sends import Sends
+from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, PRODUCT, REPLACED, Bound, Script
 from mofa.replay.steady import Steady
 
 
@@ -49,8 +50,11 @@ class Player:
         self.accumulators: dict[int, list[Kept]] = {}
         self.begun: set[int] = set()
         self.threads: set[str] = set()
+        self.lasts = False
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
+        self.whole_buckets: list[Kept] = []
+        self.sends = Sends(self)
         self.steady = Steady(self, skip_rounds=skip_rounds)
 
     @cached_property
@@ -156,14 +160,10 @@ class Player:
                 self.drop(kept)
             self.grads = []
         self.begun = set()
-        if r.preallocated and self.step == 1:
-            act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
-            for c in range(len(r.chunks)):
-                for ways in (r.receives[c], r.sends[c]):
-                    for _ in range(r.num_micro_batches if ways else 0):
-                        self.new(r.boundary_bytes, act)
         gathered = gather(self)
         self.look(start)
+        if r.preallocated and self.step == 1:
+            self.prepare()
         self.steady.compute()
         start = self.note()
         if gathered:
@@ -173,6 +173,44 @@ class Player:
             start = self.note()
         self.journal.computations.append((start[0], "optimizer", 0, 0))
         optimize(self)
+        self.look(start)
+
+    def prepare(self) -> None:
+        """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
+        buffers that it receives inputs in; then those for gradients (torch/distributed/pipelining/stage.py,
+        ``_shape_inference``)."""
+        r = self.rank
+        if not any((*r.receives, *r.sends)):
+            return
+        act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+        for c, pieces in enumerate(r.chunks):
+            zeros = None if c in r.first_chunks else self.new(r.boundary_bytes, act)
+            self.lasting()
+            x = zeros[0] if zeros is not None else None
+            for piece, code in zip(pieces, self.scripts[c], strict=True):
+                slots: Slots = [None] * code.num_slots
+                if zeros is None or x is not zeros[0]:
+                    slots[code.x] = x
+                self.run(code, code.dry, slots, "trial forward", piece)
+                out = code.logits if code.logits >= 0 else code.out
+                after, slots[out] = slots[out], None
+                self.clear(code.rest, slots)
+                x = after
+            for kept in self.held.values():
+                self.drop(kept)
+            self.held = {}
+            if x is not None:
+                self.drop((x, act))
+            if zeros is not None:
+                self.drop(zeros)
+            start = self.note()
+            for _ in range(r.num_micro_batches if r.receives[c] else 0):
+                self.new(r.boundary_bytes, act)
+            self.look(start)
+        start = self.note()
+        for c in range(len(r.chunks)):
+            for _ in range(r.num_micro_batches if r.sends[c] else 0):
+                self.new(r.boundary_bytes, act)
         self.look(start)
 
     def between(self) -> object:
@@ -196,23 +234,29 @@ class Player:
 
     # -- computations
     def workspace(self, thread: str) -> None:
-        """cuBLAS takes a workspace for each thread that launches products: the main one and autograd's.
+        """cuBLAS takes a workspace for each thread that launches products, the main one and autograd's, at its first.
 
         From torch's allocator since its pull request 86167 of autumn 2022, after the DeepSpeed that is played here.
         """
-        if thread not in self.threads and not self.rank.deepspeed:
-            self.threads.add(thread)
-            start = self.note()
+        if thread in self.threads:
+            return
+        self.threads.add(thread)
+        start = self.note()
+        if not self.rank.deepspeed:
             self.new(WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
             self.look(start)
+
+    def lasting(self) -> None:
+        """What the first forward takes for good."""
+        if self.step == 1 and not self.lasts:
+            self.lasts = True
+            for nbytes in self.rank.lazy_buffers:
+                self.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
 
     def forward(self, c: int, i: int) -> None:
         r = self.rank
         x: Block | None = None
-        if self.step == 1 and "forward" not in self.threads:
-            for nbytes in r.lazy_buffers:
-                self.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
-        self.workspace("forward")
+        self.lasting()
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gathered(self, INPUT, "receive of an input")
         at = Pass()
@@ -241,6 +285,8 @@ class Player:
                 self.drop(output)
         else:
             at.out = x
+        if code.logits >= 0:
+            at.out, at.slots[-1][code.logits] = at.slots[-1][code.logits], None
         self.passes[c, i] = at
 
     def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
@@ -254,24 +300,25 @@ class Player:
         """The weights' gradients that were put off, then all that was kept for them goes."""
         self.first = c not in self.begun
         self.begun.add(c)
-        at = self.passes.pop((c, i))
+        at = self.passes[c, i]
         for n in range(len(at.slots) - 1, -1, -1):
             code, slots = self.scripts[c][n], at.slots[n]
             self.run(code, code.weights, slots, "backward by weights", self.rank.chunks[c][n], c * 10_000 + n)
             self.clear(code.rest, slots)
+        at.slots, at.place = [[None]], -1
 
     def backward(self, c: int, i: int, hold: bool = False) -> None:
         r = self.rank
         at = self.passes[c, i]
-        self.workspace("backward")
         dy: Block | None = None
         to_the_end: list[Kept] = []
         sent = (at.out, outside(ACTIVATIONS, INPUT, "backward")) if at.out is not None else None
-        at.out = None
+        if not r.preallocated:
+            at.out = None
         if r.deepspeed and r.sends[c]:
             assert sent is not None
             to_the_end = [*deepspeed.restored(self), sent]
-        elif sent is not None:
+        elif sent is not None and not r.preallocated:
             self.drop(sent)
         if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
@@ -295,15 +342,21 @@ class Player:
         act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.input_grads, c, i, dy, act)
-        elif dy is not None:
+        elif dy is not None and not (r.preallocated and r.receives[c]):
             self.drop((dy, act))
+            dy = None
         for kept in self.held.values():
             self.drop(kept)
         self.held = {}
         if hold:
             if at.slots:
                 self.clear(self.scripts[c][-1].above, at.slots[-1])
+            if sent is not None and not r.sends[c]:  # the loss stands for it in what is put off (backward_state)
+                self.drop(sent)
+                at.out = None
             at.place = -1
+        elif r.preallocated:  # until the schedule lets them go (Sends)
+            at.slots, at.place = [[dy]], -1
         else:
             del self.passes[c, i]
         deepspeed.after_backward(self)
@@ -335,6 +388,10 @@ class Player:
                     sizes(-old.size)
                     free(old)
                     slots[slot] = None
+            elif kind == PRODUCT:
+                self.workspace("backward" if phase.startswith("backward") else "forward")
+            elif kind == REPLACED:
+                self.sends.replaced()
             elif kind == CLAIM:
                 kept = carried.pop(code.claims[slot], None)
                 slots[slot] = (self.new(size, act) if kept is None else self.rename(kept, act))[0]

@@ -59,5 +59,11 @@ class Rank:
     """DeepSpeed's ZeRO 1: whether this rank takes part in the gradients' norm."""
     optimizer_rank: int = 0
     """DeepSpeed's ZeRO 1: whose part of the optimizer's states this rank has."""
+    output_stays: bool = False
+    """Whether the schedule holds the latest output and input gradient of a stage (torch's Schedule1F1B)."""
+    device_per_host: float = 0.0
+    """What the device takes for a turn of all chunks, by what the host takes to issue it. [-]"""
+    buckets: tuple[tuple[int, ...], ...] = ()
+    """DDP's buckets of gradients per chunk, in the order in which they fill: one of all until the second forward. [B]"""
     sent_bytes: int = 0
     """What DeepSpeed keeps of a stage's output until its backward. [B]"""

@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.blockcost import base_mode, full_mode
+from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
+from mofa.cost.hostclock import NEVER
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.tensors import Module, params_of
 from mofa.orders import Order, order_of
@@ -76,9 +77,13 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
     fw, part = estimator.framework, estimator.parts[0]
     # autograd adds gradients in place since PyTorch's pull request 88339 of November 2022
     apart = _apart(SCHEDULES[int(estimator.table.schedule[0])]) or fw.name == "megatron-2022"
+    pipelined = fw.name == "torchtitan" and int(estimator.table.pp[0]) > 1
     by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
     return {
-        label: life(block, autocast=part.mode.precision == "autocast", weight_first=by_autograd, apart=apart)
+        label: life(
+            block, autocast=part.mode.precision == "autocast", weight_first=by_autograd, apart=apart,
+            pipelined=pipelined,
+        )
         for label, block in part.costs.tapes.items()
     }
 
@@ -107,6 +112,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     spec = table.recompute_modes[int(table.recompute[0])]
     base = base_mode(spec)
     chunks: list[tuple[Piece, ...]] = []
+    costs: list[BlockCost] = []
     seen = 0
     starts = _first_layers(rows)
     held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
@@ -116,11 +122,13 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         pieces: list[Piece] = []
         if stage == 0:
             pieces.append(Piece("the embedding", lives["embedding"]))
+            costs.append(rows.costs.embedding)
         for j, kind in enumerate(stages.layers[r][c]):
             seen += 1
             full = spec.kind == "full" and (table.recompute_layers[0] < 0 or j < table.recompute_layers[0])
             full = full or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
             label = f"{stages.kinds[kind].name} recompute={full_mode(spec) if full else base}"
+            costs.append(rows.costs.blocks[full_mode(spec) if full else base][kind])
             layer = starts[stage] + j
             mine = life_of(label, layer)
             mine = _gathers_embedding(mine, lives["embedding"]) if layer == 0 else mine
@@ -134,6 +142,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
                 pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
                 pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
             pieces.append(Piece("the head", lives["head"]))
+            costs.append(rows.costs.head)
         chunks.append(tuple(pieces))
     acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
     local = [s for s in range(pp * vpp) if order.rank_of(s) == r]
@@ -155,9 +164,6 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept else ()
     buffers = _rope_tables(rows, vpp)
-    if fw.shards_params:
-        rest = int(rows.static.buffers[0, r])
-        buffers += [min(BUCKET, rest - done) for done in range(0, rest, BUCKET)]
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -173,8 +179,45 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         gathered_params=groups if pipelined else None,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
+        output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
+        device_per_host=_device_per_host(costs), buckets=_buckets(chunks, int(rows.static.buffers[0, r]), tied) if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
+
+
+def _device_per_host(costs: list[BlockCost]) -> float:
+    """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
+    clocks = [phase.clocks[:, 0] for cost in costs for phase in (cost.forward, cost.backward)]
+    if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
+        return 0.0
+    return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
+
+
+def _buckets(chunks: list[tuple[Piece, ...]], total: int, tied: bool) -> tuple[tuple[int, ...], ...]:
+    """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
+    that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
+
+    What no op of a tape names, norms, is in the last. [B]
+    """
+    out = []
+    for chunk in chunks if total else ():
+        ready: list[int] = []
+        for piece in reversed(chunk):
+            weights = {name: int(4 * n) for name, n in piece.life.weights}
+            made = [deed.op.removesuffix(".wgrad") for deed in piece.life.backward]
+            first = [name for name in made if name in weights and not (tied and piece.life.name == "head")]
+            ready += [weights.pop(name) for name in dict.fromkeys(first)]
+            ready += [] if tied and piece.life.name == "head" else list(weights.values())
+        filled = [0]
+        for size in ready:
+            if filled[-1] >= BUCKET:
+                filled.append(0)
+            filled[-1] += size
+        out.append(filled)
+    missing = total - sum(sum(filled) for filled in out)
+    for filled in out:
+        filled[-1] += missing // len(out)
+    return tuple(tuple(filled) for filled in out)
 
 
 def _gathers_embedding(life: Life, embedding: Life) -> Life:

@@ -9,9 +9,10 @@ from mofa.cost.lives import Deed, Life, New, in_order
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED = range(7)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT = range(9)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
-cache; keep as a parameter's gradient; free what the block before held and none took over."""
+cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
+micro-batch's output in place of the last one's; a product begins, its output being there."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -48,6 +49,10 @@ class Script:
     loose: tuple[Act, ...]
     above: tuple[Act, ...]
     rest: tuple[Act, ...]
+    logits: int = -1
+    """A pipeline's output, which the schedule holds."""
+    dry: Bound = ()
+    """The forward that stages learn shapes by."""
 
 
 class _Slots:
@@ -84,7 +89,12 @@ class _Slots:
     def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
         out: list[Act] = []
+        replaced = not self.life.logits or deeds is not self.life.forward
+        product: tuple[str, ...] | None = _products(self.life)
         for deed in deeds:
+            if not replaced and deed.op.startswith("loss."):
+                out.append(Act(REPLACED, 0, 0, 0, ACTIVATIONS, "", deed.op))
+                replaced = True
             scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
             made = []
             for i, item in enumerate(deed.new):
@@ -99,6 +109,9 @@ class _Slots:
                 if f"-{name}" in deed.order and (freed is None or name in freed)
             }
             out += in_order(deed, scratch, made, gone, early)
+            if product is not None and deed.op.endswith(product):
+                out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
+                product = None
             out += [self.act(KEEP, name, deed.op) for name in deed.grads]
             for name in deed.hold:
                 out.append(self.act(HOLD, name, deed.op))
@@ -106,11 +119,17 @@ class _Slots:
             for name in deed.free:
                 if name in cached:
                     out.append(self.act(CACHE, name, deed.op))
-                elif freed is None or name in freed:
+                elif (freed is None or name in freed) and name != self.life.logits:
                     out.append(self.act(FREE, name, deed.op))
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)
+
+
+def _products(life: Life) -> tuple[str, ...]:
+    """How the names of a block's products end."""
+    names = [name for name, _ in life.weights] if life.name != "embedding" else []
+    return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
 
 
 def script(life: Life) -> Script:
@@ -122,6 +141,7 @@ def script(life: Life) -> Script:
     born = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
     inputs = slots.acts(deeds, born - needed, frozenset())
     weights = slots.acts(life.of_weights(), None, frozenset())
+    dry = slots.acts(life.dry, None, frozenset())
 
     def place(name: str) -> int:
         return slots.of(name) if name else -1
@@ -145,4 +165,6 @@ def script(life: Life) -> Script:
         loose,
         above,
         rest,
+        place(life.logits),
+        bound(dry),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mofa.replay.edges import buckets
 from mofa.replay.passes import Pass
 from mofa.replay.repeat import repeat
 from mofa.replay.rounds import LONG, Rounds
@@ -41,6 +42,8 @@ class Steady:
         while n < len(acts):
             self._computation(*acts[n])
             n += 1
+            if n == len(acts):
+                player.sends.end()
             if len(begun) < num_chunks or not rounds.end(n) or not rounds.same(len(passes)):
                 continue
             last = acts[n - 1][2]
@@ -68,11 +71,20 @@ class Steady:
         player = self.player
         if player.turned or player.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
-        return tuple([(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()])
+        passes = [(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()]
+        return player.sends.state(), *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         player = self.player
         player.journal.computations.append((player.journal.num_events, kind, c, i))
+        if kind == "F" and player.rank.buckets:
+            buckets(player)
+        player.sends.before()
+        self._play(kind, c, i)
+        player.sends.after(kind, c, i)
+
+    def _play(self, kind: str, c: int, i: int) -> None:
+        player = self.player
         if not self.repeats or (kind in "BW" and c not in player.begun):  # the first gradients stay
             player.play(kind, c, i)
             return
@@ -97,7 +109,7 @@ class Steady:
         start, before, end = repeat(routine, at.held, player.a, player.journal, player.overflow)
         if player.a.peak_allocated > player.highest[-1][0]:
             player.highest[-1] = (player.a.peak_allocated, start, before, end)
-        if kind in "BW":
+        if kind in "BW" and not player.rank.preallocated:
             del player.passes[c, i]
         else:
             at.place = -1

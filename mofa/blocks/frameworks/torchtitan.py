@@ -132,6 +132,10 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     order = None
     if llama_style(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
+        positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
+        if ctx.element == 2 and not (in_compiled_block(b, ctx) or in_compiled_part(b, ctx)):
+            back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
+                                 order=complex_back(sizes[0], sizes[1], positions))  # fmt: skip
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
         if in_compiled_block(b, ctx) or in_compiled_part(b, ctx):
             launches = 5
@@ -151,6 +155,12 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
              back=back, order=order))  # fmt: skip
     return out_q, out_k
+
+
+def complex_back(q: FloatK, k: FloatK, positions: FloatK) -> Order:
+    """Keys in fp32, queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
+    sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
+    return Order(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
 
 
 def halves(q: FloatK, k: FloatK) -> Order:

@@ -354,16 +354,21 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
 
 
 def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
-    """Gradients in the parameters' dtype, added from the second micro-batch on."""
+    """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
+    which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
+    late: list[Op] = []
     for op in ops:
+        if late and not op.name.startswith("accumulate "):
+            out += late
+            late = []
         out.append(op)
         for grad in (w for w in op.writes if w.startswith("dW:")):
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
-                out.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=_adds(ctx),
-                              present=op.present))  # fmt: skip
-    return out
+                late.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=_adds(ctx),
+                               present=op.present))  # fmt: skip
+    return [*out, *late]
 
 
 def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:

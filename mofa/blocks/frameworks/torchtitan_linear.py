@@ -78,6 +78,8 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
         dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed
         if any_tp and name.startswith("accumulate ") and not name.startswith(_LOCAL_SUMS):
             op = op._replace(view=opposite(dispatched))
+        if not compiled and name.endswith(_SUMS_OF_VIEWS) and not op.reads[0].endswith("=sum"):
+            op = op._replace(view=False)
         return op._replace(compiled=compiled, dtensor=dispatched, views=_views(op, ctx))
 
     return mark
@@ -92,6 +94,11 @@ experts' products are local (``use_local_input``, ``use_local_output``: llama4/i
 _LOCAL_SUMS = ("accumulate x ", "accumulate mid ", "accumulate moe.")
 """Sums of gradients of local tensors, in place: the residual stream's and what experts are given. Those of distributed
 tensors are new ones (torch/csrc/autograd/input_buffer.cpp; tt4-tp2-ep4-dsv2lite-8l-traced)."""
+
+
+_SUMS_OF_VIEWS = (" at wk", " at wq", " at wkv_a", " at mlp.w1", " at mlp.w3")
+"""Sums whose first gradient is a view of what a product made, as that of a linear's folded input is: a view has its
+base, so that nothing is added to it in place (``can_accumulate_inplace``; tt2-pp2-interleaved-llama-10l-traced)."""
 
 
 def _local(name: str, ctx: Context) -> bool:

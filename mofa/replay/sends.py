@@ -1,0 +1,122 @@
+"""What PyTorch's pipeline schedules hold of a stage's outputs and input gradients, and until when.
+
+A schedule holds an output until the backward of its micro-batch is through (torch/distributed/pipelining/stage.py,
+``backward_one_chunk``). ``Schedule1F1B`` has the latest output and the latest input gradient in variables besides,
+until the next one takes their place: the last stage holds one micro-batch's logits through the next one's forward.
+
+NCCL's sends use their tensors on a stream of their own, which the allocator is told of (``recordStream``): memory that
+is let go comes back only once the device has got that far, and the host is ahead of it by up to as many launches as
+the device's queue takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mofa.replay.journal import ACTIVATIONS, outside
+from mofa.replay.pools import WAITING, Block
+from mofa.replay.script import GRADIENT, INPUT
+
+if TYPE_CHECKING:
+    from mofa.replay.player import Player
+
+QUEUE = 1024.0
+"""Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
+(tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
+
+
+class Sends:
+    """Lets go what a player's finished backwards leave of their passes."""
+
+    def __init__(self, player: Player) -> None:
+        self.player = player
+        rank = player.rank
+        self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
+        self.launched = 0.0
+        self.waiting: deque[tuple[float, Block]] = deque()
+        self.output: tuple[int, int] | None = None
+        """The pass whose output the schedule has in its variable."""
+        self.lingering: Block | None = None
+        """That output, where its backward is through."""
+        self.gradient: Block | None = None
+        self.launches = [
+            {
+                "F": sum(piece.life.launches[0] for piece in chunk),
+                "B": sum(piece.life.launches[1] for piece in chunk),
+                "I": sum(piece.life.launches[1] for piece in chunk) * 0.7,
+                "W": sum(piece.life.launches[1] for piece in chunk) * 0.3,
+            }
+            for chunk in rank.chunks
+        ]
+
+    def before(self) -> None:
+        """What the device is through with can be used again."""
+        while self.waiting and self.waiting[0][0] <= self.launched:
+            self.player.a.join(self.waiting.popleft()[1])
+
+    def after(self, kind: str, c: int, i: int) -> None:
+        """A computation is through."""
+        player = self.player
+        if not player.rank.preallocated:
+            return
+        self.launched += self.launches[c].get(kind, 0.0)
+        stays = player.rank.output_stays
+        if kind == "F" and stays:
+            self.replaced()
+            self.output = c, i
+        if kind not in "BW":
+            return
+        at = player.passes.pop((c, i))
+        at.unfold()
+        out, (dy,) = at.out, at.slots[0]
+        if out is not None and stays and self.output == (c, i):
+            self.lingering = out
+        elif out is not None:
+            self.let_go(out, INPUT, sent=player.rank.sends[c])
+        if stays:
+            dy, self.gradient = self.gradient, dy
+        if dy is not None:
+            self.let_go(dy, GRADIENT, sent=True)
+
+    def replaced(self) -> None:
+        """The schedule's variable has another output."""
+        if self.lingering is not None:
+            self.let_go(self.lingering, INPUT, sent=self.player.rank.sends[0])
+            self.lingering = None
+
+    def end(self) -> None:
+        """The schedule's step is through, and the host waits for the gradients' norm."""
+        self.replaced()
+        if self.gradient is not None:
+            self.let_go(self.gradient, GRADIENT, sent=True)
+            self.gradient = None
+        self.output = None
+        self.launched = float("inf")
+        self.before()
+        self.launched = 0.0
+
+    def let_go(self, block: Block, name: str, *, sent: bool) -> None:
+        """Free a block: at once, or once the device has sent it."""
+        player = self.player
+        player.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
+        player.journal.new_sizes.append(-block.size)
+        lag = self.lag() if sent else 0.0
+        if not lag:
+            player.free(block)
+            return
+        player.a.allocated -= block.size
+        block.state = WAITING
+        self.waiting.append((self.launched + lag, block))
+
+    def lag(self) -> float:
+        """Launches that the host is ahead of its device: as many more as the device is slower, up to the queue's."""
+        ratio = self.player.rank.device_per_host
+        if self.player.step == 1 or ratio <= 1.0:
+            return 0.0
+        return min(self.launched * (ratio - 1.0), QUEUE)
+
+    def state(self) -> object:
+        """Equal for two instants at which the same is held."""
+        held = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
+        return held, tuple((limit - self.launched, block.address) for limit, block in self.waiting)
