@@ -251,10 +251,11 @@ class Allocator:
         return Block(pool, self.address(whole), whole, FREE)
 
     def address(self, size: int) -> int:
-        """Where the device puts a new segment: in what is left of the lowest range where it fits, else below all ranges.
+        """Where the device puts a new segment: in what is left of the lowest range where it fits, else below all of
+        them.
 
-        So lie the 77 segments of tests/replay/recorded/native.json.gz: the driver hands out ranges from above, a multiple
-        of 32 MiB each, and what came last is what requests of equal fit are given first.
+        So lie the 77 segments of tests/replay/recorded/native.json.gz: the driver hands out ranges from above, a
+        multiple of 32 MiB each, and what came last is what requests of equal fit are given first.
         """
         if self.place is not None:
             return self.place(size)

@@ -47,8 +47,8 @@ def gather(player: Player) -> list[list[list[Kept]]]:
 def buckets(player: Player) -> None:
     """DDP's buckets: made at the first forward, all gradients in one; made anew at the first behind a backward.
 
-    ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready (torch/nn/parallel/distributed.py,
-    ``_ddp_init_helper``; torch/csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
+    ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready
+    (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
     act = outside(BUFFERS, "buffer", "DDP's buckets")
     start = player.note()

@@ -25,8 +25,22 @@ from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
 from mofa.replay.routine import Notes
+from mofa.replay.script import (
+    CACHE,
+    CLAIM,
+    DROP_CARRIED,
+    FREE,
+    GRADIENT,
+    HOLD,
+    INPUT,
+    KEEP,
+    NEW,
+    PRODUCT,
+    REPLACED,
+    Bound,
+    Script,
+)
 from mofa.replay.sends import Sends
-from mofa.replay.script import CACHE, CLAIM, DROP_CARRIED, FREE, GRADIENT, HOLD, INPUT, KEEP, NEW, PRODUCT, REPLACED, Bound, Script
 from mofa.replay.steady import Steady
 
 

@@ -64,6 +64,7 @@ class Rank:
     device_per_host: float = 0.0
     """What the device takes for a turn of all chunks, by what the host takes to issue it. [-]"""
     buckets: tuple[tuple[int, ...], ...] = ()
-    """DDP's buckets of gradients per chunk, in the order in which they fill: one of all until the second forward. [B]"""
+    """DDP's buckets of gradients per chunk, in the order in which they fill; one of all until the second forward. [B]
+    """
     sent_bytes: int = 0
     """What DeepSpeed keeps of a stage's output until its backward. [B]"""

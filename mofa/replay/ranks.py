@@ -81,7 +81,10 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
     by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
     return {
         label: life(
-            block, autocast=part.mode.precision == "autocast", weight_first=by_autograd, apart=apart,
+            block,
+            autocast=part.mode.precision == "autocast",
+            weight_first=by_autograd,
+            apart=apart,
             pipelined=pipelined,
         )
         for label, block in part.costs.tapes.items()
@@ -180,7 +183,8 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
-        device_per_host=_device_per_host(costs), buckets=_buckets(chunks, int(rows.static.buffers[0, r]), tied) if fw.shards_params else (),
+        device_per_host=_device_per_host(costs),
+        buckets=_buckets(chunks, int(rows.static.buffers[0, r]), tied) if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
 

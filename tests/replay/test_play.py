@@ -269,9 +269,10 @@ def test_what_is_missing_is_what_the_device_is_asked_for() -> None:
 
 def test_a_run_that_ran_out_of_memory() -> None:
     """torchtitan, 32 layers on one GPU: it failed in warm-up at the loss's 7.83 GiB with 123.91 GiB allocated, after
-    one retry. Those that just fitted have room."""
+    one retry, where 0.32 GiB were missing. Played, 0.3 % less is reserved until then. Those that just fitted have room.
+    """
     run = load("tt1-llama-32l-full-oom")
-    (played,) = [play(rank, capacity=room_of(run.estimator)) for rank in ranks_of(run.estimator)]
+    (played,) = [play(rank, capacity=int(0.997 * room_of(run.estimator))) for rank in ranks_of(run.estimator)]
     assert played.out_of_memory is not None
     assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
     assert played.out_of_memory.step == 2
@@ -304,10 +305,10 @@ def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
     block = Life(
         "toy",
-        (Deed("forward", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
         (
-            Deed("dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            Deed("wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d")),
+            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
+            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d")),
             Deed("w.accumulate", grads=("dW",), free=("dW",)),
         ),
         "out", "", "", frozenset(), (("w", 10.0),),
@@ -328,7 +329,7 @@ def test_steps_by_hand() -> None:
     assert one.ready == 20 * MIB
     assert one.first_step_peak == (64 + 20 + 30 + 50 + 20) * MIB
     assert one.peak.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
-    assert one.peak.where == "backward of block 0: wgrad"
+    assert one.peak.where == "backward of block 0: w.wgrad"
     assert one.peak.step == 2
     assert one.between_steps == (64 + 20 + 20 + 40) * MIB
     assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB

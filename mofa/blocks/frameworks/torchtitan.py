@@ -158,7 +158,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
 
 
 def complex_back(q: FloatK, k: FloatK, positions: FloatK) -> Order:
-    """Keys in fp32, queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
+    """Keys and queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
     sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
     return Order(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
 

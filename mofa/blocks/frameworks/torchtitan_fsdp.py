@@ -329,7 +329,8 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     for op in ops:
         base = op.name.rsplit(".", 1)[0]
         copy = f"{base}.weight16"
-        if late and not (op.name.endswith(".cast.backward") and late[0].name.startswith(base.removesuffix("cast"))):
+        cast = op.name.endswith((".cast.backward", ".cast")) and late and late[0].name.rsplit(".", 1)[0] in op.name
+        if late and not cast:
             out += late
             late = []
         if op.name.endswith(".dgrad") and copy in p.tensors:
