@@ -214,7 +214,7 @@ class Player:
                 self.drop(kept)
             self.held = {}
             if x is not None:
-                self.drop((x, act))
+                self.drop((x, outside(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
             if zeros is not None:
                 self.drop(zeros)
             start = self.note()
@@ -326,7 +326,7 @@ class Player:
         at = self.passes[c, i]
         dy: Block | None = None
         to_the_end: list[Kept] = []
-        sent = (at.out, outside(ACTIVATIONS, INPUT, "backward")) if at.out is not None else None
+        sent = (at.out, outside(ACTIVATIONS, self.sends.name(c), "backward")) if at.out is not None else None
         if not r.preallocated:
             at.out = None
         if r.deepspeed and r.sends[c]:

@@ -73,7 +73,7 @@ class Sends:
         if out is not None and stays and self.output == (c, i):
             self.lingering = out
         elif out is not None:
-            self.let_go(out, INPUT, sent=player.rank.sends[c])
+            self.let_go(out, self.name(c), sent=player.rank.sends[c])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
@@ -82,7 +82,7 @@ class Sends:
     def replaced(self) -> None:
         """The schedule's variable has another output."""
         if self.lingering is not None:
-            self.let_go(self.lingering, INPUT, sent=self.player.rank.sends[0])
+            self.let_go(self.lingering, self.name(0), sent=self.player.rank.sends[0])
             self.lingering = None
 
     def end(self) -> None:
@@ -108,6 +108,10 @@ class Sends:
         player.a.allocated -= block.size
         block.state = WAITING
         self.waiting.append((self.launched + lag, block))
+
+    def name(self, c: int) -> str:
+        """What the output of a chunk is called."""
+        return self.player.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
 
     def lag(self) -> float:
         """Launches that the host is ahead of its device: as many more as the device is slower, up to the queue's."""
