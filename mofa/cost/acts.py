@@ -10,12 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mofa.cost.heap import SMALL, rounded
-from mofa.cost.lives import Deed, Life, New, in_order
+from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP = range(7)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS = range(9)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
-forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over."""
+forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
+block's first product begins; its loss does."""
 TAKES = TAKE, CLAIM
+EVERYWHERE = DROP, KEEP, PRODUCT, LOSS
+"""What matters whatever the pool."""
 Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
 Requests = list[tuple[int, int]]
@@ -43,6 +46,7 @@ class Script:
     out: int
     given: int
     back: int
+    logits: int = -1
     by_pool: dict[int, tuple[tuple[Act, ...], tuple[Act, ...]]] = field(default_factory=dict, compare=False)
 
     def asks(self) -> set[int]:
@@ -56,7 +60,7 @@ class Script:
             mine = {slot for acts in both for code, slot, _, of in acts if code in TAKES and of == pool}
             mine |= {self.x, self.given}
             forward, backward = (
-                tuple(a for a in acts if (a[3] == pool if a[0] in TAKES else a[1] in mine or a[0] in (DROP, KEEP)))
+                tuple(a for a in acts if (a[3] == pool if a[0] in TAKES else a[1] in mine or a[0] in EVERYWHERE))
                 for acts in both
             )
             self.by_pool[pool] = forward, backward
@@ -91,7 +95,12 @@ class _Slots:
 
     def acts(self, deeds: Iterable[Deed], cached: Collection[str] = ()) -> tuple[Act, ...]:
         out: list[Act] = []
+        ends: tuple[str, ...] | None = products(self.life)
+        loss = bool(self.life.logits) and deeds is self.life.forward
         for deed in deeds:
+            if loss and deed.op.startswith("loss."):
+                out.append((LOSS, 0, 0, 0))
+                loss = False
             names = [f"scratch of its own {i}" for i in range(len(deed.scratch))]
             scratch = [self.take(name, item) for name, item in zip(names, deed.scratch, strict=True)]
             made = [self.take(item.name, item) for item in deed.new]
@@ -100,11 +109,15 @@ class _Slots:
                 self.claims[made[0][1]] = deed.claim
             early = {f"-{name}": self.free(name) for name in deed.free if f"-{name}" in deed.order}
             out += in_order(deed, scratch, made, [self.free(name) for name in names], early)
+            if ends is not None and deed.op.endswith(ends):
+                out.append((PRODUCT, 0, 0, 0))
+                ends = None
             out += [self.free(name, KEEP) for name in deed.grads]
             for name in deed.hold:
                 out.append(self.free(name, HOLD))
                 self.holds[self.of(name)] = name
-            out += [self.free(name, CACHE if name in cached else FREE) for name in deed.free]
+            gone = (name for name in deed.free if name != self.life.logits)
+            out += [self.free(name, CACHE if name in cached else FREE) for name in gone]
             if deed.frees_held:
                 out.append((DROP, 0, 0, 0))
         return tuple(out)
@@ -115,7 +128,8 @@ def script(life: Life) -> Script:
     slots = _Slots(life)
     forward, backward = slots.acts(life.forward, life.cached), slots.acts(life.backward)
     x, out, given, back = (slots.of(name) if name else -1 for name in ("x", life.out, life.given, life.back))
-    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back)
+    logits = slots.of(life.logits) if life.logits else -1
+    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits)
 
 
 @dataclass(frozen=True)
@@ -146,6 +160,12 @@ class Course:
     left: tuple[int, ...]
     """The slots that a forward leaves, for what is never played to its end."""
     gradients: tuple[tuple[int, ...], ...]
+    products: tuple[int, int] = (0, 0)
+    """How many requests of a forward and of a first backward are in front of what its first product works in."""
+    loss: int = 0
+    """How many of a forward are in front of its loss."""
+    logits: int = -1
+    """The slot of what a pipeline's last stage gives, which the schedule lets go."""
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -161,12 +181,16 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     """
     made = _Course(pool, chunk, ends, accumulates, tied)
     forward = made.forward()
-    left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
+    before, made.product = made.product, None
+    ends_with = made.loss, made.logits
+    left = tuple(slot for slots in (*made.places, [made.out, made.logits]) for slot in slots if slot >= 0)
     backward, _ = made.backward(first=False)
+    of_backward, made.product = made.product, None
     if accumulates == "there":
-        return Course(made.num, forward, backward, backward, left, tuple(() for _ in chunk))
+        products = before or 0, of_backward or 0
+        return Course(made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, *ends_with)
     first, gradients = made.backward(first=True)
-    return Course(made.num, forward, backward, first, left, gradients)
+    return Course(made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), *ends_with)
 
 
 class _Course:
@@ -176,6 +200,8 @@ class _Course:
         self.pool, self.chunk, self.ends, self.accumulates, self.tied = pool, chunk, ends, accumulates, tied
         self.num = 0
         self.out = -1
+        self.product: int | None = None
+        self.loss, self.logits = 0, -1
         self.held: dict[str, int] = {}
         self.cache: list[int] = []
         self.places: list[list[int]] = []
@@ -199,6 +225,8 @@ class _Course:
             x = -1
             if one.out >= 0:
                 x, place[one.out] = place[one.out], -1
+            if one.logits >= 0:
+                self.logits, place[one.logits] = place[one.logits], -1
             self.places.append(place)
         out += [(0, slot) for slot in (*self.held.values(), *self.cache)]
         self.held, self.cache = {}, []
@@ -248,6 +276,10 @@ class _Course:
                     out.append((size, num))
                     place[slot] = num
                     num += 1
+            elif code == LOSS:
+                self.loss = len(out)
+            elif code == PRODUCT:
+                self.product = len(out) if self.product is None else self.product
             elif code == DROP:
                 for name in [name for name in carried if name not in one.claims.values()]:
                     out.append((0, carried.pop(name)))

@@ -63,6 +63,8 @@ class Stage:
     groups: Groups
     """FSDP's under pipelines, which gathers them for a step and reduces them at its end."""
     tied: bool
+    output_stays: bool
+    """Whether the schedule holds the last stage's latest output until the next one is there (torch's Schedule1F1B)."""
 
     @property
     def pools(self) -> list[int]:
@@ -90,6 +92,7 @@ class Blocks:
             self.lives[name] = life(
                 rows.costs.tapes[name], int(rows.k[0]), autocast=rows.mode.precision == "autocast",
                 weight_first=by_autograd, apart=fw.name == "megatron-2022",
+                pipelined=fw.name == "torchtitan" and rows.layout.stages.pp > 1,
             )  # fmt: skip
         return self.lives[name]
 
@@ -151,7 +154,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         (*_rope_tables(rows), *(min(BUCKET, whole - done) for done in range(0, whole, BUCKET))), (boundary,) * received,
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
-        _groups(rows, modules) if pipelined else (), tied,
+        _groups(rows, modules) if pipelined else (), tied, preallocated and rows.schedule == "1f1b",
     )  # fmt: skip
 
 

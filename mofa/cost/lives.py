@@ -139,6 +139,12 @@ def in_order(
     return [*out, *outputs.values()]
 
 
+def products(life: Life) -> tuple[str, ...]:
+    """How the names of a block's products end."""
+    names = [name for name, _ in life.weights] if life.name != "embedding" else []
+    return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
+
+
 def life(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
     pipelined: bool = False,

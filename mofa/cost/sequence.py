@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mofa.cost.acts import course, pool_of
+from mofa.cost.acts import Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 
@@ -75,9 +75,9 @@ class _Pool:
         """Forwards and backwards, what FSDP does around them, the optimizers."""
         s = self.stage
         self.give(self.grads)
-        self.take(s.received if first else ())
         gathered = self.gather()
-        self.take((*s.lazy, s.workspace) if first else ())
+        self.take(s.received if first else ())
+        self.take(s.lazy if first else ())
         self.compute(first=first)
         self.reduce(gathered)
         self.optimize(first=first)
@@ -87,18 +87,29 @@ class _Pool:
         s, play = self.stage, self.heap.play
         passes: dict[tuple[int, int], list[Piece]] = {}
         begun: set[int] = set()
+        output: list[Piece] = []
+        threads: set[str] = set() if first else {"F", "B"}
         left = s.behind[not first]
         idle = self.pool not in (pool_of(1), pool_of(LARGE)) and not any(of.num_slots for of in self.courses)
         for kind, c, i in () if idle else s.acts:
             of = self.courses[c]
             if kind == "F":
                 slots = passes[c, i] = [NOTHING] * of.num_slots
-                play(of.forward, slots)
+                if output and of.logits >= 0:  # the next one is in its place before there is a loss
+                    play(of.forward[: of.loss], slots)
+                    self.give(output)
+                    play(of.forward[of.loss :], slots)
+                else:
+                    self.begin(kind, of.forward, of.products[0], slots, threads)
             else:
-                if first and not begun:
-                    self.take([s.workspace])
                 slots = passes.pop((c, i))
-                play(of.backward if c in begun else of.first, slots)
+                if c in begun:
+                    play(of.backward, slots)
+                else:
+                    self.begin(kind, of.first, of.products[1], slots, threads)
+                output += [slots[of.logits]] if of.logits >= 0 else []
+                if not s.output_stays:
+                    self.give(output)
                 if c not in begun:
                     begun.add(c)
                     for n, mine in enumerate(of.gradients):
@@ -106,12 +117,23 @@ class _Pool:
             left -= len(begun) == len(self.courses)
             if left < 0:
                 break
+        self.give(output)
         for (c, _), slots in passes.items():
             play([(0, slot) for slot in self.courses[c].left], slots)
         if not s.groups:
             for pieces in self.accumulated.values():
                 self.grads += pieces
             self.accumulated = {}
+
+    def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece], threads: set[str]) -> None:
+        """Play a pass; at its thread's first product cuBLAS takes its workspace, the product's output being there."""
+        if kind in threads:
+            self.heap.play(all_, slots)
+            return
+        threads.add(kind)
+        self.heap.play(all_[:product], slots)
+        self.take([self.stage.workspace])
+        self.heap.play(all_[product:], slots)
 
     def gather(self) -> list[list[Piece]]:
         """Under pipelines FSDP gathers each group once a step, and the weights stay."""

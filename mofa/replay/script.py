@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.cost.lives import Deed, Life, New, in_order
+from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
@@ -90,7 +90,7 @@ class _Slots:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
         out: list[Act] = []
         replaced = not self.life.logits or deeds is not self.life.forward
-        product: tuple[str, ...] | None = _products(self.life)
+        product: tuple[str, ...] | None = products(self.life)
         for deed in deeds:
             if not replaced and deed.op.startswith("loss."):
                 out.append(Act(REPLACED, 0, 0, 0, ACTIVATIONS, "", deed.op))
@@ -124,12 +124,6 @@ class _Slots:
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)
-
-
-def _products(life: Life) -> tuple[str, ...]:
-    """How the names of a block's products end."""
-    names = [name for name, _ in life.weights] if life.name != "embedding" else []
-    return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
 
 
 def script(life: Life) -> Script:
