@@ -75,8 +75,13 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
-    if each.late is not None and rows.layout.stages.pp > 1:
+    if each.late is not None and rows.layout.stages.pp == 1:
+        exposed[_T["host_idle"], each.late.at] += each.late.from_rest_s()
+    elif each.late is not None:
         _catch_up(rows, exposed, each.late, m, outside)
+    late = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
+    exposed[_T["dp"]] += late
+    exposed[_T["host_idle"]] -= late
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 

@@ -89,6 +89,7 @@ def _scanned(
     issued: FloatK = sum(issue, 0.0)
     ops, watched = tape.ops, _watched(tape.ops)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
+    device_s: FloatK | None = None
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
@@ -109,24 +110,40 @@ def _scanned(
                 _pass(ops, watched, seconds, issue, start, machine)
             ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
+        else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
+            ahead = Streams(-1e9)
+            for _ in range(repeat):
+                rested = _pass(ops, watched, seconds, issue, ahead, machine)
+            sent = _beside(tape, seconds, machine)
+            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
     alone_s = sum(exposed.values(), 0.0)
-    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    computing, alone = sum((exposed[name] for name in COMPUTING), 0.0), dict(exposed)
-    for name, (sent, slowdown) in _beside(tape, seconds, machine).items():
-        beside = sent - alone[name]
-        hidden[name] = where(beside > 1e-9 * sent, beside, 0.0)  # rounding is no overlap
-        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
-        share = computing / maximum(alone_s - alone[name], 1e-12)
-        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
-    if clocks is None:
-        device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds)
-        clocks = device_s, maximum(device_s, issued), NO_WAIT, issued
+    exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
     slowed = sum(exposed.values(), 0.0) - alone_s
+    if clocks is None:
+        if device_s is None:
+            device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
+        clocks = device_s - slowed, maximum(device_s - slowed, issued), NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3]
     of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
     return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
+
+
+def _with_loss(
+    alone: dict[str, FloatK], sent: dict[str, tuple[FloatK, FloatK]], regained: dict[str, FloatK]
+) -> tuple[dict[str, FloatK], dict[str, FloatK]]:
+    """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
+    exposed = dict(alone)
+    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    for name, (took, slowdown) in sent.items():
+        beside = took - alone[name]
+        hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
+        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
+        share = computing / maximum(alone_s - alone[name], 1e-12)
+        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
+    return exposed, hidden
 
 
 def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:

@@ -56,6 +56,12 @@ class LateHost:
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
+    def from_rest_s(self) -> ArrayN:
+        """What the first forward and backward of a single stage take more than those behind, as the host has no lead
+        yet. (late rows,) [s]"""
+        first = self.forward.then(self.backward)
+        return np.asarray(np.maximum(np.maximum(first.device_s, first.held_s) - first.cycle_s, 0.0)[:, 0, 0])
+
     def held_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
 
