@@ -84,8 +84,8 @@ class Life:
     weights: tuple[tuple[str, float], ...]
     logits: str = ""
     """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
-    launches: tuple[float, float] = (0.0, 0.0)
-    """Kernels of the forward and of the backward. [-]"""
+    launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
     dry: tuple[Deed, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
 
@@ -209,11 +209,12 @@ def life(
     pieces = _pieces(deeds, weights)
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
     launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
+    by_weights = sum(n for n, deed in zip(launches, deeds, strict=True) if deed and deed.weight)
     first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
-        cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:])),
+        cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (),
     )  # fmt: skip
 

@@ -123,10 +123,10 @@ def may_be_fullest(ranks: Sequence[Rank], *, capacity: int | None = None, expand
 
     Notes
     -----
-    Not proven, as one's holes may suit later micro-batches better. Of 111 stages that this decides (40 to 480
-    micro-batches, 96 random plans and DeepSeek-V3's best on 2,048 GPUs, at whose ends up to 9 % differ) playing both
-    whole gave the same rank in all. Of ranks of several chunks it did so in 79 of 81 (0.2 % less was reserved in the
-    others): they are played whole.
+    Not proven, as one's holes may suit later micro-batches better. Of 95 stages that this decides (40 to 480
+    micro-batches, of random plans and DeepSeek-V3's best on 2,048 GPUs, at whose ends up to 9 % differ) playing both
+    whole gave the same rank in all. With ranks of several chunks it failed in two of 81 (0.2 % less was reserved): they
+    are played whole.
     """
     few = [_of_few(rank) for rank in ranks]
     if len(ranks) < 2 or len(ranks[0].chunks) > 1 or SHORTER * len(few[0].computations) > len(ranks[0].computations):

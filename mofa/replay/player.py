@@ -442,7 +442,7 @@ class Player:
             return
         mine = act._replace(group=GRADIENTS)
         if self.rank.gathered_params is not None:
-            self.accumulators.setdefault(index, []).append(self.new(2 * block.size, mine))
+            self.accumulators.setdefault(index, []).append(self.new(2 * (act.size or block.size), mine))
         elif not (self.rank.tied and piece.life.name == "embedding"):
             self.grads.append(self.rename((block, act), mine))
             slots[act.slot] = None

@@ -9,17 +9,18 @@ from functools import partial
 import numpy as np
 
 from mofa.blocks.build import layer_kind
+from mofa.blocks.elementwise import value
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
 from mofa.cost.hostclock import NEVER
+from mofa.cost.lives import Deed, Life, life
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.tensors import Module, params_of
+from mofa.cost.weights import flat_buffers, weights_of
 from mofa.orders import Order, order_of
-from mofa.replay.lives import Deed, Life, life, value
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.routed import Routed
-from mofa.replay.weights import flat_buffers, weights_of
 from mofa.specs.strategy import SCHEDULES
 
 BUCKET = 100 * 2**20

@@ -89,6 +89,7 @@ class _Slots:
     def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
         out: list[Act] = []
+        items: dict[str, New] = {}
         replaced = not self.life.logits or deeds is not self.life.forward
         product: tuple[str, ...] | None = products(self.life)
         for deed in deeds:
@@ -97,6 +98,7 @@ class _Slots:
                 replaced = True
             scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
             made = []
+            items |= {item.name: item for item in deed.new}
             for i, item in enumerate(deed.new):
                 claimed = bool(deed.claim) and i == 0
                 made.append(self.act(CLAIM if claimed else NEW, item.name, deed.op, item))
@@ -112,7 +114,7 @@ class _Slots:
             if product is not None and deed.op.endswith(product):
                 out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
                 product = None
-            out += [self.act(KEEP, name, deed.op) for name in deed.grads]
+            out += [self.act(KEEP, name, deed.op, items.get(name)) for name in deed.grads]
             for name in deed.hold:
                 out.append(self.act(HOLD, name, deed.op))
                 self.holds[self.of(name)] = name

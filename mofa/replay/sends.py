@@ -12,6 +12,7 @@ the device's queue takes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mofa.replay.journal import ACTIVATIONS, outside
@@ -20,10 +21,18 @@ from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
     from mofa.replay.player import Player
+    from mofa.replay.rank import Piece
 
 QUEUE = 1024.0
 """Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
 (tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
+
+
+def _launches(chunk: Sequence[Piece]) -> dict[str, float]:
+    """Kernels of each kind of computation of a chunk. [-]"""
+    each = [piece.life.launches for piece in chunk]
+    forward, inputs, weights = (sum(life[part] for life in each) for part in range(3))
+    return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
 
 
 class Sends:
@@ -40,15 +49,7 @@ class Sends:
         self.lingering: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [
-            {
-                "F": sum(piece.life.launches[0] for piece in chunk),
-                "B": sum(piece.life.launches[1] for piece in chunk),
-                "I": sum(piece.life.launches[1] for piece in chunk) * 0.7,
-                "W": sum(piece.life.launches[1] for piece in chunk) * 0.3,
-            }
-            for chunk in rank.chunks
-        ]
+        self.launches = [_launches(chunk) for chunk in rank.chunks]
 
     def before(self) -> None:
         """What the device is through with can be used again."""
