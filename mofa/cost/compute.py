@@ -34,11 +34,12 @@ NARROW_DEPTH, NARROW_WIDTH = (0.365, 0.332), (0.515, 0.343)
 of their size: means over heads of 108, and of 150 and 450, on H200 (measurements/h200-products/heads.json; 0.36 and
 0.37, 0.32 to 0.36; 0.51 and 0.52, 0.31 to 0.38). Fewer than 4 bytes were not measured. Taken for every GPU. [-]"""
 
-UNALIGNED_RATE = {"fwd": (0.346, 0.125), "dgrad": (0.330, 0.175), "wgrad": (0.328, 0.179)}
+UNALIGNED_RATE = {"fwd": (0.346, 0.124), "dgrad": (0.330, 0.175), "wgrad": (0.328, 0.179)}
 """Rate of single products with a width that 4 or 8 bytes divide and 16 do not, and with an odd one, over that of
-aligned ones of their size at full clock: medians of 12 to 24 shapes each on H200 (measurements/h200-1gpu-unaligned,
-grid). Kernels that load less at once do not reach the power limit. Of an odd depth forward 0.17. Taken for all GPUs.
-[-]"""
+aligned ones of their size at full clock: medians of 8 to 24 shapes each on H200 (measurements/h200-1gpu-unaligned,
+grid). Kernels that load less at once do not reach the power limit. Taken for all GPUs. [-]"""
+ODD_DEPTH_RATE = 0.170
+"""The same forward where the depth alone is odd (4 shapes). [-]"""
 
 
 def gemm_s(
@@ -85,14 +86,17 @@ def gemm_s(
         sustained=curve.sustained,
     )  # fmt: skip
     if (each > 1.0).any():
-        time_s = time_s / _batched_rate(columns, length, each, ELEMENT_BYTES[format_])
+        time_s = time_s / _batched_rate(rows, columns, length, each, ELEMENT_BYTES[format_])
     return np.asarray(np.where((unique > 0).all(axis=0), time_s, 0.0)[inverse].reshape(shape))
 
 
-def _batched_rate(n: FloatN, k: FloatN, count: FloatN, element_bytes: float) -> FloatN:
-    """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it."""
+def _batched_rate(m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float) -> FloatN:
+    """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it.
+
+    A gradient of keys has the width of a head as ``m``.
+    """
     rate = np.ones(n.shape)
-    for size, (eight, four) in ((n, NARROW_WIDTH), (k, NARROW_DEPTH)):
+    for size, (eight, four) in ((m, NARROW_WIDTH), (n, NARROW_WIDTH), (k, NARROW_DEPTH)):
         over = (size * element_bytes) % VECTOR_BYTES
         rate = np.where(over == 0.0, rate, np.where(over % 8.0 == 0.0, eight, four))
     return np.where(count > 1.0, rate, 1.0)
@@ -122,14 +126,17 @@ def unaligned_gemm_s(
     >>> aligned_s = gemm_s(m, n, k, toy_gpu())
     >>> slow, fast = unaligned_gemm_s(aligned_s, m, n, k, one, ["fwd", "fwd"], toy_gpu())[:, 0]
     >>> round(float(slow / fast), 1), bool(fast == aligned_s[1, 0])
-    (8.0, True)
+    (8.1, True)
     """
     n, other = np.ceil(n), np.ceil(np.where([[way == "wgrad"] for way in ways], m, k))
     beside = (n % ALIGNED_WIDTH + other % ALIGNED_WIDTH > 0.0) & (count == 1.0)
     if not beside.any():
         return aligned_s
     odd = ((n % 2.0 == 1.0) | (other % 2.0 == 1.0))[beside]
-    even_rate, odd_rate = np.array([UNALIGNED_RATE[way] for way in ways])[np.nonzero(beside)[0]].T
+    found = np.nonzero(beside)[0]
+    even_rate, odd_rate = np.array([UNALIGNED_RATE[way] for way in ways])[found].T
+    depth_alone = np.array([way == "fwd" for way in ways])[found] & (n[beside] % 2.0 == 0.0)
+    odd_rate = np.where(depth_alone, ODD_DEPTH_RATE, odd_rate)
     time_s = aligned_s.copy()
     form = gpu.curves.gemm["bf16"].form
     time_s[beside] = forms.gemm_s(

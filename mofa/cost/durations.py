@@ -216,8 +216,9 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
 
-    Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and columns; where it
-    reads rows again, those that the L2 does not hold.
+    An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
+    where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
+    columns; where it reads rows again, those that the L2 does not hold.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
@@ -243,7 +244,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
         missed = missed_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
         extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
     launch_s = curves.stream_like("", False).form.launch_s
-    return np.where(busy, moved / rate + extra + launches * launch_s, 0.0)
+    floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))
+    return np.where(busy, moved / rate + extra + floor_s, 0.0)
 
 
 def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:

@@ -350,7 +350,7 @@ def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
     note = (
         f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16, 16 of fp8): {named}; "
         "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background). In bf16 they are predicted to "
-        "take 3 to 8 times as long as padded ones, as on the H200; of fp8 and of experts' products that is left out"
+        "take 3 to 8 times as long as padded ones, as measured on the H200; of fp8 and of experts that is left out"
     )
     return (note,)
 
@@ -366,6 +366,10 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
         reserved,
     ]
+    if framework.pytorch:
+        own = framework.pytorch in cluster.gpu.curves.releases
+        which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
+        notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))
     return tuple(notes)

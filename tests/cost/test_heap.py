@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mofa.cost import heap as heaps
 from mofa.cost.heap import NOTHING, Heap, rounded, segment_bytes
-from mofa.replay.allocator import Allocator
+from mofa.replay.allocator import HIGHEST, Allocator
 
 MIB = 1 << 20
 
@@ -33,20 +34,13 @@ def requests(seed: int, *, small: bool, count: int = 3000) -> list[tuple[int, in
 def test_every_request_is_answered_as_by_the_allocator(small: bool) -> None:
     """Not what is reserved alone: every address and every block's size."""
     for seed in range(4):
-        heap, allocator = Heap(small=small), Allocator(place=lambda size: size)
-        taken = [0]
-
-        def place(size: int, taken: list[int] = taken) -> int:  # segments without gaps, as the heap has them
-            taken[0] += size
-            return taken[0] - size
-
-        allocator.place = place
+        heap, allocator = Heap(small=small), Allocator()
         slots, blocks = {}, {}
         for size, slot in requests(seed, small=small):
             if size:
                 slots[slot], blocks[slot] = heap.take(size), allocator.malloc(size)
                 assert slots[slot].size == blocks[slot].size
-                assert slots[slot].address * 512 == blocks[slot].address
+                assert heaps.HIGHEST - slots[slot].address * 512 == HIGHEST - blocks[slot].address
             else:
                 heap.give(slots.pop(slot))
                 allocator.free(blocks.pop(slot))
