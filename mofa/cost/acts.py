@@ -47,23 +47,23 @@ class Script:
     given: int
     back: int
     logits: int = -1
-    by_pool: dict[int, tuple[tuple[Act, ...], tuple[Act, ...]]] = field(default_factory=dict, compare=False)
+    dry: tuple[Act, ...] = ()
+    by_pool: dict[int, tuple[tuple[Act, ...], ...]] = field(default_factory=dict, compare=False)
 
     def asks(self) -> set[int]:
         """The pools that it asks for memory."""
         return {act[3] for acts in (self.forward, self.backward) for act in acts if act[0] in TAKES}
 
-    def on(self, pool: int) -> tuple[tuple[Act, ...], tuple[Act, ...]]:
-        """The acts of forward and backward that can matter to a pool."""
+    def on(self, pool: int) -> tuple[tuple[Act, ...], ...]:
+        """The acts of forward, backward and trial forward that can matter to a pool."""
         if pool not in self.by_pool:
-            both = self.forward, self.backward
-            mine = {slot for acts in both for code, slot, _, of in acts if code in TAKES and of == pool}
+            all_ = self.forward, self.backward, self.dry
+            mine = {slot for acts in all_ for code, slot, _, of in acts if code in TAKES and of == pool}
             mine |= {self.x, self.given}
-            forward, backward = (
+            self.by_pool[pool] = tuple(
                 tuple(a for a in acts if (a[3] == pool if a[0] in TAKES else a[1] in mine or a[0] in EVERYWHERE))
-                for acts in both
+                for acts in all_
             )
-            self.by_pool[pool] = forward, backward
         return self.by_pool[pool]
 
 
@@ -129,15 +129,17 @@ def script(life: Life) -> Script:
     forward, backward = slots.acts(life.forward, life.cached), slots.acts(life.backward)
     x, out, given, back = (slots.of(name) if name else -1 for name in ("x", life.out, life.given, life.back))
     logits = slots.of(life.logits) if life.logits else -1
-    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits)
+    dry = slots.acts(life.dry)
+    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry)
 
 
 @dataclass(frozen=True)
 class Ends:
     """How a chunk's passes begin and end.
 
-    ``boundary`` are the bytes of what stages send each other, ``receives`` whether the input is made for each pass,
-    ``sends`` whether the output leaves, and is ``kept`` until the backward all the same. [B]
+    ``boundary`` are the bytes of what stages send each other, ``receives`` whether the input comes from another stage,
+    ``sends`` whether the output goes to one. Where it is ``kept``, as PyTorch's schedules do, inputs come in buffers,
+    and outputs and inputs' gradients are the schedule's to let go. [B]
     """
 
     boundary: int
@@ -163,9 +165,16 @@ class Course:
     products: tuple[int, int] = (0, 0)
     """How many requests of a forward and of a first backward are in front of what its first product works in."""
     loss: int = 0
-    """How many of a forward are in front of its loss."""
-    logits: int = -1
-    """The slot of what a pipeline's last stage gives, which the schedule lets go."""
+    """How many of a forward are in front of its loss, 0 where there is none."""
+    output: int = -1
+    """The slot of what a chunk gives, where the schedule lets it go."""
+    gradient: int = -1
+    """The same of its input's gradient, by which backward it was: of the others and of the first."""
+    first_gradient: int = -1
+    trial: Requests = field(default_factory=list)
+    """A trial forward, whose slots are its own; ``trial_slots`` are so many, ``trial_product`` is like ``products``."""
+    trial_slots: int = 0
+    trial_product: int = 0
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -182,15 +191,23 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     made = _Course(pool, chunk, ends, accumulates, tied)
     forward = made.forward()
     before, made.product = made.product, None
-    ends_with = made.loss, made.logits
-    left = tuple(slot for slots in (*made.places, [made.out, made.logits]) for slot in slots if slot >= 0)
+    left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
+    output = made.out if ends.kept else -1
     backward, _ = made.backward(first=False)
     of_backward, made.product = made.product, None
+    gradient = made.gradient
     if accumulates == "there":
         products = before or 0, of_backward or 0
-        return Course(made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, *ends_with)
+        return Course(
+            made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, made.loss, output,
+            gradient, gradient,
+        )  # fmt: skip
     first, gradients = made.backward(first=True)
-    return Course(made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), *ends_with)
+    trial = _Course(pool, chunk, ends, accumulates, tied)
+    return Course(
+        made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), made.loss, output,
+        gradient, made.gradient, trial.dry(), trial.num, trial.product or 0,
+    )  # fmt: skip
 
 
 class _Course:
@@ -201,7 +218,7 @@ class _Course:
         self.num = 0
         self.out = -1
         self.product: int | None = None
-        self.loss, self.logits = 0, -1
+        self.loss, self.gradient = 0, -1
         self.held: dict[str, int] = {}
         self.cache: list[int] = []
         self.places: list[list[int]] = []
@@ -217,16 +234,15 @@ class _Course:
     def forward(self) -> Requests:
         out: Requests = []
         ends = self.ends
-        x = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.receives else -1
+        x = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.receives and not ends.kept else -1
         for one in self.chunk:
             place = [-1] * len(one.sizes)
             place[one.x] = x
             self.run(one, one.on(self.pool)[0], place, out, None)
             x = -1
-            if one.out >= 0:
-                x, place[one.out] = place[one.out], -1
-            if one.logits >= 0:
-                self.logits, place[one.logits] = place[one.logits], -1
+            gives = one.logits if one.logits >= 0 else one.out
+            if gives >= 0:
+                x, place[gives] = place[gives], -1
             self.places.append(place)
         out += [(0, slot) for slot in (*self.held.values(), *self.cache)]
         self.held, self.cache = {}, []
@@ -236,9 +252,26 @@ class _Course:
         self.out = x
         return out
 
+    def dry(self) -> Requests:
+        """A forward of which nothing is kept: what it gives goes last."""
+        out: Requests = []
+        x = -1
+        for one in self.chunk:
+            place = [-1] * len(one.sizes)
+            place[one.x] = x
+            self.run(one, one.on(self.pool)[2], place, out, None)
+            x = -1
+            gives = one.logits if one.logits >= 0 else one.out
+            if gives >= 0:
+                x, place[gives] = place[gives], -1
+            out += [(0, slot) for slot in place if slot >= 0]
+        out += [(0, slot) for slot in (*self.held.values(), x) if slot >= 0]
+        self.held = {}
+        return out
+
     def backward(self, *, first: bool) -> tuple[Requests, tuple[tuple[int, ...], ...]]:
-        out: Requests = [(0, self.out)] if self.out >= 0 else []
         ends = self.ends
+        out: Requests = [(0, self.out)] if self.out >= 0 and not ends.kept else []
         dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends else -1
         gradients: list[tuple[int, ...]] = []
         for n in reversed(range(len(self.chunk))):
@@ -252,6 +285,9 @@ class _Course:
             if one.back >= 0:
                 dy, place[one.back] = place[one.back], -1
             out += [(0, slot) for slot in place if slot >= 0]
+        self.gradient = -1
+        if ends.kept and ends.receives:
+            self.gradient, dy = dy, -1
         out += [(0, slot) for slot in (dy, *self.held.values()) if slot >= 0]
         self.held = {}
         return out, tuple(gradients[::-1])

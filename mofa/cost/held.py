@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 from mofa.blocks.build import layer_kind
 from mofa.blocks.tapes import label
 from mofa.cost.acts import Ends, Script, pool_of, script
-from mofa.cost.blockcost import base_mode, full_mode
+from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.heap import rounded
+from mofa.cost.lead import device_per_host, launches
 from mofa.cost.lives import Life, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.rows import Rows
 from mofa.cost.tensors import Module, params_of
-from mofa.cost.weights import FlatBuffer, Weight, flat_buffers, stepped, weights_of
+from mofa.cost.weights import FlatBuffer, Weight, ddp_buckets, flat_buffers, stepped, weights_of
 from mofa.orders import order_of
 from mofa.orders.interleaved import rounds
 
-BUCKET = 100 * 2**20
-"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
 ROUNDS_BEHIND = (1, 2)
@@ -43,8 +42,10 @@ class Stage:
     """What a stage holds and does. [B]
 
     ``acts`` are its computations, of which ``behind`` are played after the last chunk's first backward, by step.
-    ``buffers`` are there from the start, ``received`` from the first step on, ``lazy`` from the first forward, a
-    ``workspace`` from the first product of each of two threads on. ``accumulates`` is what becomes of gradients
+    ``buffers`` are there from the start, ``lazy`` from the first forward, a ``workspace`` from the first product of
+    each of two threads on. ``received`` are how many buffers of what stages send each other are made in front of the
+    first step, for each chunk's inputs and, last, for all gradients. DDP has ``buckets``
+    (:func:`mofa.cost.weights.ddp_buckets`). ``accumulates`` is what becomes of gradients
     (:func:`mofa.cost.acts.course`).
     """
 
@@ -57,6 +58,7 @@ class Stage:
     behind: tuple[int, int]
     buffers: tuple[int, ...]
     received: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
     lazy: tuple[int, ...]
     workspace: int
     accumulates: str
@@ -64,7 +66,11 @@ class Stage:
     """FSDP's under pipelines, which gathers them for a step and reduces them at its end."""
     tied: bool
     output_stays: bool
-    """Whether the schedule holds the last stage's latest output until the next one is there (torch's Schedule1F1B)."""
+    """Whether the schedule holds the latest output and input's gradient until the next are there (Schedule1F1B)."""
+    launches: tuple[dict[str, float], ...]
+    """Of each chunk's computations. [-]"""
+    device_per_host: float
+    """:func:`mofa.cost.lead.device_per_host`."""
 
     @property
     def pools(self) -> list[int]:
@@ -132,15 +138,14 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         weights = tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in halved else w for w in weights)
     num = int(rows.num_micro_batches[0])
     boundary = int(float(rows.costs.boundary[k]))
-    last = len(names) - 1
+    last, many = len(names) - 1, stages.pp > 1
+    preallocated = fw.name == "torchtitan"
     ends = [
-        Ends(
-            rounded(boundary), stages.pp > 1 and not (rank == 0 and c == 0), stages.pp > 1 and not (head and c == last)
-        )
+        Ends(rounded(boundary), many and not (rank == 0 and c == 0), many and not (head and c == last), preallocated)
         for c in range(last + 1)
     ]
-    preallocated = fw.name == "torchtitan"
-    received = sum(one.receives + one.sends for one in ends) * num if preallocated else 0
+    received = tuple(num * n for n in (*(one.receives for one in ends), sum(one.sends for one in ends)))
+    lives = [[blocks.life(of) for _, of in c] for c in names]
     kept = int(float((rows.costs.persistent_head if head else rows.costs.persistent)[k]))
     whole = int(rows.static.buffers[0, stage]) if fw.shards_params else 0
     pipelined = gathers_whole(rows)
@@ -149,12 +154,13 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     return Stage(
         weights, flats, stepped(weights, flats),
         tuple(tuple(blocks.script(of, first=name == "block 0") for name, of in c) for c in names),
-        tuple(replace(one, receives=one.receives and not preallocated, kept=preallocated) for one in ends),
-        acts, behind,
-        (*_rope_tables(rows), *(min(BUCKET, whole - done) for done in range(0, whole, BUCKET))), (boundary,) * received,
+        tuple(ends), acts, behind, tuple(_rope_tables(rows)), received if preallocated and many else (),
+        ddp_buckets(lives, whole, tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
-        _groups(rows, modules) if pipelined else (), tied, preallocated and rows.schedule == "1f1b",
+        _groups(rows, modules) if pipelined else (), tied,
+        preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
+        device_per_host(_costs(rows, names), k) if preallocated and many else 0.0,
     )  # fmt: skip
 
 
@@ -184,6 +190,15 @@ def _names(rows: Rows, rank: int) -> list[list[tuple[str, str]]]:
             chunk.append(("the head", "head"))
         out.append(chunk)
     return out
+
+
+def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[BlockCost]:
+    """What the blocks of a rank cost."""
+    costs = {"embedding": rows.costs.embedding, "head": rows.costs.head}
+    for mode, of_mode in rows.costs.blocks.items():
+        for kind, one in zip(rows.layout.stages.kinds, of_mode, strict=True):
+            costs[label(kind, mode)] = one
+    return [costs[of] for chunk in names for _, of in chunk if of in costs]
 
 
 def _acts(rows: Rows, rank: int) -> tuple[Acts, tuple[int, int]]:

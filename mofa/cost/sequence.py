@@ -7,16 +7,79 @@ same lives as the replay's. Rounds behind the second one after all chunks had a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
-from mofa.cost.acts import Requests, course, pool_of
+from mofa.cost.acts import Course, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
+from mofa.cost.lead import lag
 
 
 def reserved_bytes(stage: Stage) -> int:
     """What a stage reserves after a second step. [B]"""
     return sum(_Pool(stage, pool).reserved() for pool in stage.pools)
+
+
+class _Sent:
+    """Outputs and inputs' gradients that PyTorch's schedules let go: :mod:`mofa.replay.sends`, of one pool."""
+
+    def __init__(self, stage: Stage, heap: Heap) -> None:
+        self.stage, self.heap = stage, heap
+        self.launched, self.lags = 0.0, False
+        self.waiting: deque[tuple[float, Piece]] = deque()
+        self.output: tuple[int, int] | None = None
+        self.lingering: list[Piece] = []
+        self.gradient: list[Piece] = []
+
+    def begin(self, *, lags: bool) -> None:
+        """A step begins; with a lead only behind the first."""
+        self.launched, self.lags, self.output = 0.0, lags, None
+
+    def before(self) -> None:
+        """What the device is through with comes back."""
+        while self.waiting and self.waiting[0][0] <= self.launched:
+            self.heap.give(self.waiting.popleft()[1])
+
+    def after(self, kind: str, c: int, i: int, slots: list[Piece], of: Course, *, first: bool) -> None:
+        """A computation is through."""
+        stays = self.stage.output_stays
+        self.launched += self.stage.launches[c][kind]
+        if kind == "F":
+            if stays:
+                self.replaced()
+                self.output = c, i
+            return
+        if of.output >= 0 and stays and self.output == (c, i):
+            self.lingering = [slots[of.output]]
+        elif of.output >= 0:
+            self.let_go(slots[of.output], sent=self.stage.ends[c].sends)
+        slot = of.first_gradient if first else of.gradient
+        gone = [slots[slot]] if slot >= 0 else []
+        if stays:
+            gone, self.gradient = self.gradient, gone
+        for piece in gone:
+            self.let_go(piece, sent=True)
+
+    def replaced(self) -> None:
+        """The schedule's variable has another output."""
+        for piece in self.lingering:
+            self.let_go(piece, sent=self.stage.ends[0].sends)
+        self.lingering = []
+
+    def end(self) -> None:
+        """The schedule's step is through, and the host waits for the gradients' norm."""
+        for piece in (*self.lingering, *self.gradient, *(piece for _, piece in self.waiting)):
+            self.heap.give(piece)
+        self.waiting.clear()
+        self.lingering, self.gradient = [], []
+
+    def let_go(self, piece: Piece, *, sent: bool) -> None:
+        behind = lag(self.launched, self.stage.device_per_host) if sent and self.lags else 0.0
+        if behind:
+            self.waiting.append((self.launched + behind, piece))
+        else:
+            self.heap.give(piece)
 
 
 class _Pool:
@@ -31,6 +94,9 @@ class _Pool:
         ]
         self.grads: list[Piece] = []
         self.accumulated: dict[tuple[int, int], list[Piece]] = {}
+        self.threads: set[str] = set()
+        self.whole_buckets: list[list[Piece]] | None = None
+        self.sent = _Sent(stage, self.heap)
 
     def size(self, nbytes: float, stream: int = 0) -> int:
         """What it is asked for, 0 where another pool is."""
@@ -76,48 +142,73 @@ class _Pool:
         s = self.stage
         self.give(self.grads)
         gathered = self.gather()
-        self.take(s.received if first else ())
-        self.take(s.lazy if first else ())
+        if first and s.received:
+            self.prepare()
+        elif first:
+            self.take(s.lazy)
         self.compute(first=first)
         self.reduce(gathered)
         self.optimize(first=first)
+
+    def prepare(self) -> None:
+        """Each chunk forward once without a backward, then the buffers that it receives in; last those of gradients."""
+        s = self.stage
+        for c, of in enumerate(self.courses):
+            boundary = s.ends[c].boundary
+            zeros = self.take([boundary] if s.ends[c].receives else ())
+            self.take(s.lazy if not c else ())
+            self.begin("F", of.trial, of.trial_product, [NOTHING] * of.trial_slots)
+            self.give(zeros)
+            self.take([boundary] * s.received[c])
+        self.take([s.ends[0].boundary] * s.received[-1])
+
+    def bucket(self) -> None:
+        """DDP's buckets in front of a forward: one of all of a chunk's gradients until the first behind a backward."""
+        if self.whole_buckets is None:
+            self.whole_buckets = [self.take([sum(sizes)]) for sizes in self.stage.buckets]
+        elif self.whole_buckets and "B" in self.threads:
+            for pieces, sizes in zip(self.whole_buckets, self.stage.buckets, strict=True):
+                self.give(pieces)
+                self.take(sizes)
+            self.whole_buckets = []
 
     def compute(self, *, first: bool) -> None:
         """Computations, until enough rounds are played; what is in flight then is let go."""
         s, play = self.stage, self.heap.play
         passes: dict[tuple[int, int], list[Piece]] = {}
         begun: set[int] = set()
-        output: list[Piece] = []
-        threads: set[str] = set() if first else {"F", "B"}
+        sent = self.sent
+        sent.begin(lags=not first)
         left = s.behind[not first]
         idle = self.pool not in (pool_of(1), pool_of(LARGE)) and not any(of.num_slots for of in self.courses)
         for kind, c, i in () if idle else s.acts:
             of = self.courses[c]
+            sent.before()
             if kind == "F":
+                if s.buckets:
+                    self.bucket()
                 slots = passes[c, i] = [NOTHING] * of.num_slots
-                if output and of.logits >= 0:  # the next one is in its place before there is a loss
+                if of.loss and sent.lingering:  # the next one is in its place before there is a loss
                     play(of.forward[: of.loss], slots)
-                    self.give(output)
+                    sent.replaced()
                     play(of.forward[of.loss :], slots)
                 else:
-                    self.begin(kind, of.forward, of.products[0], slots, threads)
+                    self.begin(kind, of.forward, of.products[0], slots)
+            elif c in begun:
+                slots = passes.pop((c, i))
+                play(of.backward, slots)
             else:
                 slots = passes.pop((c, i))
-                if c in begun:
-                    play(of.backward, slots)
-                else:
-                    self.begin(kind, of.first, of.products[1], slots, threads)
-                output += [slots[of.logits]] if of.logits >= 0 else []
-                if not s.output_stays:
-                    self.give(output)
-                if c not in begun:
-                    begun.add(c)
-                    for n, mine in enumerate(of.gradients):
-                        self.accumulated[c, n] = [slots[slot] for slot in mine]
+                self.begin(kind, of.first, of.products[1], slots)
+            sent.after(kind, c, i, slots, of, first=kind == "B" and c not in begun)
+            if kind == "B" and c not in begun:
+                begun.add(c)
+                for n, mine in enumerate(of.gradients):
+                    self.accumulated[c, n] = [slots[slot] for slot in mine]
             left -= len(begun) == len(self.courses)
             if left < 0:
                 break
-        self.give(output)
+        sent.end()
         for (c, _), slots in passes.items():
             play([(0, slot) for slot in self.courses[c].left], slots)
         if not s.groups:
@@ -125,12 +216,12 @@ class _Pool:
                 self.grads += pieces
             self.accumulated = {}
 
-    def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece], threads: set[str]) -> None:
+    def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece]) -> None:
         """Play a pass; at its thread's first product cuBLAS takes its workspace, the product's output being there."""
-        if kind in threads:
+        if kind in self.threads:
             self.heap.play(all_, slots)
             return
-        threads.add(kind)
+        self.threads.add(kind)
         self.heap.play(all_[:product], slots)
         self.take([self.stage.workspace])
         self.heap.play(all_[product:], slots)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mofa.cost.lives import Life
 from mofa.cost.rows import Rows
 from mofa.cost.tensors import Param, buffers_of, owned
+
+BUCKET = 100 * 2**20
+"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +109,37 @@ def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[t
     for w in ordered:
         of_each[w.apart].append(w)
     return tuple(tuple(of_one) for of_one in of_each if of_one)
+
+
+def ddp_buckets(chunks: Sequence[Sequence[Life]], total: int, *, tied: bool) -> tuple[tuple[int, ...], ...]:
+    """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
+    that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
+
+    What no op of a tape names, norms, is in the last. [B]
+
+    Parameters
+    ----------
+    total
+        Bytes of all of them; of none there are no buckets.
+    tied
+        Whether the head's weight is the embedding's.
+    """
+    out = []
+    for chunk in chunks if total else ():
+        ready: list[int] = []
+        for life in reversed(chunk):
+            weights = {name: int(4 * n) for name, n in life.weights}
+            made = [deed.op.removesuffix(".wgrad") for deed in life.backward]
+            first = [name for name in made if name in weights and not (tied and life.name == "head")]
+            ready += [weights.pop(name) for name in dict.fromkeys(first)]
+            ready += [] if tied and life.name == "head" else list(weights.values())
+        filled = [0]
+        for size in ready:
+            if filled[-1] >= BUCKET:
+                filled.append(0)
+            filled[-1] += size
+        out.append(filled)
+    missing = total - sum(sum(filled) for filled in out)
+    for filled in out:
+        filled[-1] += missing // len(out)
+    return tuple(tuple(filled) for filled in out)

@@ -13,18 +13,15 @@ from mofa.blocks.elementwise import value
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
-from mofa.cost.hostclock import NEVER
+from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Deed, Life, life
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.tensors import Module, params_of
-from mofa.cost.weights import flat_buffers, weights_of
+from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
 from mofa.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.routed import Routed
 from mofa.specs.strategy import SCHEDULES
-
-BUCKET = 100 * 2**20
-"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
 
 
 def rows_of(estimator: Estimator) -> Rows:
@@ -184,45 +181,11 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
-        device_per_host=_device_per_host(costs),
-        buckets=_buckets(chunks, int(rows.static.buffers[0, r]), tied) if fw.shards_params else (),
+        device_per_host=device_per_host(costs),
+        buckets=ddp_buckets([[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), tied=tied)
+        if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
-
-
-def _device_per_host(costs: list[BlockCost]) -> float:
-    """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
-    clocks = [phase.clocks[:, 0] for cost in costs for phase in (cost.forward, cost.backward)]
-    if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
-        return 0.0
-    return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
-
-
-def _buckets(chunks: list[tuple[Piece, ...]], total: int, tied: bool) -> tuple[tuple[int, ...], ...]:
-    """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
-    that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
-
-    What no op of a tape names, norms, is in the last. [B]
-    """
-    out = []
-    for chunk in chunks if total else ():
-        ready: list[int] = []
-        for piece in reversed(chunk):
-            weights = {name: int(4 * n) for name, n in piece.life.weights}
-            made = [deed.op.removesuffix(".wgrad") for deed in piece.life.backward]
-            first = [name for name in made if name in weights and not (tied and piece.life.name == "head")]
-            ready += [weights.pop(name) for name in dict.fromkeys(first)]
-            ready += [] if tied and piece.life.name == "head" else list(weights.values())
-        filled = [0]
-        for size in ready:
-            if filled[-1] >= BUCKET:
-                filled.append(0)
-            filled[-1] += size
-        out.append(filled)
-    missing = total - sum(sum(filled) for filled in out)
-    for filled in out:
-        filled[-1] += missing // len(out)
-    return tuple(tuple(filled) for filled in out)
 
 
 def _gathers_embedding(life: Life, embedding: Life) -> Life:

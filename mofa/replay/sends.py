@@ -12,27 +12,15 @@ the device's queue takes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mofa.cost.lead import lag, launches
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.pools import WAITING, Block
 from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
     from mofa.replay.player import Player
-    from mofa.replay.rank import Piece
-
-QUEUE = 1024.0
-"""Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
-(tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
-
-
-def _launches(chunk: Sequence[Piece]) -> dict[str, float]:
-    """Kernels of each kind of computation of a chunk. [-]"""
-    each = [piece.life.launches for piece in chunk]
-    forward, inputs, weights = (sum(life[part] for life in each) for part in range(3))
-    return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
 
 
 class Sends:
@@ -49,7 +37,7 @@ class Sends:
         self.lingering: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [_launches(chunk) for chunk in rank.chunks]
+        self.launches = [launches([piece.life for piece in chunk]) for chunk in rank.chunks]
 
     def before(self) -> None:
         """What the device is through with can be used again."""
@@ -102,24 +90,21 @@ class Sends:
         player = self.player
         player.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
         player.journal.new_sizes.append(-block.size)
-        lag = self.lag() if sent else 0.0
-        if not lag:
+        behind = self.lag() if sent else 0.0
+        if not behind:
             player.free(block)
             return
         player.a.allocated -= block.size
         block.state = WAITING
-        self.waiting.append((self.launched + lag, block))
+        self.waiting.append((self.launched + behind, block))
 
     def name(self, c: int) -> str:
         """What the output of a chunk is called."""
         return self.player.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
 
     def lag(self) -> float:
-        """Launches that the host is ahead of its device: as many more as the device is slower, up to the queue's."""
-        ratio = self.player.rank.device_per_host
-        if self.player.step == 1 or ratio <= 1.0:
-            return 0.0
-        return min(self.launched * (ratio - 1.0), QUEUE)
+        """Launches that the host is ahead of its device; a first step's makes up no lead."""
+        return lag(self.launched, self.player.rank.device_per_host) if self.player.step > 1 else 0.0
 
     def state(self) -> object:
         """Equal for two instants at which the same is held."""

@@ -1,0 +1,40 @@
+"""A host's lead over its device, by which what PyTorch's pipelines sent comes back late.
+
+NCCL's sends use their tensors on a stream of their own, which the allocator is told of (``recordStream``): memory that
+is let go comes back only once the device has got that far, and the host is ahead of it by up to as many launches as
+the device's queue takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mofa.cost.blockcost import BlockCost
+from mofa.cost.hostclock import NEVER
+from mofa.cost.lives import Life
+
+QUEUE = 1024.0
+"""Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
+(tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
+
+
+def launches(chunk: Sequence[Life]) -> dict[str, float]:
+    """Kernels of each kind of computation of a chunk. [-]"""
+    forward, inputs, weights = (sum(life.launches[part] for life in chunk) for part in range(3))
+    return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
+
+
+def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
+    """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
+    clocks = [phase.clocks[:, k] for cost in costs for phase in (cost.forward, cost.backward)]
+    if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
+        return 0.0
+    return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
+
+
+def lag(launched: float, ratio: float) -> float:
+    """Launches that the host is ahead of its device after as many of a step; ``ratio``: :func:`device_per_host`. [-]
+
+    As many more as the device is slower, up to the queue's.
+    """
+    return min(launched * (ratio - 1.0), QUEUE) if ratio > 1.0 else 0.0
