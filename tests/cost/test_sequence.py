@@ -14,6 +14,7 @@ from mofa.cost.acts import CACHE, CLAIM, DROP, FREE, HOLD, KEEP, PRODUCT, TAKE, 
 from mofa.cost.closely import look_closely
 from mofa.cost.heap import rounded
 from mofa.cost.held import Blocks, plays, stage_of
+from mofa.cost.lead import QUEUE, lag
 from mofa.cost.lives import life
 from mofa.cost.peak import WORKSPACE, stage_bytes
 from mofa.cost.sequence import reserved_bytes
@@ -88,6 +89,24 @@ def test_pools_are_apart() -> None:
     assert [size for size, _ in found.forward] == [512, 0]  # which is let go as the layer's input
 
 
+def test_a_pipelines_schedule_lets_outputs_and_gradients_go() -> None:
+    """Kept, an input comes in no slot, and output and input's gradient are not let go by the passes. A trial forward
+    leaves nothing."""
+    one = script(dataclasses.replace(life(block()), dry=life(block()).forward))
+    found = course(LARGE, [one, one], Ends(8 * MIB, receives=True, sends=True, kept=True), accumulates="stay")
+    made = {slot for requests in (found.forward, found.backward) for size, slot in requests if size}
+    gone = {slot for requests in (found.forward, found.backward) for size, slot in requests if not size}
+    assert made - gone == {found.output, found.gradient}
+    assert found.first_gradient not in {slot for size, slot in found.first if not size}
+    assert sizes(found.trial) == [64, 24, -64, 8, -24, 64, -8, 24, -64, 8, -24, -8]
+
+
+def test_what_was_sent_comes_back_once_the_device_is_as_far() -> None:
+    """Twice as slow as its host, a device is behind by as many launches as there were, and never by more than 1,024."""
+    assert [lag(launched, 2.0) for launched in (0.0, 300.0, 5000.0)] == [0.0, 300.0, QUEUE]
+    assert lag(300.0, 0.9) == 0.0
+
+
 CASES = [
     ("llama3-8b", 32, 128, "torchtitan", "tp=2 pp=2 cp=4 dp=2 micro_batch=2 recompute=every:2"),  # under a pipeline
     ("llama3-8b", 32, 128, "torchtitan", "tp=2 pp=4 vpp=2 dp=4 micro_batch=1 recompute=ops"),  # an interleaved one
@@ -117,6 +136,7 @@ def test_stages_reserve_what_the_replay_has(name: str, gpus: int, batch: int, fr
     ("name", "framework", "options", "changes", "strategy"),
     [
         ("llama3-8b", "torchtitan", {"data_parallel": "ddp"}, {"model": {"tied_embeddings": True}}, "pp=1"),  # autocast
+        ("llama3-8b", "torchtitan", {"data_parallel": "ddp"}, None, "pp=1 recompute=full"),
         ("llama3-8b", "fsdp1", None, None, "pp=1"),
         ("llama3-8b", "megatron-2022", None, None, "tp=2 pp=2"),
         ("llama3-8b", "megatron", {"fp8_params": True}, {"precision": {"gemm": "fp8"}}, "tp=2 pp=2"),
