@@ -236,13 +236,7 @@ class _Course:
         ends = self.ends
         x = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.receives and not ends.kept else -1
         for one in self.chunk:
-            place = [-1] * len(one.sizes)
-            place[one.x] = x
-            self.run(one, one.on(self.pool)[0], place, out, None)
-            x = -1
-            gives = one.logits if one.logits >= 0 else one.out
-            if gives >= 0:
-                x, place[gives] = place[gives], -1
+            place, x = self.through(one, 0, x, out)
             self.places.append(place)
         out += [(0, slot) for slot in (*self.held.values(), *self.cache)]
         self.held, self.cache = {}, []
@@ -252,18 +246,23 @@ class _Course:
         self.out = x
         return out
 
+    def through(self, one: Script, part: int, x: int, out: Requests) -> tuple[list[int], int]:
+        """A block's forward over its input's slot: where it keeps what, and the slot of what it gives."""
+        place = [-1] * len(one.sizes)
+        place[one.x] = x
+        self.run(one, one.on(self.pool)[part], place, out, None)
+        gives = one.logits if one.logits >= 0 else one.out
+        if gives < 0:
+            return place, -1
+        given, place[gives] = place[gives], -1
+        return place, given
+
     def dry(self) -> Requests:
         """A forward of which nothing is kept: what it gives goes last."""
         out: Requests = []
         x = -1
         for one in self.chunk:
-            place = [-1] * len(one.sizes)
-            place[one.x] = x
-            self.run(one, one.on(self.pool)[2], place, out, None)
-            x = -1
-            gives = one.logits if one.logits >= 0 else one.out
-            if gives >= 0:
-                x, place[gives] = place[gives], -1
+            place, x = self.through(one, 2, x, out)
             out += [(0, slot) for slot in place if slot >= 0]
         out += [(0, slot) for slot in (*self.held.values(), x) if slot >= 0]
         self.held = {}

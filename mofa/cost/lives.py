@@ -225,13 +225,15 @@ def gathering(layer: Life, embedding: Life) -> Life:
         item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
         for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
     }  # fmt: skip
-    return replace(
-        layer,
-        backward=tuple(
-            replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
-            for deed in layer.backward
-        ),
-    ) if gathered else layer  # fmt: skip
+    if not gathered:
+        return layer
+
+    def with_its_bytes(deed: Deed) -> Deed:
+        if not any(item.name in gathered for item in deed.new):
+            return deed
+        return replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+
+    return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
 
 
 def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:

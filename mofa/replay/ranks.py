@@ -14,7 +14,7 @@ from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
 from mofa.cost.lead import device_per_host
-from mofa.cost.lives import Deed, Life, life
+from mofa.cost.lives import Life, gathering, life
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
@@ -132,7 +132,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
             costs.append(rows.costs.blocks[full_mode(spec) if full else base][kind])
             layer = starts[stage] + j
             mine = life_of(label, layer)
-            mine = _gathers_embedding(mine, lives["embedding"]) if layer == 0 else mine
+            mine = gathering(mine, lives["embedding"]) if layer == 0 else mine
             pieces.append(Piece(f"block {layer}", mine))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
@@ -186,23 +186,6 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0,
     )  # fmt: skip
-
-
-def _gathers_embedding(life: Life, embedding: Life) -> Life:
-    """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
-    gathered = {
-        item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
-        for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
-    }  # fmt: skip
-    if not gathered:
-        return life
-
-    def with_its_bytes(deed: Deed) -> Deed:
-        if not any(item.name in gathered for item in deed.new):
-            return deed
-        return replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
-
-    return replace(life, backward=tuple(with_its_bytes(deed) for deed in life.backward))
 
 
 def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:
