@@ -11,13 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from mofa.cost.ranges import Ranges
+
 _MIB = 1 << 20
 SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND, UNIT = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB, 512
 """PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge,
 kMinBlockSize. [B]"""
-RANGE, HIGHEST = 32 * _MIB, 2 << 40
-"""Ranges of addresses that the driver hands out from above, each below the last one, are multiples of so much;
-:meth:`mofa.replay.allocator.Allocator.address`. [B]"""
+HIGHEST = 2 << 40
+"""Segments lie below; only which is lower matters. [B]"""
 SHIFT = 24
 """Keys have a size in bytes above an address in units of 512 B: of up to 4 TiB, as the lowest 9 bits of sizes are 0."""
 
@@ -69,15 +70,14 @@ class Heap:
     92
     """
 
-    __slots__ = ("_free", "_keys", "_most_kept", "_next", "_rests", "reserved")
+    __slots__ = ("_free", "_keys", "_most_kept", "_ranges", "reserved")
 
     def __init__(self, *, small: bool = False) -> None:
         self.reserved = 0
         self._most_kept = 0 if small else SMALL
         self._keys: list[int] = []
         self._free: list[Piece] = []
-        self._next = HIGHEST
-        self._rests: list[tuple[int, int]] = []
+        self._ranges = Ranges(HIGHEST)
 
     def take(self, size: int) -> Piece:
         """A block of a rounded size. [B]"""
@@ -88,17 +88,6 @@ class Heap:
     def give(self, piece: Piece) -> None:
         """Let a block go."""
         self.play(((0, 0),), [piece])
-
-    def _address(self, size: int) -> int:
-        """Where a new segment lies, as far as this pool's own say: in the lowest range with room, or below all."""
-        for i, (start, room) in enumerate(self._rests):
-            if size <= room:
-                self._rests[i] = start + size, room - size
-                return start
-        whole = -(-size // RANGE) * RANGE
-        self._next -= whole
-        self._rests.insert(0, (self._next + size, whole - size))
-        return self._next
 
     def play(self, requests: Iterable[tuple[int, int]], slots: list[Piece]) -> None:
         """Take numbers of bytes into slots, and let go what is in them for 0: the innermost loop."""
@@ -111,7 +100,7 @@ class Heap:
                     del keys[at]
                 else:
                     whole = segment_bytes(size)
-                    piece = Piece(self._address(whole) // UNIT, whole, None, None)
+                    piece = Piece(self._ranges.place(whole) // UNIT, whole, None, None)
                     self.reserved += whole
                 rest = piece.size - size
                 if rest <= most_kept:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from mofa.cost.ranges import Ranges
 from mofa.replay.expandable import extend, least_expandable, unmap
 from mofa.replay.pools import (
     ALLOCATED,
@@ -31,8 +32,7 @@ from mofa.replay.pools import (
 )
 
 HIGHEST = 1 << 47
-RANGE = 32 << 20
-"""Ranges of addresses that the driver hands out begin below this, in multiples of so much. [B]"""
+"""Segments lie below, as of addresses that a process has. [B]"""
 
 
 class Allocator:
@@ -73,8 +73,7 @@ class Allocator:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
         self._pools: dict[int, Pool] = {}
-        self._next_address = HIGHEST
-        self._rests: list[tuple[int, int]] = []
+        self._ranges = Ranges(HIGHEST)
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
 
@@ -251,22 +250,8 @@ class Allocator:
         return Block(pool, self.address(whole), whole, FREE)
 
     def address(self, size: int) -> int:
-        """Where the device puts a new segment: in what is left of the lowest range where it fits, else below all of
-        them.
-
-        So lie the 77 segments of tests/replay/recorded/native.json.gz: the driver hands out ranges from above, a
-        multiple of 32 MiB each, and what came last is what requests of equal fit are given first.
-        """
-        if self.place is not None:
-            return self.place(size)
-        for i, (start, room) in enumerate(self._rests):
-            if size <= room:
-                self._rests[i] = start + size, room - size
-                return start
-        whole = -(-size // RANGE) * RANGE
-        self._next_address -= whole
-        self._rests.insert(0, (self._next_address + size, whole - size))
-        return self._next_address
+        """Where the device puts a new segment. [B]"""
+        return self._ranges.place(size) if self.place is None else self.place(size)
 
     def reserve(self, size: int) -> bool:
         """Ask the device for so many bytes; whether it has them."""
@@ -308,7 +293,7 @@ class Allocator:
         """Equal for two states with the same live blocks in which every later request is answered alike: free blocks,
         unmapped ranges and what has been asked of the device."""
         return (
-            self.reserved, self._next_address,
+            self.reserved, self._ranges.lowest,
             tuple(
                 (i, *((size, *map(address_of, one)) for size, one in zip(p.sizes, p.lists, strict=True) if one),
                  tuple(at for at, _ in p.unmapped))

@@ -1,0 +1,38 @@
+"""Where the device puts new segments of memory."""
+
+from __future__ import annotations
+
+RANGE = 32 << 20
+"""Ranges of addresses that the driver hands out are multiples of so much. [B]"""
+
+
+class Ranges:
+    """Ranges of addresses below ``highest``: a new segment lies in what is left of the lowest range where it fits, else
+    below all of them.
+
+    So lie the 77 segments of tests/replay/recorded/native.json.gz: what came last is what requests of equal fit are
+    given first.
+
+    Examples
+    --------
+    >>> ranges = Ranges(1 << 30)
+    >>> [(1 << 30) - ranges.place(size << 20) >> 20 for size in (20, 20, 12, 40)]
+    [32, 64, 44, 128]
+    """
+
+    __slots__ = ("_rests", "lowest")
+
+    def __init__(self, highest: int) -> None:
+        self.lowest = highest
+        self._rests: list[tuple[int, int]] = []
+
+    def place(self, size: int) -> int:
+        """The address of a segment. [B]"""
+        for i, (start, room) in enumerate(self._rests):
+            if size <= room:
+                self._rests[i] = start + size, room - size
+                return start
+        whole = -(-size // RANGE) * RANGE
+        self.lowest -= whole
+        self._rests.insert(0, (self.lowest + size, whole - size))
+        return self.lowest
