@@ -18,7 +18,7 @@ def measure(
         bool, typer.Option("--parallel", help="Runs that together fit the machine's GPUs go side by side.")
     ] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Also keep a profile and the allocations of one step, in DIR/../traces.")
+        bool, typer.Option("--trace", help="A profile, allocations and ops of a step: DIR/../traces and ops.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Runs that are bound by the host are not repeated.")] = False,
     timeout: Annotated[

@@ -125,10 +125,12 @@ def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
             raise SpecError(f"{run.id}: gpus ({run.gpus}) is more than this machine has ({len(gpus)})")
 
 
-def _keep_traces(outcome: Outcome, folder: Path) -> None:
-    for path in outcome.folder.glob("trace*.json.gz"):
+def _keep_traces(outcome: Outcome, beside: Path) -> None:
+    for path in (*outcome.folder.glob("trace*.json.gz"), *outcome.folder.glob("ops*.json.gz")):
+        kind = path.name.removesuffix(".json.gz").rstrip("0123456789")
+        folder = beside / {"trace": "traces", "ops": "ops"}[kind]
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{outcome.task.id}.{path.name.removeprefix('trace')}"
+        target = folder / f"{outcome.task.id}.{path.name.removeprefix(kind)}"
         temporary = target.with_name(f".{target.name}.part")
         try:
             shutil.copy(path, temporary)
@@ -210,7 +212,7 @@ class _Call:
                         continue
                     record = record_of(runs[id], outcome, splits[id])
                     # first the traces: a run with a record is not measured again
-                    _keep_traces(outcome, self.out.parent / "traces")
+                    _keep_traces(outcome, self.out.parent)
                     self.written.append(write_record(record, self.out))
                     self.progress(f"{_line(record)}; {-left} left")
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mofa.measure.runners import traces
+from mofa.measure.runners import host_trace, traces
 
 Job = dict[str, Any]
 
@@ -113,12 +113,13 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     result["host_issue_s"] = _host_issue_s()
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
+    host = host_trace.account(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
         result["phase"] = "profile"
         result |= traces.busy(training.step)
         if job.get("trace"):
-            traces.write(training.step, folder, rank)
+            traces.write(training.step, folder, rank, host)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mofa.measure.runners import host_trace
+
 
 def _profiled(step: Callable[[], None]) -> list[Any]:
     """Events of one step: what ran on the device, and the host's calls of CUDA."""
@@ -102,12 +104,18 @@ def _allocations(step: Callable[[], None]) -> list[list[Any]]:
     return rows
 
 
-def write(step: Callable[[], None], folder: Path, rank: int) -> None:
-    """Write ``traceN.json.gz``: the kernels with the calls that started them, and the allocations, of one step each."""
+def write(step: Callable[[], None], folder: Path, rank: int, host: dict[str, Any]) -> None:
+    """Write ``traceN.json.gz``: the kernels with the calls that started them, and the allocations, of one step each.
+
+    Beside them ``host``, its clocks in steps before the profiler, and in ``opsN.json.gz`` PyTorch's ops of one more.
+    """
     content = {
         **_timeline(step),
         "allocated_before_bytes": torch.cuda.memory_allocated(),
         "allocations": _allocations(step),
+        "host": host,
     }
     with gzip.open(folder / f"trace{rank}.json.gz", "wt", compresslevel=9) as file:
         json.dump(content, file, separators=(",", ":"))
+    with gzip.open(folder / f"ops{rank}.json.gz", "wt", compresslevel=9) as file:
+        json.dump(host_trace.ops(step), file, separators=(",", ":"))
