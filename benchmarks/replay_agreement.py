@@ -4,6 +4,8 @@ python benchmarks/replay_agreement.py            # 500 strategies, the distribut
 python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
 python benchmarks/replay_agreement.py --time     # step times alone, which is quick
 python benchmarks/replay_agreement.py --zero-bubble --num 60  # PyTorch's schedules that put weights' gradients off
+python benchmarks/replay_agreement.py --wider --num 240       # other frameworks and options, one line for each
+python benchmarks/replay_agreement.py --wider --only fsdp1 --verbose
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +27,14 @@ from mofa.replay.ranks import outside_of, ranks_of
 from mofa.replay.step import time_of
 from mofa.search.feasible import Job, check
 from mofa.search.prepare import loads_of
-from mofa.search.space import SOLVED, default_space, product
+from mofa.search.space import SOLVED, constrain, default_space, product
+from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import SCHEDULES, StrategyTable
 
 SEED = 5
 MEMORY_BAR, TIME_BAR = 0.02, 0.03
-SKEWED = {"routing": {"kind": "zipf", "s": 0.3}}
+SKEWED: dict[str, object] = {"routing": {"kind": "zipf", "s": 0.3}}
 # name, cluster, GPUs, global batch, framework, what is changed
 JOBS: tuple[tuple[str, str, int, int, str, dict[str, object]], ...] = (
     ("llama3-8b", "h100-hgx", 32, 128, "megatron", {}),
@@ -42,6 +46,72 @@ JOBS: tuple[tuple[str, str, int, int, str, dict[str, object]], ...] = (
     ("mixtral-8x7b", "h100-hgx", 32, 64, "megatron", SKEWED),
     ("deepseek-v3", "h200-hgx", 256, 256, "megatron", {}),
 )  # fmt: skip
+Where = tuple[str, str, int, int]
+"""Workload, cluster, GPUs, global batch."""
+DENSE: tuple[Where, ...] = (("llama3-8b", "h100-hgx", 32, 128), ("llama3-70b", "h200-hgx", 64, 64))
+EXPERTS: tuple[Where, ...] = (("qwen3-30b-a3b", "h100-hgx", 64, 128), ("mixtral-8x7b", "h100-hgx", 32, 64))
+LATENT: tuple[Where, ...] = (("deepseek-v2-lite", "h100-hgx", 32, 128),)
+GPT: tuple[Where, ...] = (("gpt3-175b", "h200-hgx", 128, 128), ("llama3-8b", "h100-hgx", 32, 128))
+LARGE: tuple[Where, ...] = (
+    ("llama3-8b", "h100-hgx", 32, 512), ("llama3-70b", "h200-hgx", 64, 512), ("gpt3-175b", "h200-hgx", 128, 512),
+)  # fmt: skip
+FP8: dict[str, object] = {"precision": {"gemm": "fp8"}}
+
+
+class Line(NamedTuple):
+    """A framework with options, on some workloads: what is changed in these, the modes of recomputation besides those
+    of the search, and what the search is asked for."""
+
+    where: tuple[Where, ...]
+    framework: str
+    options: dict[str, object] = {}
+    changes: dict[str, object] = {}
+    modes: tuple[str, ...] = ()
+    with_: tuple[str, ...] = ()
+
+
+WIDER: dict[str, Line] = {
+    "fsdp1": Line(LARGE, "fsdp1", modes=("full",)),
+    "fsdp1 compile": Line(LARGE, "fsdp1", {"compile": True}, modes=("full",)),
+    "fsdp1 hsdp": Line(LARGE[:2], "fsdp1", {"data_parallel": "hsdp", "dp_replicate": 4}),
+    "torchtitan compile": Line((*DENSE, *EXPERTS, *LATENT), "torchtitan", {"compile": True}),
+    "torchtitan eager": Line((*EXPERTS, *LATENT), "torchtitan", modes=("full:1", "every:3")),
+    "torchtitan hsdp": Line((*DENSE, *EXPERTS), "torchtitan", {"data_parallel": "hsdp", "dp_replicate": 2}),
+    "torchtitan ddp": Line(DENSE[:1], "torchtitan", {"data_parallel": "ddp"}),
+    "torchtitan deepep": Line((*EXPERTS, *LATENT), "torchtitan", {"dispatcher": "deepep"}),
+    "torchtitan sequential": Line(EXPERTS, "torchtitan", {"experts": "sequential"}),
+    "torchtitan fp8": Line(DENSE, "torchtitan", {}, FP8),
+    "torchtitan fp8 compile": Line(DENSE, "torchtitan", {"compile": True}, FP8),
+    "megatron fp8": Line((*DENSE, *EXPERTS, *LATENT), "megatron", {}, FP8),
+    "megatron fp8 params": Line((*DENSE, *EXPERTS), "megatron", {"fp8_params": True}, FP8),
+    "megatron ddp": Line((*DENSE, *EXPERTS), "megatron", {"data_parallel": "ddp"}),
+    "megatron no overlap": Line(
+        (*DENSE, *EXPERTS), "megatron", {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    ),
+    "megatron allgather": Line((*EXPERTS, *LATENT), "megatron", {"dispatcher": "allgather"}),
+    "megatron deepep": Line((*EXPERTS, *LATENT), "megatron", {"dispatcher": "deepep"}),
+    "megatron sequential": Line(EXPERTS, "megatron", {"experts": "sequential"}),
+    "megatron latent": Line(LATENT, "megatron", modes=("selective:mla_up_proj", "full:1")),
+    "megatron chunks": Line((*EXPERTS, *LATENT), "megatron", with_=("token_chunks",)),
+    "megatron moeblaze": Line(EXPERTS, "megatron", {"routed_copies": "either"}),
+    "megatron micro-moe": Line(EXPERTS, "megatron", with_=("micro_moe",)),
+    "megatron tp overlap": Line(DENSE, "megatron", {"tp_overlap": True}),
+    "megatron bf16 moments": Line(DENSE, "megatron", {}, {"precision": {"moments": "bf16"}}, ("full:1",)),
+    "megatron skewed": Line(EXPERTS, "megatron", {}, SKEWED),
+    "megatron-local": Line((*DENSE, *EXPERTS), "megatron-local", modes=("selective:core_attn+mlp",)),
+    "megatron-local unfused": Line(
+        (*DENSE, *EXPERTS), "megatron-local", {"attention": "unfused"}, modes=("selective:core_attn+mlp",)
+    ),
+    "megatron-2022": Line(GPT, "megatron-2022", modes=("full:1",)),
+    "megatron-2022 ddp": Line(GPT, "megatron-2022", {"data_parallel": "ddp"}, modes=("full:1",)),
+    "deepspeed zero0": Line(
+        GPT, "megatron-2022", {"deepspeed": "zero0", "data_parallel": "ddp"}, modes=("full:1",)
+    ),
+    "deepspeed zero1": Line(GPT, "megatron-2022", {"deepspeed": "zero1"}, modes=("full:1",)),
+    "deepspeed bf16": Line(
+        GPT, "megatron-2022", {"deepspeed": "bf16", "splits_layers": "greedy-embeddings"}, modes=("full:1",)
+    ),
+}  # fmt: skip
 WANTED: dict[str, Callable[[Job, StrategyTable], NDArray[np.bool_]]] = {
     "any": lambda job, t: np.ones(len(t), dtype=bool),
     "pp > 1": lambda job, t: t.pp > 1,
@@ -78,13 +148,43 @@ def _recompute(table: StrategyTable, kind: str) -> NDArray[np.bool_]:
 @cache
 def _legal(index: int) -> tuple[str, Job, StrategyTable]:
     name, cluster, gpus, batch, framework, changes = JOBS[index]
+    job, table = _strategies(Line(((name, cluster, gpus, batch),), framework, {}, changes), 0)
+    return f"{name} {framework}", job, table
+
+
+def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
+    """The job of one of a line's workloads, and all its legal strategies."""
+    name, cluster, gpus, batch = line.where[at]
     job = Job(
-        load_workload(name, global_batch=batch, overrides=changes or None), load_cluster(cluster, gpus),
-        load_framework(framework),
+        load_workload(name, global_batch=batch, overrides=line.changes or None), load_cluster(cluster, gpus),
+        load_framework({"name": line.framework, **line.options}),
     )  # fmt: skip
-    table = product(default_space(job.workload, job.cluster, job.framework), job.workload, job.cluster, job.framework)
-    legal = np.flatnonzero((check(job, table).reason < 0) & (table.recompute_layers != SOLVED))
-    return f"{name} {framework}", job, table.take(legal)
+    default = default_space(job.workload, job.cluster, job.framework)
+    asked = [constrain(default, fix=fix, maximum={}, with_=line.with_, without=())
+             for fix in ({}, *({"recompute": mode} for mode in line.modes))]  # fmt: skip
+    modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
+    pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"
+    space = replace(asked[0], recompute=modes, zero=0 if pytorch_ddp else None)
+    table = product(space, job.workload, job.cluster, job.framework)
+    legal = (check(job, table).reason < 0) & (table.recompute_layers != SOLVED)
+    if "micro_moe" in line.with_:
+        legal &= table.balancing > 0
+    return job, table.take(np.flatnonzero(legal))
+
+
+def wider_cases(num: int, seed: int = SEED, only: str = "") -> Iterator[Case]:
+    """Random legal strategies of :data:`WIDER`, of each line whose name begins with ``only`` as many.
+
+    A mode of recomputation is drawn first and then one of its rows, as some modes have few.
+    """
+    lines = {name: line for name, line in WIDER.items() if name.startswith(only)}
+    for number, (name, line) in enumerate(lines.items()):
+        random = np.random.default_rng((seed, *name.encode()))
+        jobs = [_strategies(line, at) for at in range(len(line.where))]
+        for i in range(-(-(num - number) // len(lines))):
+            job, table = jobs[i % len(jobs)]
+            fits = np.flatnonzero(table.recompute == random.choice(np.unique(table.recompute)))
+            yield Case(name, job, table.take(np.array([random.choice(fits)])))
 
 
 def cases(num: int, seed: int = SEED) -> Iterator[Case]:
@@ -158,7 +258,22 @@ def describe(case: Case) -> str:
     t = case.row
     parts = [f"{n}={int(getattr(t, n)[0])}" for n in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")]
     recompute = t.recompute_modes[int(t.recompute[0])]
-    return f"{case.name}: {' '.join(parts)} {recompute} {SCHEDULES[int(t.schedule[0])]}"
+    model = "" if case.name.startswith(case.job.workload.name) else f" {case.job.workload.name}"
+    return f"{case.name}{model}: {' '.join(parts)} {recompute} {SCHEDULES[int(t.schedule[0])]}"
+
+
+def by_line(found: list[tuple[Case, Agreement]], names: tuple[str, ...]) -> str:
+    """A line for each name that cases have: how many are within the bars, and the ends, of each quantity."""
+    lines = [f"{'':24s}   num" + "".join(f"{name:>29s}" for name in names)]
+    for line in dict.fromkeys(case.name for case, _ in found):
+        text = ""
+        own = [agreement for case, agreement in found if case.name == line]
+        for name in names:
+            x = np.array([getattr(agreement, name) for agreement in own])
+            inside = int((np.abs(x) <= (TIME_BAR if name == "step" else MEMORY_BAR)).sum())
+            text += f"{inside:7d} in {np.median(x):+5.1%} ({x.min():+6.1%} {x.max():+6.1%})"
+        lines.append(f"{line:24s} {len(own):5d} {text}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -168,11 +283,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--time", action="store_true", help="step times alone")
     parser.add_argument("--zero-bubble", action="store_true", help="ZB-V and interleaved zero bubble alone")
+    parser.add_argument("--wider", action="store_true", help="other frameworks and options than the search's usual")
+    parser.add_argument("--only", default="", help="with --wider: the lines whose name begins so")
     parser.add_argument("--verbose", action="store_true", help="one line per strategy")
     given = parser.parse_args()
     started = time.perf_counter()
     found: list[tuple[Case, Agreement]] = []
-    for case in (zero_bubble_cases if given.zero_bubble else cases)(given.num, given.seed):
+    drawn = zero_bubble_cases if given.zero_bubble else cases
+    for case in wider_cases(given.num, given.seed, given.only) if given.wider else drawn(given.num, given.seed):
         found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]
@@ -180,11 +298,14 @@ def main() -> None:
             print(" ".join(parts), "", describe(case), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
-    print(f"{given.num} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
-    for kind, want in WANTED.items():
+    print(f"{len(found)} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
+    names = ("step",) if given.time else ("step", "allocated", "reserved", "closely", "device")
+    if given.wider:
+        print(by_line(found, names))
+    for kind, want in {} if given.wider else WANTED.items():
         print(f"  {kind}: {sum(bool(want(case.job, case.row)[0]) for case, _ in found)}")
     print("closed form over replay   median |x|   mean |x|    90 %     99 %    worst   within")
-    for name in ("step",) if given.time else ("step", "allocated", "reserved", "closely", "device"):
+    for name in names:
         bar = TIME_BAR if name == "step" else MEMORY_BAR
         x = np.array([getattr(agreement, name) for _, agreement in found])
         size = np.abs(x)
@@ -193,7 +314,7 @@ def main() -> None:
         ends = (
             f"   {inside} of {len(x)} within {bar:.0%}, {int((x < -bar).sum())} below; {x.min():+.1%} to {x.max():+.1%}"
         )
-        if name in ("reserved", "closely"):
+        if name in ("reserved", "closely") and not given.wider:
             for framework in ("megatron", "torchtitan"):
                 own = np.array([getattr(a, name) for case, a in found if case.job.framework.name == framework])
                 ends += f"; {framework}'s {int((np.abs(own) <= bar).sum())} of {len(own)}"

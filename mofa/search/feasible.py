@@ -184,7 +184,9 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
-    offered = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
+    offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
+    if job.framework.deepspeed:  # its pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py)
+        offered = ("1f1b",)
     ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
     interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
     ok &= (t.vpp == 1) | interleaved

@@ -112,6 +112,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("interleaving", DENSE, "megatron", {"pp": 4, "vpp": 2, "batch": 8}),  # 2
         ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 9}),  # 9 in 2 rounds
         ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 36, "schedule": "interleaved-zb"}),
+        ("schedule", DEEP, "megatron-2022", {"pp": 4, "vpp": 2, "options": {"deepspeed": "zero1"}}),
         ("recompute", DENSE, "megatron", {"recompute": "ops"}),
         ("recompute", DENSE, "megatron", {"recompute": "selective:moe_act"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "selective"}),
