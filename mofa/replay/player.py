@@ -280,8 +280,9 @@ class Player:
                 slots[code.x] = x
             self.run(code, code.forward, slots, "forward", piece)
             x = None
-            if code.out >= 0:
-                x, slots[code.out] = slots[code.out], None
+            given = code.logits if code.logits >= 0 else code.out
+            if given >= 0:
+                x, slots[given] = slots[given], None
             at.slots.append(slots)
         for kept in self.held.values():
             self.drop(kept)
@@ -299,8 +300,6 @@ class Player:
                 self.drop(output)
         else:
             at.out = x
-        if code.logits >= 0:
-            at.out, at.slots[-1][code.logits] = at.slots[-1][code.logits], None
         self.passes[c, i] = at
 
     def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
@@ -406,6 +405,8 @@ class Player:
                 self.workspace("backward" if phase.startswith("backward") else "forward")
             elif kind == REPLACED:
                 self.sends.replaced()
+                if self.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
+                    self.notes.clean = False
             elif kind == CLAIM:
                 kept = carried.pop(code.claims[slot], None)
                 slots[slot] = (self.new(size, act) if kept is None else self.rename(kept, act))[0]

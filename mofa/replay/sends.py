@@ -106,7 +106,18 @@ class Sends:
         """Launches that the host is ahead of its device; a first step's makes up no lead."""
         return lag(self.launched, self.player.rank.device_per_host) if self.player.step > 1 else 0.0
 
-    def state(self) -> object:
-        """Equal for two instants at which the same is held."""
+    def moved(self, shift: int) -> None:
+        """So many micro-batches were left out."""
+        if self.output is not None:
+            self.output = self.output[0], self.output[1] + shift
+
+    def state(self, last: int) -> object:
+        """Equal for two instants at which the same is held, and is let go alike from then on; ``last`` is the latest
+        micro-batch.
+
+        The lag stands for ``launched``: it grows with each computation until the queue is full, so that two instants
+        with equal ones have none or a full queue, and all later ones are equal too.
+        """
         held = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
-        return held, tuple((limit - self.launched, block.address) for limit, block in self.waiting)
+        output = (self.output[0], self.output[1] - last) if self.output is not None else None
+        return held, output, self.lag(), tuple((limit - self.launched, block.address) for limit, block in self.waiting)

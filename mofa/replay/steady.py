@@ -42,8 +42,6 @@ class Steady:
         while n < len(acts):
             self._computation(*acts[n])
             n += 1
-            if n == len(acts):
-                player.sends.end()
             if len(begun) < num_chunks or not rounds.end(n) or not rounds.same(len(passes)):
                 continue
             last = acts[n - 1][2]
@@ -60,10 +58,12 @@ class Steady:
                 moved = {(k, j + shift): at for (k, j), at in passes.items()}
                 passes.clear()
                 passes.update(moved)
+                player.sends.moved(shift)
                 player.journal.left_out.append((len(player.journal.computations), skipped, period))
                 in_period = player.a.num_retries - retries.get(n - period, player.a.num_retries)
                 player.a.num_retries += in_period * (skipped // period)
                 n += skipped
+        player.sends.end()
 
     def _held(self, last: int) -> object:
         """Equal for two ends of rounds at which the same lies in the same places; ``last`` is the micro-batch of the
@@ -72,7 +72,7 @@ class Steady:
         if player.turned or player.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()]
-        return player.sends.state(), *passes
+        return player.sends.state(last), *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         player = self.player

@@ -15,6 +15,7 @@ from mofa.cost.lives import Deed, Life, New, life
 from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
 from mofa.replay.play import MemoryPlayed, play
+from mofa.replay.player import Player
 from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of, rows_of
@@ -138,6 +139,42 @@ def test_skipped_rounds_change_nothing() -> None:
                 assert _said(short) == _said(whole), name
                 num += 1
     assert num > 40
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
+    """torchtitan's pipelines make a buffer of 2 x 2048 x 4096 in bf16 for each of what a stage receives, once: an
+    input of the last stage, a gradient of the first. Nothing else stays of a micro-batch, nor the last stage's loss."""
+    run = ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
+
+    def between(m: int) -> int:
+        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "torchtitan", 2, 1, m).ranks[rank])
+        return play(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
+
+    assert run.boundary_bytes == 2 * 2 * 2048 * 4096
+    assert between(12) - between(8) == 4 * run.boundary_bytes
+
+
+def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
+    """Until the device's queue is full each send comes back later than the one before, also where none waits just now.
+    The output that the schedule has in its variable counts too, from the latest micro-batch."""
+    rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_per_host=1.01)
+    player = Player(rank, Allocator())
+    sends, player.step = player.sends, 2
+    states = []
+    for launched in (100.0, 200.0, 102_400.0, 204_800.0):
+        sends.launched = launched
+        states.append(sends.state(7))
+    assert len({*states}) == 3 and states[2] == states[3]
+    player.step = 1  # in which all wait for no one
+    assert sends.state(7) != states[0]
+    sends.launched = 100.0
+    assert sends.state(7) == sends.state(8)
+    sends.output = 0, 7
+    before = sends.state(7)
+    assert before != sends.state(8)
+    sends.moved(4)
+    assert before == sends.state(11)
 
 
 def _is_what_was_played(short: MemoryPlayed, whole: MemoryPlayed, name: str) -> None:
