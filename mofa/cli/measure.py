@@ -20,6 +20,13 @@ def measure(
     trace: Annotated[
         bool, typer.Option("--trace", help="A profile, allocations and ops of a step: DIR/../traces and ops.")
     ] = False,
+    trace_beginning: Annotated[
+        bool,
+        typer.Option(
+            "--trace-beginning",
+            help="Also keep every allocation of building and the first two steps, in DIR/../beginnings.",
+        ),
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Runs that are bound by the host are not repeated.")] = False,
     timeout: Annotated[
         int, typer.Option("--timeout", metavar="S", min=1, help="Seconds after which a run is given up.")
@@ -41,8 +48,8 @@ def measure(
         if folder is not None:
             check_writable(folder, directory=True)
     summary = measure_runs(
-        runs, out, parallel=parallel, trace=trace, once=once, timeout_s=timeout, logs=logs,
-        progress=_silent if quiet else _say,
+        runs, out, parallel=parallel, trace=trace, trace_beginning=trace_beginning, once=once, timeout_s=timeout,
+        logs=logs, progress=_silent if quiet else _say,
     )  # fmt: skip
     print(f"{len(summary.written)} written to {out}, {len(summary.skipped)} there before, {len(summary.failed)} failed")
     if summary.failed:

@@ -51,7 +51,7 @@ class MeasureSummary:
     """Runs that gave no result, and why."""
 
 
-def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False) -> Task:
+def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
     """What a run's processes are told.
 
     Raises
@@ -74,6 +74,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False) -> Tas
         "max_steps": 30,
         "seconds": 3.0,
         "trace": trace,
+        "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": routed_per_step(run),
         module: translate(run),
@@ -125,10 +126,14 @@ def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
             raise SpecError(f"{run.id}: gpus ({run.gpus}) is more than this machine has ({len(gpus)})")
 
 
+_FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings"}
+"""Kind of file that a rank leaves to the folder beside the records that keeps it."""
+
+
 def _keep_traces(outcome: Outcome, beside: Path) -> None:
-    for path in (*outcome.folder.glob("trace*.json.gz"), *outcome.folder.glob("ops*.json.gz")):
+    for path in sorted(outcome.folder.glob("*.json.gz")):
         kind = path.name.removesuffix(".json.gz").rstrip("0123456789")
-        folder = beside / {"trace": "traces", "ops": "ops"}[kind]
+        folder = beside / _FOLDERS[kind]
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{outcome.task.id}.{path.name.removeprefix(kind)}"
         temporary = target.with_name(f".{target.name}.part")
@@ -196,10 +201,13 @@ class _Call:
     written: list[Path] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, runs: dict[str, ExpandedRun], *, trace: bool) -> None:
+    def run(self, runs: dict[str, ExpandedRun], *, trace: bool, trace_beginning: bool) -> None:
         """Measure runs that have no record, and write one each."""
         splits = _splits(runs, read_records(self.out))
-        tasks = [plan_task(run, timeout_s=self.timeout_s, trace=trace) for run in runs.values()]
+        tasks = [
+            plan_task(run, timeout_s=self.timeout_s, trace=trace, trace_beginning=trace_beginning)
+            for run in runs.values()
+        ]
         with tempfile.TemporaryDirectory() as scratch:
             found = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
             with contextlib.closing(found):  # an interruption here ends the processes at once
@@ -223,6 +231,7 @@ def measure(
     *,
     parallel: bool = False,
     trace: bool = False,
+    trace_beginning: bool = False,
     once: bool = False,
     timeout_s: float = 300.0,
     logs: Path | None = None,
@@ -243,6 +252,8 @@ def measure(
         Runs that together fit the machine's GPUs go side by side.
     trace
         Also keep a profile and the allocations of one step per rank, in ``out/../traces``.
+    trace_beginning
+        Also keep the allocations of building and of the first two steps per rank, in ``out/../beginnings``.
     once
         Runs that are bound by the host are not repeated: for microbenchmarks, whose every run is.
     timeout_s
@@ -272,8 +283,8 @@ def measure(
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
-        call.run(todo, trace=trace)
+        call.run(todo, trace=trace, trace_beginning=trace_beginning)
     if not once and (due := repeats_due(runs, read_records(out))):
         progress(f"{len(due)} repeats of runs that are bound by the host")
-        call.run(due, trace=False)
+        call.run(due, trace=False, trace_beginning=False)
     return MeasureSummary(tuple(call.written), skipped, call.failed)

@@ -53,7 +53,7 @@ def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(run: Any, **how: Any) -> Task:
         task = plan_task(run, **how)
         environment = {**task.environment, "PYTHONPATH": str(Path(__file__).parent)}
-        job = {"does": run.run.id.split("-")[0]}
+        job = {"does": run.run.id.split("-")[0], "trace_beginning": task.job["trace_beginning"]}
         return dataclasses.replace(task, module="fake_runner", job=job, environment=environment)
 
     monkeypatch.setattr("mofa.measure.runs.plan_task", fake)
@@ -99,6 +99,15 @@ def test_microbenchmarks_are_measured_once(tmp_path: Path) -> None:
     first = measure_runs(path, out, once=True, progress=lambda _: None)
     assert [p.stem for p in first.written] == ["idle-1"]
     assert measure_runs(path, out, once=True, progress=lambda _: None).written == ()
+
+
+@pytest.mark.usefixtures("fake_runners")
+def test_the_history_of_the_beginning_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    path, out = runs_file(tmp_path, raw_run("ok-1", gpus=2)), tmp_path / "measured"
+    measure_runs(path, out, progress=lambda _: None)
+    assert not (tmp_path / "beginnings").exists()
+    measure_runs(runs_file(tmp_path, raw_run("ok-2", gpus=2)), out, trace_beginning=True, progress=lambda _: None)
+    assert sorted(p.name for p in (tmp_path / "beginnings").iterdir()) == ["ok-2.0.json.gz", "ok-2.1.json.gz"]
 
 
 @pytest.mark.usefixtures("fake_runners")

@@ -8,6 +8,7 @@ being measured. It writes ``RESULTS/rankN.json``.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -26,6 +27,7 @@ import torch
 from torch.nn import functional
 
 from mofa.measure.runners import host_trace, traces
+from mofa.measure.runners.beginning import Beginning
 
 Job = dict[str, Any]
 
@@ -210,7 +212,12 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
     torch.cuda.set_device(device)
     result: dict[str, Any] = {"rank": rank, "outcome": "error", "phase": "building"}
     try:
+        beginning = None
+        if job.get("trace_beginning"):
+            beginning = Beginning(torch.cuda.memory, device, folder / f"beginning{rank}.json.gz")
         training = build(job)
+        if beginning is not None:
+            training = dataclasses.replace(training, step=beginning.watch(training.step))
         result["facts"] = training.facts
         _measured(training, job, result, folder, rank)
     except Exception as error:

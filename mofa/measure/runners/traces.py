@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mofa.measure.runners import host_trace
+from mofa.measure.runners.beginning import where
 
 
 def _profiled(step: Callable[[], None]) -> list[Any]:
@@ -77,16 +78,6 @@ def _micro(event: Any, origin_ns: int) -> tuple[float, float]:
     return round((event.start_ns() - origin_ns) / 1e3, 2), round(event.duration_ns() / 1e3, 2)
 
 
-def _where(frames: list[dict[str, Any]]) -> str:
-    """The innermost frames of an allocation outside PyTorch's own machinery."""
-    kept = [
-        f"{Path(f['filename']).name}:{f['name']}"
-        for f in frames
-        if "/torch/" not in f["filename"] and f["filename"].endswith(".py")
-    ]
-    return " < ".join(kept[:3])
-
-
 def _allocations(step: Callable[[], None]) -> list[list[Any]]:
     """[action, bytes, address, stream, where] of one step, in order; the addresses are numbered as they appear."""
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=200_000, clear_history=True)
@@ -100,7 +91,7 @@ def _allocations(step: Callable[[], None]) -> list[list[Any]]:
     for entry in snapshot["device_traces"][torch.cuda.current_device()]:
         address = addresses.setdefault(entry.get("addr", 0), len(addresses))
         stream = streams.setdefault(entry.get("stream", 0), len(streams))
-        rows.append([entry["action"], entry["size"], address, stream, _where(entry.get("frames", []))])
+        rows.append([entry["action"], entry["size"], address, stream, where(entry.get("frames", []))])
     return rows
 
 
