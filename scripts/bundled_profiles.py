@@ -24,8 +24,8 @@ from mofa.units import parse_quantity
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
-FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-2gpu", "h200-4gpu")
-H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-2gpu")
+FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
+H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""

@@ -291,6 +291,9 @@ def attention_shape(b: int, heads: int, kv_heads: int, q: int, kv: int, d_qk: in
 ROW_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "swiglu_fwd", "swiglu_bwd", "gelu_fwd",
            "gelu_bwd", "silu", "mul", "residual_add", "dropout", "rope_complex", "rope_half", "cast_up", "cast_down",
            "accumulate", "permute", "unpermute", "embedding", "embedding_bwd", "softmax_fp32")  # fmt: skip
+BIASES = ((4096, 4096), (4096, 16384), (8192, 2048), (8192, 8192), (16384, 4096), (16384, 15360), (32768, 2048),
+          (32768, 6144), (32768, 10240), (65536, 1536))  # fmt: skip
+"""Rows and widths of gradients that a bias's gradient sums over the rows."""
 LOSS_OPS = ("cross_entropy_fwd", "cross_entropy_bwd")
 OPTIMIZER_OPS = ("adam_fused", "adam_foreach", "grad_norm", "grad_clip", "zero")
 ROUTER_OPS = ("router_softmax", "router_topk")
@@ -324,6 +327,8 @@ def memory_cases() -> list[Case]:
             (1_100_000_000, 40),
         ):
             grid.append((op, "eager", "fp32", {"params": params, "tensors": tensors}))
+    for tokens, width in BIASES:
+        grid.append(("sum_rows", "eager", "bf16", {"tokens": tokens, "width": width}))
     for op in ROUTER_OPS:
         for tokens in (2048, 4096, 8192, 16384, 65536):
             for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):

@@ -14,11 +14,11 @@ from mofa.blocks.frameworks.torchtitan_linear import linear
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 
 
-def biased(b: TapeBuilder, x: str, name: str) -> str:
+def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
     """The output of a product whose epilogue added a bias: backward reads its gradient once more."""
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
-    back = Back(work=Stream(nbytes, "copy"), family="memory_bound", view=True)
+    back = Back(work=Stream(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
     return b.add(Op(f"{name}.bias", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
 
 
@@ -31,7 +31,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
     whole = linear(b, ctx, h, "wqkv", m=t, n=q_width + 2 * kv_width, k=float(ctx.model.hidden), wide_input=True)
     if a.qkv_bias:
-        whole = biased(b, whole, "wqkv")
+        whole = biased(b, whole, "wqkv", float((a.num_heads + 2 * a.num_kv_heads) * a.d_qk))
     q, k, v = (b.tensor(name, t * width * e) for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)))
     moved = 2 * t * (q_width + 2 * kv_width) * e
     b.add(Op("wqkv.chunk", "memory_bound", None, (whole,), (q, k, v), view=True, launches=0,
@@ -43,7 +43,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     """The output projection, with its bias."""
     y = torchtitan.row_linear(b, ctx, x, name, n, k)
     a = ctx.model.attention
-    return biased(b, y, name) if a.kind == "gqa" and a.out_bias else y
+    return biased(b, y, name, n) if a.kind == "gqa" and a.out_bias else y
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
@@ -52,12 +52,12 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     if spec is None or not spec.bias or spec.activation == "swiglu":
         return torchtitan.mlp(b, ctx, h, name, width)
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
-    up = biased(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up")
+    up = biased(b, linear(b, ctx, h, f"{name}.up", m=t, n=width, k=hidden, wide_input=True), f"{name}.up", width)
     act = b.tensor(f"{name}.gelu", t * width * e)
     moved = t * width * e
     b.add(Op(f"{name}.act", "memory_bound", Stream(2 * moved, "gelu_fwd"), (up,), (act,), (up,),
              back=Back(3 * moved, 1, like="gelu_bwd")))  # fmt: skip
-    return biased(b, linear(b, ctx, act, f"{name}.down", m=t, n=hidden, k=width), f"{name}.down")
+    return biased(b, linear(b, ctx, act, f"{name}.down", m=t, n=hidden, k=width), f"{name}.down", hidden)
 
 
 PRIMITIVES: Primitives = replace(torchtitan.PRIMITIVES, qkv=qkv, row_linear=row_linear, mlp=mlp)

@@ -116,6 +116,8 @@ class MemoryOps:
                 "silu": lambda: F.silu(x), "mul": lambda: x * y, "dropout": lambda: F.dropout(x, 0.1, training=True),
                 "accumulate": lambda: wide.add_(y, alpha=1e-6), "softmax_fp32": lambda: torch.softmax(wide, dim=-1),
             }[op]  # fmt: skip
+        if op == "sum_rows":
+            return lambda: x.sum(0)
         if op == "rope_complex":
             head = 128 if width % 128 == 0 else 64
             x = x.view(tokens, width // head, head)
