@@ -140,12 +140,10 @@ def optimize(player: Player) -> None:
     r, where = player.rank, "optimizer step"
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        for total in totals(player):
-            player.drop(player.new(total, outside(TEMPORARIES, "16-bit gradients to reduce", where)))
+        _communicate(player, totals(player), outside(TEMPORARIES, "16-bit gradients to reduce", where))
         _gather(player, scratch)
         return
-    for bucket in buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]):
-        player.drop(player.new(bucket, scratch))
+    _reduce(player, buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
     if r.deepspeed == "zero1":
         _step_in_parts(player, scratch)
         _gather(player, scratch)
@@ -186,9 +184,37 @@ def _step_in_parts(player: Player, scratch: Act) -> None:
 
 def _gather(player: Player, scratch: Act) -> None:
     ranks = player.rank.optimizer_ranks
-    for total in totals(player):
-        for piece in gathers(int(total / ranks), ranks):
-            player.drop(player.new(piece, scratch))
+    _communicate(player, [size for total in totals(player) for size in gathers(int(total / ranks), ranks)], scratch)
+
+
+def _reduce(player: Player, filled: list[list[int]], scratch: Act) -> None:
+    """Each bucket flat, copied to fp16 where gradients are bf16 (ZeRO's ``communication_data_type``), and reduced."""
+    if not player.rank.casts_to_reduce:
+        _communicate(player, [sum(bucket) for bucket in filled if len(bucket) > 1], scratch)
+        return
+    pending = []
+    for bucket in filled:
+        flat = [player.new(sum(bucket), scratch)] if len(bucket) > 1 else []
+        pending.append(player.new(sum(bucket), scratch))
+        if player.rank.launch_blocking:
+            player.drop(pending.pop())
+        _drop_all(player, flat)  # which no collective has seen
+    _drop_all(player, pending)
+
+
+def _communicate(player: Player, sizes: Sequence[int], act: Act) -> None:
+    """Flat tensors of collectives one after the other, each let go behind its launch.
+
+    A collective runs on a stream of its own, which the allocator is told of (``recordStream``, PyTorch's
+    ProcessGroupNCCL.cpp): what is let go is free once that stream has passed. The host launches all of them before the
+    device has come to the first, and finds none of the earlier ones free; where launches block it finds the last one.
+    """
+    flats = []
+    for size in sizes:
+        flats.append(player.new(size, act))
+        if player.rank.launch_blocking:
+            player.drop(flats.pop())
+    _drop_all(player, flats)
 
 
 def _by_group(player: Player) -> list[list[Kept]]:
@@ -204,28 +230,28 @@ def _by_group(player: Player) -> list[list[Kept]]:
     return out
 
 
-def buckets(grads: list[int]) -> list[int]:
-    """Flat copies in which 16-bit gradients are reduced; one that fills a bucket alone is reduced where it is. [B]
+def buckets(grads: list[int]) -> list[list[int]]:
+    """The 16-bit gradients of each bucket, reduced as one flat copy; one alone is reduced where it is. [B]
 
     Examples
     --------
     >>> buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
-    [900000000]
+    [[600000000, 300000000], [200000000], [1200000000]]
     """
-    out: list[int] = []
+    out: list[list[int]] = []
     held: list[int] = []
     for size in grads:
         if held and sum(held) + size > BUCKET:
-            out += [sum(held)] * (len(held) > 1)
+            out.append(held)
             held = []
         held.append(size)
-    return out + [sum(held)] * (len(held) > 1)
+    return [*out, held] if held else out
 
 
 def gathers(part: int, ranks: float) -> list[int]:
     """The flat outputs of the all-gathers of parameters, in pieces of at most a bucket. [B]"""
     pieces = max(1, int(part * ranks / BUCKET))
-    return [int(part * ranks / pieces)] * pieces if ranks > 1 else []
+    return [int(part * ranks / pieces)] * pieces
 
 
 def _part_of(player: Player, grads: list[Kept], part: int) -> tuple[list[Kept], list[int]]:

@@ -68,3 +68,7 @@ class Rank:
     """
     sent_bytes: int = 0
     """What DeepSpeed keeps of a stage's output until its backward. [B]"""
+    launch_blocking: bool = False
+    """Whether the host waits behind each launch."""
+    casts_to_reduce: bool = False
+    """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""

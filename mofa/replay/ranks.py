@@ -184,7 +184,8 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         device_per_host=device_per_host(costs),
         buckets=ddp_buckets([[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), tied=tied)
         if fw.shards_params else (),
-        sent_bytes=boundary // tp if ds and tp > 1 else 0,
+        sent_bytes=boundary // tp if ds and tp > 1 else 0, launch_blocking=fw.launch_blocking,
+        casts_to_reduce=fw.casts_to_reduce,
     )  # fmt: skip
 
 

@@ -105,6 +105,9 @@ class FrameworkSpec(Spec):
     optimizer_rank: int = Field(default=0, ge=0)
     """ZeRO 1: which of the ranks that share the optimizer's states is told of. The embedding lies in the parts of the
     first ones, and its piece is the largest that any part has."""
+    casts_to_reduce: bool = False
+    """ZeRO 1: gradients are bf16 and copied to fp16 to be reduced (DeepSpeed of early 2022: ``allreduce_bucket`` of
+    zero/stage_1_and_2.py reduces what ``communication_data_type`` says, fp16 with any stage of ZeRO)."""
     splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
     """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
     without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
@@ -142,6 +145,8 @@ class FrameworkSpec(Spec):
             raise ValueError("norms_gradients is an option of megatron-2022 with deepspeed: zero1")
         if self.optimizer_rank and self.deepspeed != "zero1":
             raise ValueError("optimizer_rank is an option of megatron-2022 with deepspeed: zero1")
+        if self.casts_to_reduce and self.deepspeed != "zero1":
+            raise ValueError("casts_to_reduce is an option of megatron-2022 with deepspeed: zero1")
         if self.tp_overlap and self.name != "megatron":
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if not self.saves_attention and self.name != "torchtitan":

@@ -291,6 +291,8 @@ def run_of(row: Row) -> dict[str, Any]:
         framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
         if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
             framework["deepspeed"] = "zero0"
+        if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":
+            framework["casts_to_reduce"] = True
         framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
