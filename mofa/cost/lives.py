@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
-from mofa.blocks.op import KINDS, READS, WRITES, Attention, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, READS, WRITES, Attention, Collective, Op, Tape, Tensor
 from mofa.cost.tensors import block_weights
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
@@ -88,6 +88,8 @@ class Life:
     """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
     dry: tuple[Deed, ...] = ()
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
+    reduced: frozenset[str] = frozenset()
+    """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
 
     def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
@@ -210,12 +212,17 @@ def life(
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
     launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
     by_weights = sum(n for n, deed in zip(launches, deeds, strict=True) if deed and deed.weight)
+    reduced = frozenset(
+        of(op.reads[0])
+        for op, here in zip(ops, present, strict=True)
+        if here and isinstance(op.work, Collective) and op.work.kind == "all_reduce" and op.work.group == "tp"
+    )
     first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (),
+        _dry(block, k) if pipelined else (), reduced,
     )  # fmt: skip
 
 

@@ -105,16 +105,19 @@ def gathered(player: Player, name: str, where: str) -> Kept:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
-    it as it is.
+    it as it is. The host waits for the device first, which has its parts' sizes (``from_meta``).
     """
     act = outside(ACTIVATIONS, name, where)
     size = player.rank.boundary_bytes
     if not player.rank.sent_bytes:
         return player.new(size, act)
+    player.sends.synchronized()
     flat = player.new(size, act)
-    player.drop(player.new(size, outside(BUFFERS, "all-gather output", where)))
+    output = player.new(size, outside(BUFFERS, "all-gather output", where))
+    player.sends.issued(3 + size // player.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
+    player.sends.drop_late(output)
     whole = player.new(size, act)
-    player.drop(flat)
+    player.sends.drop_late(flat)
     return whole
 
 

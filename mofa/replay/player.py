@@ -30,6 +30,7 @@ from mofa.replay.script import (
     CLAIM,
     DROP_CARRIED,
     FREE,
+    FREE_REDUCED,
     GRADIENT,
     HOLD,
     INPUT,
@@ -401,6 +402,12 @@ class Player:
                     sizes(-old.size)
                     free(old)
                     slots[slot] = None
+            elif kind == FREE_REDUCED:
+                if old is not None:
+                    did(act)
+                    sizes(-old.size)
+                    self.sends.free_reduced(old)
+                    slots[slot] = None
             elif kind == PRODUCT:
                 self.workspace("backward" if phase.startswith("backward") else "forward")
             elif kind == REPLACED:
@@ -427,6 +434,7 @@ class Player:
                     self.keep(old, act, slots, index, piece)
         for kept in carried.values():
             self.drop(kept)
+        self.sends.passed(phase, piece.life)
         self.look(start)
 
     def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:

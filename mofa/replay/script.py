@@ -9,7 +9,7 @@ from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT = range(9)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED = range(10)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there."""
@@ -122,7 +122,7 @@ class _Slots:
                 if name in cached:
                     out.append(self.act(CACHE, name, deed.op))
                 elif (freed is None or name in freed) and name != self.life.logits:
-                    out.append(self.act(FREE, name, deed.op))
+                    out.append(self.act(FREE_REDUCED if name in self.life.reduced else FREE, name, deed.op))
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)

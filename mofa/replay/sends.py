@@ -1,12 +1,13 @@
-"""What PyTorch's pipeline schedules hold of a stage's outputs and input gradients, and until when.
+"""What PyTorch's pipeline schedules hold of a stage's outputs and input gradients, and until when; and what of
+DeepSpeed's comes back late because a collective has it.
 
 A schedule holds an output until the backward of its micro-batch is through (torch/distributed/pipelining/stage.py,
 ``backward_one_chunk``). ``Schedule1F1B`` has the latest output and the latest input gradient in variables besides,
 until the next one takes their place: the last stage holds one micro-batch's logits through the next one's forward.
 
-NCCL's sends use their tensors on a stream of their own, which the allocator is told of (``recordStream``): memory that
-is let go comes back only once the device has got that far, and the host is ahead of it by up to as many launches as
-the device's queue takes.
+NCCL's sends and collectives use their tensors on a stream of their own, which the allocator is told of
+(``recordStream``): memory that is let go comes back only once the device has got that far, and the host is ahead of it
+by up to as many launches as the device's queue takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from mofa.replay.pools import WAITING, Block
 from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
+    from mofa.cost.lives import Life
+    from mofa.replay.passes import Kept
     from mofa.replay.player import Player
 
 
@@ -30,6 +33,8 @@ class Sends:
         self.player = player
         rank = player.rank
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
+        self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
+        """Whether what tensor parallelism sums comes back late."""
         self.launched = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
@@ -38,6 +43,32 @@ class Sends:
         """That output, where its backward is through."""
         self.gradient: Block | None = None
         self.launches = [launches([piece.life for piece in chunk]) for chunk in rank.chunks]
+
+    def begin(self, kind: str) -> None:
+        """A computation begins.
+
+        DeepSpeed's host waits for the device where a micro-batch is loaded: a copy to the device that is not
+        ``non_blocking``.
+        """
+        if kind == "F":
+            self.synchronized()
+        self.before()
+
+    def synchronized(self) -> None:
+        """DeepSpeed's host waits for the device."""
+        if self.reduces:
+            self.wait()
+
+    def issued(self, launches: float) -> None:
+        """DeepSpeed's host has launched as many kernels outside a block."""
+        if self.reduces:
+            self.launched += launches
+
+    def wait(self) -> None:
+        """The host waits for the device."""
+        self.launched = float("inf")
+        self.before()
+        self.launched = 0.0
 
     def before(self) -> None:
         """What the device is through with can be used again."""
@@ -68,6 +99,29 @@ class Sends:
         if dy is not None:
             self.let_go(dy, GRADIENT, sent=True)
 
+    def passed(self, phase: str, life: Life) -> None:
+        """A block is through, where tensor parallelism's sums come back late: as :meth:`before`."""
+        if self.reduces:
+            self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
+            self.before()
+
+    def free_reduced(self, block: Block) -> None:
+        """Free what tensor parallelism has summed: at once, or once the device has."""
+        behind = self.lag() if self.reduces else 0.0
+        if not behind:
+            self.player.free(block)
+            return
+        self.player.a.allocated -= block.size
+        block.state = WAITING
+        self.waiting.append((self.launched + behind, block))
+
+    def drop_late(self, kept: Kept) -> None:
+        """The same of what a collective outside a block has used."""
+        block, act = kept
+        self.player.journal.new_acts.append(act)
+        self.player.journal.new_sizes.append(-block.size)
+        self.free_reduced(block)
+
     def replaced(self) -> None:
         """The schedule's variable has another output."""
         if self.lingering is not None:
@@ -81,9 +135,7 @@ class Sends:
             self.let_go(self.gradient, GRADIENT, sent=True)
             self.gradient = None
         self.output = None
-        self.launched = float("inf")
-        self.before()
-        self.launched = 0.0
+        self.wait()
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""

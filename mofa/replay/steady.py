@@ -26,7 +26,7 @@ class Steady:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
-        self.repeats = skip_rounds
+        self.repeats = skip_rounds and not player.sends.reduces
         self.routines: dict[tuple[str, int], Routine] = {}
         self.tries: dict[tuple[str, int], int] = {}
         self.places: dict[object, int] = {}
@@ -79,7 +79,7 @@ class Steady:
         player.journal.computations.append((player.journal.num_events, kind, c, i))
         if kind == "F" and player.rank.buckets:
             buckets(player)
-        player.sends.before()
+        player.sends.begin(kind)
         self._play(kind, c, i)
         player.sends.after(kind, c, i)
 

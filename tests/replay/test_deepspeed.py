@@ -78,7 +78,8 @@ def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
 def _several(deepspeed: str, ranks: float, num: int) -> Rank:
     """As many blocks and weights of the toy's."""
     one = _toy(deepspeed, ranks)
-    return replace(one, weights=one.weights * num, chunks=((one.chunks[0][0],) * num,))
+    chunks = ((one.chunks[0][0],) * num,)
+    return replace(one, weights=one.weights * num, chunks=chunks, launch_blocking=True)
 
 
 def _optimizer(rank: Rank) -> list[int]:
@@ -101,6 +102,46 @@ def test_bf16_gradients_are_reduced_in_two_halves() -> None:
     assert _optimizer(_several("bf16", 2, 4)) == [400, -400] * 4
 
 
+def test_collectives_have_their_tensors_until_the_device_comes_to_them() -> None:
+    """As above where launches don't block: the gathers of both halves are there together before either can go."""
+    queued = replace(_several("zero1", 4, 4), launch_blocking=False)
+    assert _optimizer(queued)[-4:] == [400, 400, -400, -400]
+
+
+def test_bf16_gradients_are_copied_to_be_reduced() -> None:
+    """A bucket of four of 200 MiB, flat, and its copy in fp16, which a queued collective has longer; one alone is
+    copied where it is."""
+    blocking = replace(_several("zero1", 4, 4), casts_to_reduce=True)
+    assert _optimizer(blocking)[:4] == [800, 800, -800, -800]
+    wide = replace(blocking, weights=tuple(replace(w, param=600 * MIB) for w in blocking.weights))
+    assert _optimizer(wide)[:8] == [600, -600] * 4
+    assert _optimizer(replace(wide, launch_blocking=False))[:8] == [600] * 4 + [-600] * 4
+
+
+def test_what_tensor_parallelism_sums_comes_back_late() -> None:
+    """From the second step on, where the device takes ten times as long as the host, 30 MiB that were summed are not
+    free when a backward begins, and are when a forward does, whose micro-batch the host waits to load."""
+    toy = _toy("zero1", 2)
+    block = replace(toy.chunks[0][0].life, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
+    rank = replace(toy, chunks=((Piece("block 0", block),),), device_per_host=10.0)
+
+    def waits(rank: Rank, step: int) -> list[int]:
+        player = Player(rank, Allocator(None))
+        player.step = step
+        player.sends.passed("forward", block)
+        player.sends.free_reduced(player.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
+        counts = [len(player.sends.waiting)]
+        player.sends.begin("B")
+        counts.append(len(player.sends.waiting))
+        player.sends.begin("F")
+        return [*counts, len(player.sends.waiting)]
+
+    assert waits(rank, 2) == [1, 1, 0]
+    assert waits(rank, 1) == waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
+    assert waits(replace(rank, device_per_host=0.9), 2) == [0, 0, 0]
+    assert play(rank).peak_reserved >= play(replace(rank, launch_blocking=True)).peak_reserved
+
+
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
     weights = [Weight(str(n), MIB, 0, 0, 0, 1.0, flat=n == 2) for n in range(6)]
@@ -119,9 +160,9 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
 
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:
-    """500 MB parts of 8 ranks: 4 GB in 4 pieces; of one rank nothing is gathered."""
+    """500 MB parts of 8 ranks: 4 GB in 4 pieces; one rank's part is gathered as well."""
     assert gathers(500_000_000, 8) == [BUCKET] * 4
-    assert gathers(500_000_000, 1) == []
+    assert gathers(500_000_000, 1) == [500_000_000]
 
 
 def test_without_zero_all_gradients_are_cast() -> None:
@@ -182,6 +223,8 @@ def test_options_are_of_megatron_2022() -> None:
         mofa.load_framework("torchtitan", overrides={"splits_layers": "greedy"})
     with pytest.raises(SpecError, match="norms_gradients is an option"):
         mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "norms_gradients": False})
+    with pytest.raises(SpecError, match="casts_to_reduce is an option"):
+        mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "casts_to_reduce": True})
 
 
 def test_bloom_has_five_layers_beside_each_embedding() -> None:
