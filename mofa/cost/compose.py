@@ -174,8 +174,11 @@ def _pipeline(
         hidden[_H["pp"]] += turns * hop
         return
     fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
-    # Megatron's host waits behind every exchange, so that a stage that had to wait is no further ahead
-    rested = rows.on_every_stage(each.rested_s()) if runtime and each.late is not None else None
+    # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
+    rested = rows.on_every_stage(each.rested_s()) if each.late is not None else None
+    if rows.schedule == "1f1b" and not runtime:
+        _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
+        return
     alone = pipeline_s(rows.schedule, fwd, bwd, m, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
@@ -185,9 +188,32 @@ def _pipeline(
     exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
     if rows.schedule != "1f1b":
         hidden[_H["pp"]] += turns * hop
-    elif not runtime:
-        # each exchange is followed by a device synchronisation (p2p_communication.py, batch_p2p_sync)
-        exposed[_T["host_idle"]] += turns * (rows.cluster.sync_s + handing_seconds(rows)[1])
+
+
+def _exchanging(
+    rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN, m: ArrayN,
+    before: ArrayN, hop: ArrayN,
+) -> None:  # fmt: skip
+    """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
+    (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for a
+    forward, the last none for a backward."""
+    fwd, bwd, rested = passes_s
+    pp = rows.layout.stages.pp
+    wait_s = rows.cluster.sync_s + handing_seconds(rows)[1]
+    each = (hop + wait_s)[:, None]
+    receives = [each * (np.arange(pp) > 0), each * (np.arange(pp) < pp - 1)]
+    given = fwd + receives[0], bwd + receives[1], m
+    waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
+    total = pipeline_s("1f1b", *given, rested_s=waited)
+    if np.any(before):
+        held = pipeline_s("1f1b", *given, before_s=rows.on_every_stage(before), rested_s=waited)
+        exposed[_T["dp"]] += held - total
+    idle = total - busy
+    share = hop / each[:, 0]
+    sent = np.minimum((m * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
+    exposed[_T["pp"]] += share * sent
+    exposed[_T["host_idle"]] += (1.0 - share) * sent
+    exposed[_T["bubble"]] += idle - sent
 
 
 def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:

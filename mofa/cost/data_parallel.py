@@ -120,7 +120,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
     fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
     held = np.zeros_like(fwd)
-    exposed, hidden, on_path = np.zeros(len(fwd)), np.zeros(len(fwd)), np.zeros(len(fwd))
+    exposed, hidden, on_path, in_passing = np.zeros((4, len(fwd)))
     worst = row_max(reduce)
     if fw.overlap_grad_reduce:
         late = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
@@ -131,7 +131,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
             lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
-        exposed, hidden = exposed + lost, hidden + beside
+        exposed, hidden, in_passing = exposed + lost, hidden + beside, in_passing + lost
     if fw.overlap_grad_reduce and vpp > 1:
         on_path = on_path + worst
     else:
@@ -150,6 +150,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         worst = row_max(np.maximum(late - before_f / vpp, 0.0))
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
+        in_passing = in_passing + lost
     if rows.workload.model.tied_embeddings and pp > 1:
         tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.grids.tp
         embedding = collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
@@ -160,7 +161,7 @@ def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
         starts = gathers.copy()
         starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
         once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
-    return Outside(exposed, hidden, held, once, on_path, exposed if vpp > 1 else 0.0)
+    return Outside(exposed, hidden, held, once, on_path, in_passing if vpp > 1 else 0.0)
 
 
 def gathers_per_step(rows: Rows) -> ArrayN:

@@ -66,6 +66,11 @@ class Clocks(NamedTuple):
         )
 
     @property
+    def ended_s(self) -> ArrayN:
+        """When both clocks have ended that began together. [s]"""
+        return np.maximum(np.maximum(self.device_s, self.held_s), np.maximum(self.woken_s, self.host_s))
+
+    @property
     def cycle_s(self) -> ArrayN:
         """What a repetition takes in the long run. [s]
 

@@ -311,6 +311,11 @@ class Rows:
         """1 on the stage with the head, 0 elsewhere. (R,)"""
         return np.asarray(self.layout.shown.stage == self.layout.stages.head_stage, dtype=float)
 
+    @cached_property
+    def is_last(self) -> ArrayN:
+        """1 on the last stage, 0 elsewhere. (R,)"""
+        return np.asarray(self.layout.shown.stage == self.layout.stages.pp - 1, dtype=float)
+
     def on_every_stage(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
         return shown[:, self.layout.shown.of]

@@ -95,7 +95,7 @@ def _scanned(
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = Streams(-1e9)
         exposed = _pass(ops, watched, seconds, issue, state, machine)
-        regained = state.regained
+        regained, late_s = state.regained, state.late_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = Streams(0.0)
@@ -114,6 +114,7 @@ def _scanned(
             ahead = Streams(-1e9)
             for _ in range(repeat):
                 rested = _pass(ops, watched, seconds, issue, ahead, machine)
+            late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
     alone_s = sum(exposed.values(), 0.0)
@@ -122,7 +123,7 @@ def _scanned(
     if clocks is None:
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
-        clocks = device_s - slowed, maximum(device_s - slowed, issued), NO_WAIT, issued
+        clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3]
     of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
@@ -208,7 +209,8 @@ def _pass(
 ) -> dict[str, FloatK]:
     """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
-    state.regained = {}
+    state.regained, state.late_s = {}, 0.0
+    begun, issued_s = state.compute, 0.0
     ready, share = state.ready, machine.cluster.gpu.curves.overlap_slowdown.value
     for op, took, issued in zip(ops, seconds, issue, strict=True):
         if type(op.work) is HostSync:
@@ -216,6 +218,7 @@ def _pass(
             state.host = where(op.present, maximum(state.host, state.compute) + sync_s, state.host)
             continue
         state.host = state.host + issued
+        issued_s = issued_s + issued
         if op.stream != "compute":
             state.send(op, took, machine)
             continue
@@ -227,6 +230,8 @@ def _pass(
             if runs is not True:
                 idle = where(runs, idle, 0.0)
             exposed["host_idle"] = exposed["host_idle"] + idle
+            late_s = maximum(state.late_s, issued_s - (state.compute + idle - begun))
+            state.late_s = late_s if runs is True else where(runs, late_s, state.late_s)
             state.compute = state.compute + idle + took
             state.loss = state.loss + share * took
             exposed[op.family] = exposed[op.family] + took

@@ -55,6 +55,9 @@ class Streams:
     """The ``loss`` from which on it does not move when a tensor of another stream is there."""
     loss: FloatK = 0.0
     regained: dict[str, FloatK] = field(default_factory=dict)
+    late_s: FloatK = 0.0
+    """How much later anything is issued than computed in this repetition, from a common beginning: what the device
+    waits for a host that has no lead. [s]"""
 
     def behind(self, ahead_s: float) -> Streams:
         """The same with the host so far ahead of the device (negative). [s]"""

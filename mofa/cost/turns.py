@@ -24,6 +24,8 @@ IntA = NDArray[np.intp]
 
 APART = ("zbv", "interleaved-zb")
 """Schedules that run backwards by inputs and by weights apart."""
+_BARELY = 0.01
+"""A device that waits by less of a layer's time for a host that has no lead is taken not to wait. [-]"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ class LateHost:
         first = self.forward.then(self.backward)
         return np.asarray(np.maximum(np.maximum(first.device_s, first.held_s) - first.cycle_s, 0.0)[:, 0, 0])
 
+    def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
+        """Forward and backward of 1F1B in its steady state, and both of a stage that had to wait, where the host waits
+        for the device at every exchange. (late rows, R, 1) each [s]
+
+        Both clocks begin together behind an exchange, and what is handed on is there once both have ended. The
+        ``first`` stage goes from a backward on to the next forward, the ``last`` from a forward to its backward. (R,)
+        """
+        forward, backward = self.forward, self.backward
+        ended = [one.ended_s for one in (forward, backward)]
+        before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
+        steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
+        return *steady, ended[0] + steady[1]
+
     def held_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
 
@@ -90,13 +105,18 @@ class Passes:
     weights_s: ArrayN
     regained_s: ArrayN | float
     late: LateHost | None
+    waited_s: ArrayN | None = None
+    """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
 
     def of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
         return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
 
     def rested_s(self) -> ArrayN:
-        """Forward and backward of all chunks of a stage behind a host that is far ahead. (n, R) [s]"""
+        """Forward and backward of all chunks of a stage that had to wait for others: behind a host that is far ahead,
+        or at an exchange. (n, R) [s]"""
+        if self.waited_s is not None:
+            return self.waited_s
         rested: ArrayN = (self.forward_s + self.backward_s).sum(axis=2)
         if self.late is not None:
             rested[self.late.at] = (self.late.forward.device_s + self.late.backward.device_s).sum(axis=2)
@@ -121,16 +141,21 @@ def passes(rows: Rows) -> Passes:
     exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
     waits |= rows.layout.stages.pp == 1 or exchanges
     host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
-    before = (forward + backward).sum(axis=2)
+    before, waited = (forward + backward).sum(axis=2), None
     forward[at], backward[at] = host.forward.device_s, host.backward.device_s
     if host.apart is not None:
         by_inputs, by_weights = host.apart
         backward[at], weights[at] = by_inputs.device_s + by_weights.device_s, by_weights.device_s
+    elif exchanges and rows.layout.stages.pp > 1:
+        waited = before.copy()
+        ends = rows.is_first > 0, rows.is_last > 0
+        forward[at], backward[at], both = host.between_exchanges_s(*ends)
+        waited[at] = both[:, :, 0]
     elif rows.schedule != "interleaved":
         held_forward, held_backward = host.held_s()
         forward[at] += held_forward
         backward[at] += held_backward
-    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host)
+    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited)
 
 
 def _is_late(rows: Rows) -> NDArray[np.bool_]:
@@ -141,7 +166,7 @@ def _is_late(rows: Rows) -> NDArray[np.bool_]:
     handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
     backwards = _layers_apart(rows) if rows.schedule in APART else (layers.backward_clocks,)
     for clocks in (layers.forward_clocks, *backwards):
-        late |= clocks[..., 3] + handed_s > clocks[..., 0]
+        late |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not late.any():
         return np.zeros(len(rows.table), dtype=bool)
     plain, full = (late[mode, rows.k] for mode in (rows.base, rows.full))
