@@ -114,6 +114,16 @@ def test_the_lead_of_a_long_op_carries_small_ones() -> None:
     assert parts(from_rest) == pytest.approx({"gemm": 33.0, "host_idle": 5.0})
 
 
+def test_a_host_without_a_lead_is_waited_for_where_its_issue_is_behind() -> None:
+    """8 s of issue for 1 s of computing, then 1 s for 10 s: 11 s on the device and 9 s on the host, but 19 s where both
+    begin together. The other way round the device waits for the 8 s behind 1 + 10 s of computing no more."""
+    times = {"launches": (1.0, 8.0), "computes": (10.0, 1.0)}
+    small_first = run(times, op("launches"), op("computes")).clocks[:, 0]
+    large_first = run(times, op("computes"), op("launches")).clocks[:, 0]
+    assert small_first.tolist()[:2] + small_first.tolist()[3:] == pytest.approx([11.0, 19.0, 9.0])
+    assert large_first.tolist()[:2] + large_first.tolist()[3:] == pytest.approx([11.0, 12.0, 9.0])
+
+
 def test_a_host_synchronisation_loses_the_lead() -> None:
     """3 x 10 s; then the host needs 20 s to wake and 2 s to issue the next op, during which the device idles."""
     time = run(dict.fromkeys("abc", (10.0, 2.0)), op("a", "x"), op("b", "a"), op("c", "b"), sync())

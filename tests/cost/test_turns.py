@@ -85,3 +85,17 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     late = LateHost(np.array([0]), forward, backward, waits=np.array([False]))
     assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
     assert [held.max() for held in late.held_s()] == [0.0, 0.0]
+
+
+def test_between_exchanges_both_clocks_begin_together() -> None:
+    """Forwards of 2 s, 3 s from a common beginning, that end with the host 1 s behind; backwards of 5 s, of 6 s from
+    there. An inner stage takes 4 + 6; a first stage goes on from a backward's lead, a last one has no exchange between
+    its forward and its backward, whose issue goes on."""
+    forward, backward = (
+        Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
+    )
+    late = LateHost(np.array([0]), forward, backward, waits=np.array([True]))
+    first, last = np.array([True, False, False]), np.array([False, False, True])
+    f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
+    assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
+    assert waited.tolist() == [10.0, 10.0, 10.0]
