@@ -195,8 +195,8 @@ def _exchanging(
     before: ArrayN, hop: ArrayN,
 ) -> None:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
-    (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for a
-    forward, the last none for a backward."""
+    (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
+    a forward, the last none for a backward."""
     fwd, bwd, rested = passes_s
     pp = rows.layout.stages.pp
     wait_s = rows.cluster.sync_s + handing_seconds(rows)[1]
