@@ -210,7 +210,8 @@ def _pass(
     """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
     state.regained, state.late_s = {}, 0.0
-    begun, issued_s = state.compute, 0.0
+    begun = state.compute
+    issued_s: FloatK = 0.0
     ready, share = state.ready, machine.cluster.gpu.curves.overlap_slowdown.value
     for op, took, issued in zip(ops, seconds, issue, strict=True):
         if type(op.work) is HostSync:
