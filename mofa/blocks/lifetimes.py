@@ -19,13 +19,18 @@ PRODUCT_ENDS = (".dgrad", *WEIGHT_ENDS)
 
 
 class Interval(NamedTuple):
-    """One allocation, alive from one op to another, both counted. (K,) [B]"""
+    """One allocation, alive from one op to another, both counted. (K,) [B]
+
+    Where a view keeps it longer for some candidates, that is an interval behind it, of the view's name; ``since`` is
+    where the memory appeared, which is ``start`` but there.
+    """
 
     tensor: str
     kind: int
     start: int
     end: int
     bytes: FloatK
+    since: int
 
 
 _Extension = tuple[int, BoolK, str]
@@ -69,7 +74,7 @@ class Lifetimes:
                 continue
             tensor, end = self.tensors[name], death.get(name, start)
             own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
-            result.append(Interval(name, kind, start, end, own))
+            result.append(Interval(name, kind, start, end, own, start))
             if name not in extension:
                 continue
             leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
@@ -78,7 +83,7 @@ class Lifetimes:
                     needed: BoolK = False
                     for _, other, _ in leaves[i:]:
                         needed = needed | other
-                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0)))
+                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0), start))
                     end = later
         return result
 
@@ -108,10 +113,12 @@ class BlockLives:
     boundary: int
     """The first op of the backward tape."""
     found: list[Interval]
-    held: list[int]
-    """What the weights' gradients read that the backward by inputs made, or was given."""
-    above: list[int]
-    """What was kept for ops behind the last weight, the loss most of all."""
+    held: list[tuple[int, BoolK]]
+    """What the weights' gradients read that the backward by inputs made, or was given, and for which candidates."""
+    kept: list[int]
+    """What is kept from the forward for the backward."""
+    longer: list[int]
+    """What of it is there yet at the backward's first product with a weight."""
     pools: dict[str, list[int]]
     """What is written on other streams that have memory of their own, by stream."""
 
@@ -127,28 +134,35 @@ class BlockLives:
         end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
         found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
-        return cls(ops, boundary, found, _held(lives, found, boundary), _above(ops, found, boundary),
+        return cls(ops, boundary, found, _held(lives, found, boundary), *_kept(ops, found, boundary),
                    _pools(ops, found))  # fmt: skip
 
 
-def _held(lives: Lifetimes, found: list[Interval], boundary: int) -> list[int]:
-    sources = {name: source for name, (source, _) in lives.shares.items()}
+def _held(lives: Lifetimes, found: list[Interval], boundary: int) -> list[tuple[int, BoolK]]:
     late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
-    own = {name for op in late for name in op.writes}
-    needed: set[str] = set()
-    for name in {name for op in late for name in op.reads}:
-        seen: str | None = name
-        while seen is not None and seen not in needed:  # a view keeps what it is a view of
-            needed.add(seen)
-            seen = sources.get(seen)
-    needed -= own
-    return [i for i, f in enumerate(found) if f.start >= boundary and f.tensor in needed]
+    needed: dict[str, BoolK] = {}
+    for op in late:
+        for name in op.reads if anywhere(op.present) else ():
+            needed[name] = op.present if name not in needed or op.present is True else needed[name] | op.present
+    for name in sorted(lives.shares, key=lambda n: -lives.birth[n]):  # a view keeps what it is a view of
+        source, mask = lives.shares[name]
+        if name in needed and needed.get(source) is not True:
+            needed[source] = needed.get(source, False) | (needed[name] & mask)
+    for name in {name for op in late for name in op.writes}:
+        needed.pop(name, None)
+    return [
+        (i, needed[f.tensor]) for i, f in enumerate(found)
+        if f.start >= boundary and f.start == f.since and f.tensor in needed
+    ]  # fmt: skip
 
 
-def _above(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> list[int]:
+def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[list[int], list[int]]:
     products = (i for i, op in enumerate(ops[boundary:], boundary) if op.name.endswith(PRODUCT_ENDS))
     first = next(products, boundary)
-    return [i for i, f in enumerate(found) if f.start < boundary <= f.end < first]
+    kept, longer = (
+        [i for i, f in enumerate(found) if f.since < boundary and f.start <= at <= f.end] for at in (boundary, first)
+    )
+    return kept, longer
 
 
 def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:

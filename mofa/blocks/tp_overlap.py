@@ -56,7 +56,10 @@ def _in_buffer(tensors: dict[str, Tensor], name: str, op: Op) -> None:
 
 
 def _gathered_in_pieces(ops: list[Op], ctx: Context, tensors: dict[str, Tensor]) -> list[Op]:
-    """A product right behind the gather of its input begins with the piece that is there; the next op awaits both."""
+    """A product right behind the gather of its input begins with the piece that is there; the next op awaits both.
+
+    It awaits a tensor of no bytes beside the gathered one, which would keep the piece where nothing is gathered.
+    """
     out = list(ops)
     for i, gather in enumerate(ops[:-2]):
         product = ops[i + 1]
@@ -67,8 +70,11 @@ def _gathered_in_pieces(ops: list[Op], ctx: Context, tensors: dict[str, Tensor])
             continue
         reads = tuple(shard if name == full else name for name in product.reads)
         out[i + 1] = _in_pieces(product, gather, ctx.tp)._replace(reads=reads)
+        there = f"{full}.there"
+        tensors[there] = Tensor(there, 0.0, "buffer", grad=False)
+        out[i] = gather._replace(writes=(full, there))
         then = ops[i + 2]
-        out[i + 2] = then._replace(reads=tuple(dict.fromkeys((*then.reads, full))))
+        out[i + 2] = then._replace(reads=(*then.reads, there))
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, unaligned_gemm_s
@@ -274,7 +274,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
-    inside = False
+    inside: BoolK = False
     for i, op in enumerate(ops):
         work, launches, name = op.work, op.launches, op.name
         if hooked and name.endswith(".accumulate"):
@@ -284,7 +284,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if type(work) is HostSync or not anywhere(launches):
             continue
         if op.compiled:
-            call_s = 0.0 if inside else host.compiled_call_s.value
+            call_s = where(inside, 0.0, host.compiled_call_s.value)
             each = launches * host.compiled_op_s.value + call_s
         elif name.startswith(SHARDING):
             each = host.shard_hook_s.value
@@ -311,7 +311,9 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:
                 each = each + calls * host.selective_op_s.value
-        inside = op.compiled
+        if inside is not op.compiled:  # the region begins or ends for whom the op runs
+            runs: BoolK = (launches > 0) & op.present
+            inside = (inside | runs) if op.compiled else (inside & opposite(runs))
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     return out
 

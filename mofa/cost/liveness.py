@@ -107,7 +107,12 @@ def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[B
     of_block = joined.of_block[:, kept]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
     slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
-    held, above = (joined.sums([getattr(block, name) for block in blocks]) for name in ("held", "above"))
+    held = joined.sums([[i for i, mask in block.held if mask is True] for block in blocks])
+    for row, block, first in zip(held, blocks, joined.first, strict=True):
+        for i, mask in block.held:
+            if mask is not True:
+                row += np.where(mask, sizes[first + i], 0.0)
+    above = joined.sums([block.kept for block in blocks]) - joined.sums([block.longer for block in blocks])
     own = sizes.copy()
     for block, first in zip(blocks, joined.first, strict=True):
         for pool in block.pools.values():
@@ -137,7 +142,9 @@ class _Joined:
     kind: IntA
     start: IntA
     end: IntA
-    """Of each tensor: its kind, the first and the last op at which it is alive. (tensors,)"""
+    since: IntA
+    """Of each tensor: its kind, the first and the last op at which it is alive, and from where on its memory is.
+    (tensors,)"""
     block: IntA
     """Of each tensor. (tensors,)"""
     first: IntA
@@ -148,7 +155,7 @@ class _Joined:
     @classmethod
     def of(cls, blocks: Sequence[BlockLives], num_k: int) -> _Joined:
         """The blocks one after the other."""
-        _, kind, start, end, nbytes = zip(*(found for b in blocks for found in b.found), strict=True)
+        _, kind, start, end, nbytes, since = zip(*(found for b in blocks for found in b.found), strict=True)
         bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
         count = [len(b.found) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)
@@ -158,7 +165,7 @@ class _Joined:
             num_k,
         )
         return cls(
-            stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, block,
+            stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, begin + since, block,
             np.cumsum([0, *count[:-1]]), bounds,
         )  # fmt: skip
 
@@ -176,7 +183,7 @@ class _Joined:
     def across(self) -> NDArray[np.bool_]:
         """Which tensors are kept from the forward for the backward. (tensors,)"""
         boundary = self.bounds[1::2][self.block]
-        return np.asarray((self.start < boundary) & (boundary <= self.end))
+        return np.asarray((self.since < boundary) & (self.start <= boundary) & (boundary <= self.end))
 
     def sums(self, chosen: Sequence[Sequence[int]]) -> ArrayK:
         """The bytes of some tensors of each block, by their places in it. (blocks, K) [B]"""

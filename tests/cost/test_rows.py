@@ -17,12 +17,20 @@ from mofa.search.space import SOLVED, default_space, product
 from mofa.specs.strategy import BALANCING, StrategyTable
 
 SAMPLE = 8
+OPTIONS: dict[str, dict[str, object]] = {
+    "compile": {"compile": True}, "hsdp": {"data_parallel": "hsdp", "dp_replicate": 8},
+    "tp_overlap": {"tp_overlap": True},
+}  # fmt: skip
 
 
 def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, StrategyTable]:
-    """Legal rows of the default space, with scheduled experts where the framework has them."""
+    """Legal rows of the default space, with scheduled experts where the framework has them; ``name`` may name one of
+    :data:`OPTIONS` behind the framework."""
+    name, _, option = name.partition(" ")
     job, machines = mofa.load_workload(workload), mofa.load_cluster(node, gpus)
-    job, machines, framework = with_numerics(job, machines, mofa.load_framework(name), ())
+    job, machines, framework = with_numerics(
+        job, machines, mofa.load_framework(name, overrides=OPTIONS.get(option)), ()
+    )
     space = default_space(job, machines, framework)
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
@@ -54,6 +62,10 @@ def sampled(table: StrategyTable, seed: int) -> list[int]:
         ("qwen3-30b-a3b", "h100-hgx", 8, "torchtitan"),
         ("llama3-8b", "h200-hgx", 1, "torchtitan"),
         ("llama3-8b", "h100-hgx", 8, "fsdp1"),
+        ("llama3-8b", "h100-hgx", 16, "torchtitan compile"),
+        ("qwen3-30b-a3b", "h100-hgx", 16, "torchtitan compile"),
+        ("gpt-oss-120b", "h100-hgx", 64, "torchtitan hsdp"),
+        ("llama3-8b", "h100-hgx", 16, "megatron tp_overlap"),
     ],
 )
 def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, name: str) -> None:
@@ -69,7 +81,7 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         row = whole.rows(np.array([i]), detail=True)
         assert row.detail is not None
         assert one.detail is not None
-        said = str(table.row(i, name))
+        said = str(table.row(i, job.framework.name))
         close = {"rtol": 1e-9, "err_msg": said}
         np.testing.assert_allclose(row.exposed_s, one.exposed_s, atol=1e-9 * float(one.step_s[0]), **close)  # type: ignore[call-overload]
         np.testing.assert_allclose(row.hidden_s, one.hidden_s, atol=1e-9 * float(one.step_s[0]), **close)  # type: ignore[call-overload]

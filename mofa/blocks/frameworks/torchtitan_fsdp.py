@@ -403,8 +403,7 @@ def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolK) -> tu
 
 
 def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
-    zero = 0.0 * ctx.tp
-    apart = experts > 0
+    zero, apart, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = _neighbour(ctx, block)
     following, previous = own, own
     if block == "embedding":
@@ -426,10 +425,10 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
         held.append(gather(begin, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
-    begin.tensor("fsdp.previous.experts", where(apart, 4.0 * previous, 0.0))
-    begin.tensor("fsdp.previous", where(apart, 0.0, 4.0 * previous))
+    begin.tensor("fsdp.previous.experts", where(apart, width * previous, 0.0))
+    begin.tensor("fsdp.previous", where(apart, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
-        begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, 4.0, REDUCE)
+        begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
     mine = _weights_of(ops, experts=False)

@@ -35,7 +35,8 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
              back=Back(work=Stream(0.0 * count), family="memory_bound", launches=0, present=here)))  # fmt: skip
     held = b.tensor("attn.kv_held", 0.0 * count, grad=False)  # the rotation's buffer, as long as the function runs
     b.add(Op("attn.hold", "memory_bound", None, ("attn.kv_received",), (held,), view=True, launches=0))
-    merged = b.tensor("attn.merged", 0.0 * count)
+    # its memory is the output's; its gradient is a tensor, which the output's gradient is where nothing is merged
+    merged = b.tensor("attn.merged", 0.0 * count, grad_bytes=b.tensors[out].bytes)
     return b.add(
         Op("attn.merge", "memory_bound", Stream(moved), (out, begun, *wide, held), (merged,), view=True,
            launches=launches, present=here,
