@@ -215,7 +215,11 @@ def life(
     reduced = frozenset(
         of(op.reads[0])
         for op, here in zip(ops, present, strict=True)
-        if here and isinstance(op.work, Collective) and op.work.kind == "all_reduce" and op.work.group == "tp"
+        if here
+        and op.reads
+        and isinstance(op.work, Collective)
+        and op.work.kind == "all_reduce"
+        and op.work.group == "tp"
     )
     first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""

@@ -355,6 +355,20 @@ def test_ring_attention_holds_sums_in_fp32() -> None:
     assert held == TOKENS / 2 * ((4 + 2) * Q + (3 * 4 + 2 * 2 + 2 + 2) * 2 * KV)
 
 
+def test_a_rank_that_merges_a_half_keeps_a_copy_of_what_attention_gave() -> None:
+    """All ranks but the last join two halves, and the output projection reads a contiguous copy: 0.375 GiB more on the
+    first of two ranks than on the last in tt2-cp2-llama-6l-16k-every2-traced, of three layers kept whole."""
+
+    with_ring = layer(context(cp=np.array([2.0]), cp_ring=np.array([False])))
+    (wo,) = ops_named(with_ring.forward.ops, "wo")
+    (core,) = ops_named(with_ring.backward.ops, "attn.core.backward")
+    assert wo.reads[0] == "attn.contiguous"
+    assert "attn.out" in core.reads
+    assert size(with_ring, "attn.contiguous") == size(with_ring, "attn.out") == 2 * TOKENS / 2 * Q
+    alone = layer(context(cp=np.array([1.0])))
+    assert not ops_named(alone.forward.ops, "attn.contiguous")
+
+
 def test_head_stays_gathered_and_reduces() -> None:
     """Norm and output layer: 2 V D from forward to backward, their fp32 reduce-scatter input 4 V D."""
     tapes = head(context(), PRIMITIVES)

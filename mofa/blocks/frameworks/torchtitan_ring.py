@@ -37,11 +37,17 @@ def ring_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowe
     b.add(Op("attn.hold", "memory_bound", None, ("attn.kv_received",), (held,), view=True, launches=0))
     # its memory is the output's; its gradient is a tensor, which the output's gradient is where nothing is merged
     merged = b.tensor("attn.merged", 0.0 * count, grad_bytes=b.tensors[out].bytes)
-    return b.add(
+    b.add(
         Op("attn.merge", "memory_bound", Stream(moved), (out, begun, *wide, held), (merged,), view=True,
            launches=launches, present=here,
            back=Back(work=Stream(back), family="memory_bound", present=here, view=True, launches=launches))
     )  # fmt: skip
+    # all ranks but the last join a half that they update to one that they don't (_partial_update, torch.cat), after
+    # which heads lie one behind the other: what the module makes of it (transpose, contiguous) is a copy, and the
+    # output projection keeps that beside what attention keeps. Its kernel is among those counted above.
+    copied = b.tensor("attn.contiguous", float(ctx.element) * count)
+    return b.add(Op("attn.contiguous", "memory_bound", None, (merged,), (copied,), launches=0, present=here,
+                    back=Back(0.0, 0)))  # fmt: skip
 
 
 def _running_sums(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
