@@ -402,12 +402,6 @@ class Player:
                     sizes(-old.size)
                     free(old)
                     slots[slot] = None
-            elif kind == FREE_REDUCED:
-                if old is not None:
-                    did(act)
-                    sizes(-old.size)
-                    self.sends.free_reduced(old)
-                    slots[slot] = None
             elif kind == PRODUCT:
                 self.workspace("backward" if phase.startswith("backward") else "forward")
             elif kind == REPLACED:
@@ -432,6 +426,9 @@ class Player:
                     slots[slot] = None
                 elif kind == KEEP:
                     self.keep(old, act, slots, index, piece)
+                elif kind == FREE_REDUCED:
+                    self.sends.drop_late((old, act))
+                    slots[slot] = None
         for kept in carried.values():
             self.drop(kept)
         self.sends.passed(phase, piece.life)

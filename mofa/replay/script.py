@@ -12,7 +12,8 @@ from mofa.replay.pools import SMALL_SIZE, round_size
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED = range(10)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
-micro-batch's output in place of the last one's; a product begins, its output being there."""
+micro-batch's output in place of the last one's; a product begins, its output being there; free
+what tensor parallelism has summed."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
