@@ -63,8 +63,9 @@ def static_bytes(
     replicas: IntN | int = 1,
     ep: IntN | int = 1,
     fp8_transposes: bool = True,
+    in_layers: ArrayN | None = None,
 ) -> StaticBytes:
-    """What a stage holds besides activations.
+    """What a stage holds besides activations; ``in_layers`` are the parameters of its layers, where it has others.
 
     Megatron: bf16 parameters (2), fp32 main gradients (4), fp32 main parameters and two moments (12) that the
     distributed optimizer shares out: 6 + 12/dp bytes a parameter; without it 18. torchtitan: fp32 parameters and two
@@ -91,10 +92,12 @@ def static_bytes(
             return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
 
         scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
-        # Transformer Engine keeps fp8 copies of the weights, in the layouts that products want, over the micro-batches
-        # of a step (what fp8 parameters take, of which one layout is the parameters', is no more than bf16 ones)
+        # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
+        # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
+        # the parameters', is no more than bf16 ones)
         copied = workload.precision.gemm == "fp8" and not framework.fp8_params
-        copies = shards.whole(1.0 + fp8_transposes) if copied else zeros
+        held = shards.whole(1.0) if in_layers is None else in_layers
+        copies = (1.0 + fp8_transposes) * held if copied else zeros
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":

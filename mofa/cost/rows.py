@@ -355,6 +355,7 @@ def make_rows(
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
+        _in_layers(workload, grids, lay) if workload.precision.gemm == "fp8" else None,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
@@ -374,8 +375,8 @@ def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Gro
     )
 
 
-def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout) -> ArrayN:
-    """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (2, g, R, vpp) [params]"""
+def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+    """Dense and expert parameters of the layers of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
     model, counts = workload.model, lay.stages.counts[:, lay.shown.stage]
     tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
     params = np.zeros((2, len(table), *counts.shape[1:]))
@@ -384,6 +385,25 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
         p = layer_params(model, kind.moe)
         dense += counts[i] * ((p.matrices_tp + p.shared) / tp + p.replicated)[..., None]
         expert += counts[i] * (p.routed / spread)[..., None]
+    return params
+
+
+def _in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+    """Parameters of all layers of a stage on one rank, those of predictions' counted, of each grid. (g, R) [params]"""
+    model = workload.model
+    params = layers_params(workload, table, lay).sum(axis=(0, 3))
+    if model.num_mtp_layers:  # each has a layer like the last
+        p = layer_params(model, model.is_moe_layer(model.num_layers - 1))
+        one = (p.matrices_tp + p.shared) / table.tp + p.replicated + p.routed / (table.ep * table.etp)
+        params += model.num_mtp_layers * (lay.shown.stage == lay.stages.head_stage) * one[:, None]
+    return np.asarray(params)
+
+
+def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+    """Dense and expert parameters of every chunk on one rank, of each grid of ranks. (2, g, R, vpp) [params]"""
+    model, tp, spread = workload.model, table.tp[:, None], (table.ep * table.etp)[:, None]
+    params = layers_params(workload, table, lay)
+    dense, expert = params
     unit = framework.vocab_divisor * tp
     padding = (np.ceil(model.vocab / unit) * unit - model.vocab) * model.hidden if framework.vocab_divisor > 1 else 0.0
     # Megatron's positions and the norm behind them are whole on every rank

@@ -59,6 +59,16 @@ def test_temporaries_of_two_optimizers(ep: int, temporaries: float) -> None:
     assert held.step_scratch[0, 0] == temporaries
 
 
+def test_fp8_copies_are_of_the_layers_alone() -> None:
+    """Row-wise and transposed, a byte each: 2 GB of 1e9 parameters in layers, however large embedding and head are."""
+    job = JOB.model_copy(update={"precision": JOB.precision.model_copy(update={"gemm": "fp8"})})
+    shards = Shards(*(np.array([[v]]) for v in (3e9, 0.0, 1.0, 1.0)))
+    held = static_bytes(
+        job, framework("megatron"), shards, "mixed", False, np.array([[1]]), in_layers=np.array([[1e9]])
+    )
+    assert held.buffers[0, 0] == 2e9
+
+
 def test_distributed_parameters_cost_the_host_more() -> None:
     """torchtitan's 100 tensors: two loops each, and as distributed tensors 120 us more; a lead hides as much."""
     one = cluster(1)
