@@ -324,6 +324,7 @@ class _Differentiator:
                     guarded=op.guarded,
                     choices=op.choices,
                     loads=op.loads,
+                    loops_met=op.loops_met,
                     rounds=op.rounds,
                 )
             )

@@ -238,6 +238,8 @@ class Op(NamedTuple):
     """Where ``scratch`` is more than one temporary: which, and when."""
     loads: FloatK = 0.0
     """Kernels among its launches that nothing has used before, which the driver loads while the device idles. [-]"""
+    loops_met: FloatK = 1.0
+    """Loops like its own that a pass has been through at the end of one, in the mean over the pass's layers. [-]"""
     nodes: FloatK = 1.0
     """Of a backward op: nodes of autograd's graph that it is made of, in each round. [-]"""
     pieces: FloatK = 0.0

@@ -27,10 +27,17 @@ PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
 """Experts of all layers that are told apart; of more, as many from the least to the most popular."""
+SPREAD = 0.18
+"""Standard deviation, over steps, of the popularity of an expert whose router learns, over its mean: beside tokens
+that choose one by one. Counts of one configuration at different ones of its first 25 steps (reference_runs/measured,
+fitting half) differ by 13 % (mc2-ep2-dsmoe16b-4l-full-skewed, steps 13 and 17), 17 % (mc2-tp2-granite3b-8l-skewed, 13
+and 17) and 23 % (mc2-pp2-vpp2-qwen30b-4l-skewed, 13 to 25) in the median, of which tokens one by one would be 2 to 3
+%; at the same step by 0.4 and 1.0 % in the first two: it is the step that moves them. A normal difference's median is
+0.954 standard deviations of one. [-]"""
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
-def unseen_share(means: FloatN, draws: float) -> float:
+def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
     """Share of numbers of tokens that are new to the library, or forgotten. [-]
 
     Parameters
@@ -39,15 +46,16 @@ def unseen_share(means: FloatN, draws: float) -> float:
         Mean number of tokens of each expert of each layer of one rank. (n,) [tokens]
     draws
         Numbers that came up before, in all micro-batches so far; infinite in the middle of a long run. [-]
+    spread
+        As :func:`wandering` has it. [-]
 
     Notes
     -----
-    Tokens choose one by one, so that an expert's number is normal with its mean as its variance; ``p(m)`` is the mean
-    of all experts' densities. A number is unseen with ``exp(-T p)``, averaged over the numbers that come up, where
-    ``T`` are the draws so far, but no more than those in which as many different numbers come up as are remembered
-    (Che, Tung, Wang 2002, doi:10.1109/JSAC.2002.801752: a cache that drops what was used longest ago). Assumes that
-    popularity stays as it is; where routers learn, it moves by a tenth of an expert's tokens in a run's first steps
-    (median over layers of what repeats of a run of the fitting half differ by).
+    Tokens choose one by one, so that an expert's number is normal with its mean as its variance, to which ``spread``
+    times the mean adds its square; ``p(m)`` is the mean of all experts' densities. A number is unseen with ``exp(-T
+    p)``, averaged over the numbers that come up, where ``T`` are the draws so far, but no more than those in which as
+    many different numbers come up as are remembered (Che, Tung, Wang 2002, doi:10.1109/JSAC.2002.801752: a cache that
+    drops what was used longest ago). Assumes that the mean popularity stays as it is.
 
     Examples
     --------
@@ -59,12 +67,12 @@ def unseen_share(means: FloatN, draws: float) -> float:
     >>> round(unseen_share(uneven, np.inf), 2)
     0.73
     """
-    _, density, weights = _densities(means)
+    _, density, weights = _densities(means, spread)
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
 
-def new_kernels(means: FloatN, draws: float) -> float:
+def new_kernels(means: FloatN, draws: float, spread: float = 0.0) -> float:
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
     Arguments as of :func:`unseen_share`.
@@ -92,7 +100,7 @@ def new_kernels(means: FloatN, draws: float) -> float:
     """
     if not np.isfinite(draws):
         return 0.0
-    numbers, density, weights = _densities(means)
+    numbers, density, weights = _densities(means, spread)
     change = -np.expm1(-1.0 / (ALIKE * numbers))
     unseen = np.exp(-draws * density)
     between = change / (1.0 - (1.0 - change) * unseen)
@@ -118,14 +126,28 @@ def most_of(mean: float, ranks: int) -> float:
     return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
 
 
-def _densities(means: FloatN) -> tuple[FloatN, FloatN, FloatN]:
+def wandering(means: FloatN) -> float:
+    """How far experts' popularity moves from step to step, a standard deviation over its mean: no further than theirs
+    differ in one step, and not at all where tokens fall at random. [-]
+
+    Examples
+    --------
+    >>> [round(wandering(np.array(means)), 2) for means in ([1010.0, 990.0], [1050.0, 950.0], [400.0, 1600.0])]
+    [0.0, 0.04, 0.18]
+    """
+    mean = max(float(np.mean(means)), 1.0)
+    return min(SPREAD, max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0) ** 0.5)
+
+
+def _densities(means: FloatN, spread: float) -> tuple[FloatN, FloatN, FloatN]:
     """Numbers of tokens around each mean, the density of all experts' there, and the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
-    numbers = means[:, None] + NODES * np.sqrt(means)[:, None]
-    apart = (numbers[:, :, None] - means) ** 2 / (2.0 * means)
-    density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * means)).mean(axis=-1)
+    variance = means + (spread * means) ** 2
+    numbers = means[:, None] + NODES * np.sqrt(variance)[:, None]
+    apart = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
+    density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * variance)).mean(axis=-1)
     return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
 
 

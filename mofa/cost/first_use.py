@@ -18,7 +18,7 @@ from mofa.blocks.elementwise import FloatK, anywhere, maximum, where
 from mofa.blocks.op import HostSync, Op, Stream, Tape
 
 LIKELY = log(2.0)
-"""Kernels expected of a loop from which on it loads one more often than not: half of Poisson's counts are above 0.
+"""Kernels expected of loops from which on they load one more often than not: half of Poisson's counts are above 0.
 [-]"""
 
 
@@ -41,10 +41,11 @@ def loading(
     A load anywhere in a loop finds the host ahead by ``u X``, ``u`` the share of the loop behind it and ``X`` what
     computing the loop takes longer than issuing it, and the device idles for ``max(load_s - u X, 0)``: in the mean over
     ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
-    device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. Where a loop
-    loads more often than not, the host has no lead from before it either. Assumes no such lead for the mean, that loads
-    don't follow each other closely, and that what is computed again was loaded the first time; what the device idles
-    while a drained load ends (above) is left out.
+    device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. Where the
+    loops of a pass have loaded more often than not by the end of a layer's (``Op.loops_met`` of them in the mean over
+    the layers), the host has no lead from before them either, such as that of the head over the backward pass. Assumes
+    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded
+    the first time; what the device idles while a drained load ends (above) is left out.
 
     Examples
     --------
@@ -66,13 +67,15 @@ def loading(
     while at < len(tape.ops):
         end = _end(tape.ops, at)
         loop = list(zip(tape.ops[at:end], seconds[at:end], issue[at:end], strict=True))
-        loads = sum((where(op.present, op.loads, 0.0) for op, *_ in loop if not op.name.endswith("~")), 0.0)
+        first = [op for op, *_ in loop if not op.name.endswith("~")]
+        loads = sum((where(op.present, op.loads, 0.0) for op in first), 0.0)
         if anywhere(loads):
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
             idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
             name = tape.ops[at].name
-            if anywhere(loads >= LIKELY):
-                out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=loads >= LIKELY), 0.0, 0.0))
+            lost = sum((where(op.present, op.loads * op.loops_met, 0.0) for op in first), 0.0) >= LIKELY
+            if anywhere(lost):
+                out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=lost), 0.0, 0.0))
             out.append((Op(f"{name}.loads", "host_idle", Stream(0.0), launches=0), loads * idle, 0.0))
             out.append((Op(f"{name}.loaded", "host", None, launches=0), 0.0, loads * load_s))
         out += loop

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.choices import most_of, new_kernels, unseen_share
+from mofa.cost.choices import most_of, new_kernels, unseen_share, wandering
 
 FloatN = NDArray[np.float64]
 MOST_RANKS = 8
@@ -99,7 +99,9 @@ class RoutingLoads:
         means = copies * self.shares.reshape(layers, ep, experts // ep)
         draws = self.steps_before * chunks * layers * (experts // ep)
         each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
-        shares, kernels = ([of(mean, draws) for mean in each] for of in (unseen_share, new_kernels))
+        # in a run's first steps; how far popularity moves later was not measured
+        spread = wandering(means) if np.isfinite(draws) else 0.0
+        shares, kernels = ([of(mean, draws, spread) for mean in each] for of in (unseen_share, new_kernels))
         local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
         return float(np.mean(shares)), most_of(float(np.mean(kernels)) * local, ep) / local
 

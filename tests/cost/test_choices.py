@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mofa.cost import choices
-from mofa.cost.choices import ALIKE, POOL, new_kernels, unseen_share
+from mofa.cost.choices import ALIKE, POOL, new_kernels, unseen_share, wandering
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +39,26 @@ def test_new_numbers_are_as_many_as_are_counted(means: np.ndarray, draws: int) -
     """A few draws behind the first ones: what is seen meanwhile is seen by both."""
     found = np.mean([unseen_share(means, draws + n) for n in range(32)])
     assert found == pytest.approx(np.mean([counted(means, draws, 32, seed=n) for n in range(40)]), abs=0.03)
+
+
+def test_popularity_that_wanders_makes_more_numbers_new() -> None:
+    """Against draws whose mean moves with each."""
+    rng, seen, new = np.random.default_rng(0), [set() for _ in range(100)], 0
+    for n in range(96):
+        for held in seen:
+            mean = UNEVEN[n % len(UNEVEN)]
+            number = int(rng.normal(mean, np.sqrt(mean + (0.18 * mean) ** 2)))
+            new += n >= 64 and number not in held
+            held.add(number)
+    found = np.mean([unseen_share(UNEVEN, 64.0 + n, 0.18) for n in range(32)])
+    assert found == pytest.approx(new / 3200, abs=0.03)
+    assert found > unseen_share(UNEVEN, 80.0) + 0.05
+
+
+def test_popularity_wanders_no_further_than_experts_differ() -> None:
+    rng = np.random.default_rng(0)
+    assert wandering(rng.poisson(2000.0, 64).astype(float)) < 0.03
+    assert wandering(2000.0 * np.geomspace(0.3, 3.0, 64)) == choices.SPREAD
 
 
 def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

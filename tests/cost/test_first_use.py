@@ -50,6 +50,15 @@ def test_the_host_loses_its_lead_where_a_load_is_likely() -> None:
     assert issue[2] == pytest.approx(LOAD_S * loads)
 
 
+def test_a_load_in_any_layer_of_a_pass_takes_the_lead_from_before_them() -> None:
+    """Two loops of 0.4 loads each are likelier to have loaded than not, one is not."""
+    one, two = (op("a", 0.4)._replace(loops_met=met) for met in (1.0, 2.0))
+    assert [isinstance(loading(tape(x), [4.0], [1.0], LOAD_S)[0].ops[0].work, HostSync) for x in (one, two)] == [
+        False,
+        True,
+    ]
+
+
 def test_what_is_computed_again_has_its_kernels() -> None:
     again = op("a~", 1.0)
     assert [one.name for one in loading(tape(again), [1.0], [1.0], LOAD_S)[0].ops] == ["a~"]

@@ -415,7 +415,9 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
         # forward and for the input's gradient alike, hardly any for the weight's
         loaded = ctx.local_experts * ctx.new_kernels / 4.0 if multiplies else 0.0
         work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
-        b.ops[i] = op._replace(work=work, choices=chosen, loads=loaded, rounds=ctx.local_experts)
+        b.ops[i] = op._replace(
+            work=work, choices=chosen, loads=loaded, loops_met=ctx.loops_met, rounds=ctx.local_experts
+        )
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,
