@@ -52,10 +52,10 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
     Notes
     -----
     Tokens choose one by one, so that an expert's number is normal with its mean as its variance, to which ``spread``
-    times the mean adds its square; ``p(m)`` is the mean of all experts' densities. A number is unseen with ``exp(-T
-    p)``, averaged over the numbers that come up, where ``T`` are the draws so far, but no more than those in which as
-    many different numbers come up as are remembered (Che, Tung, Wang 2002, doi:10.1109/JSAC.2002.801752: a cache that
-    drops what was used longest ago). Assumes that the mean popularity stays as it is.
+    times the mean adds its square; ``p(m)`` is the mean of all experts' densities. A number is unseen with
+    ``exp(-T p)``, averaged over the numbers that come up, where ``T`` are the draws so far, but no more than those in
+    which as many different numbers come up as are remembered (Che, Tung, Wang 2002, doi:10.1109/JSAC.2002.801752: a
+    cache that drops what was used longest ago). Assumes that the mean popularity stays as it is.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def wandering(means: FloatN) -> float:
     [0.0, 0.04, 0.18]
     """
     mean = max(float(np.mean(means)), 1.0)
-    return min(SPREAD, max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0) ** 0.5)
+    return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
 def _densities(means: FloatN, spread: float) -> tuple[FloatN, FloatN, FloatN]:
