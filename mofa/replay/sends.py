@@ -155,8 +155,10 @@ class Sends:
         return self.player.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
 
     def lag(self) -> float:
-        """Launches that the host is ahead of its device; a first step's makes up no lead."""
-        return lag(self.launched, self.player.rank.device_per_host) if self.player.step > 1 else 0.0
+        """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
+        kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
+        leads = self.reduces or self.player.step > 1
+        return lag(self.launched, self.player.rank.device_per_host) if leads else 0.0
 
     def moved(self, shift: int) -> None:
         """So many micro-batches were left out."""

@@ -119,8 +119,8 @@ def test_bf16_gradients_are_copied_to_be_reduced() -> None:
 
 
 def test_what_tensor_parallelism_sums_comes_back_late() -> None:
-    """From the second step on, where the device takes ten times as long as the host, 30 MiB that were summed are not
-    free when a backward begins, and are when a forward does, whose micro-batch the host waits to load."""
+    """The device takes ten times as long as the host: 30 MiB that were summed are not free when a backward begins,
+    and are when a forward does, whose micro-batch the host waits to load; in the first step too."""
     toy = _toy("zero1", 2)
     block = replace(toy.chunks[0][0].life, reduced=frozenset({"kept"}), launches=(10.0, 10.0, 0.0))
     rank = replace(toy, chunks=((Piece("block 0", block),),), device_per_host=10.0)
@@ -136,8 +136,8 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
         player.sends.begin("F")
         return [*counts, len(player.sends.waiting)]
 
-    assert waits(rank, 2) == [1, 1, 0]
-    assert waits(rank, 1) == waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
+    assert waits(rank, 2) == waits(rank, 1) == [1, 1, 0]
+    assert waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
     assert waits(replace(rank, device_per_host=0.9), 2) == [0, 0, 0]
     assert play(rank).peak_reserved >= play(replace(rank, launch_blocking=True)).peak_reserved
 
