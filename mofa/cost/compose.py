@@ -76,7 +76,10 @@ def step_time(rows: Rows) -> StepTime:
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)
     if each.late is not None and rows.layout.stages.pp == 1:
-        exposed[_T["host_idle"], each.late.at] += each.late.from_rest_s()
+        at = each.late.at
+        counted = stage_s[at, 0] - (each.late.forward.device_s + each.late.backward.device_s)[:, 0, 0]
+        behind_s = np.broadcast_to(outside.each_s, len(m))[at]
+        exposed[_T["host_idle"], at] += each.late.single_stage_s(m[at], behind_s) - m[at] * counted
     elif each.late is not None:
         _catch_up(rows, exposed, each.late, m, outside)
     late = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late

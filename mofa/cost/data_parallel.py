@@ -33,6 +33,8 @@ class Outside:
     once: OncePerStep | None = None
     on_path: ArrayN | float = 0.0
     in_passing: ArrayN | float = 0.0
+    each_s: ArrayN | float = 0.0
+    """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
 
 
 def _of_chunks(group: Group) -> Group:
@@ -223,10 +225,15 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     ]
     params = params[rows.grid]
     last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
-    late = np.maximum(once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0)), once - bwd[:, 0])
+    last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0))
+    # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
+    # beside it makes nothing later
+    room = np.maximum(bwd[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
+    beside = np.minimum(once - last_s, room)
+    late = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 16.0 / stream_rate(rows.cluster.gpu, "copy"), 0.0)
-    exposed = m * (late + _slowdown(rows)[:, 0] * (once - late) + copies)
-    return Outside(exposed, m * (once - late), none.before_forward)
+    each = late + copies
+    return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 
 
 def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:

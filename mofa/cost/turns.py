@@ -58,11 +58,26 @@ class LateHost:
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
-    def from_rest_s(self) -> ArrayN:
-        """What the first forward and backward of a single stage take more than those behind, as the host has no lead
-        yet. (late rows,) [s]"""
-        first = self.forward.then(self.backward)
-        return np.asarray(np.maximum(np.maximum(first.device_s, first.held_s) - first.cycle_s, 0.0)[:, 0, 0])
+    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN) -> ArrayN:
+        """What the device of a single stage waits for the host in a step. (late rows,) [s]
+
+        Parameters
+        ----------
+        behind_s
+            What the device waits for behind each backward while the host goes on. (late rows,)
+
+        Notes
+        -----
+        The first forward and backward begin with a host that has no lead, those behind with what it has got by then.
+        """
+        wait_s = behind_s[:, None, None]
+        nothing = np.zeros_like(wait_s)
+        turn = self.forward.then(self.backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
+        alone_s = self.forward.device_s + self.backward.device_s + wait_s
+        first_s = np.maximum(np.maximum(turn.device_s, turn.held_s), turn.cycle_s)
+        each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
+        waited = (first_s - turn.cycle_s)[:, 0, 0] + num_micro_batches * each_s[:, 0, 0]
+        return np.asarray(waited)
 
     def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
         """Forward and backward of 1F1B in its steady state, and both of a stage that had to wait, where the host waits
