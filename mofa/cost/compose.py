@@ -71,7 +71,7 @@ def step_time(rows: Rows) -> StepTime:
     regained = each.regained_s
     exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
     hidden += m * per_batch_hidden
-    outside = outside_blocks(rows, fwd, bwd, m)
+    outside = outside_blocks(rows, fwd, bwd, m, each.late)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, each, slowest, m, outside)

@@ -12,8 +12,10 @@ from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.critical_path import OncePerStep
+from mofa.cost.hostclock import NEVER
 from mofa.cost.rows import Rows
 from mofa.cost.topology import Group, stacked_groups
+from mofa.cost.turns import LateHost
 from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
@@ -42,7 +44,7 @@ def _of_chunks(group: Group) -> Group:
     return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
 
 
-def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
+def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHost | None = None) -> Outside:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
     Parameters
@@ -51,6 +53,8 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
         Of one micro-batch on each stage. (n, R) [s]
     m
         Micro-batches. (n,)
+    late
+        The rows whose host is late.
     """
     zero = np.zeros_like(m)
     none = Outside(zero, zero, np.zeros_like(fwd))
@@ -60,9 +64,13 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN) -> Outside:
         return _ddp(rows, bwd, m, none)
     if rows.mode.precision != "mixed":
         return none
-    once = _pipelined_fsdp(rows, fwd, bwd) if rows.mode.pipelined else none
-    exposed, hidden = _replicas(rows, bwd, m)
-    return replace(once, exposed=once.exposed + exposed, hidden=once.hidden + hidden)
+    once = _pipelined_fsdp(rows, fwd, bwd, late) if rows.mode.pipelined else none
+    exposed, hidden = _replicas(rows, bwd)
+    times = np.ones_like(m) if rows.mode.pipelined else m
+    return replace(
+        once, exposed=once.exposed + times * exposed, hidden=once.hidden + times * hidden,
+        each_s=0.0 if rows.mode.pipelined else exposed,
+    )  # fmt: skip
 
 
 def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
@@ -177,7 +185,7 @@ def gathers_per_step(rows: Rows) -> ArrayN:
     return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
 
 
-def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
+def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | None) -> Outside:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
     A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
@@ -196,6 +204,15 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
     late = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     late = np.maximum(late, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(late - before_f / vpp, 0.0))
+    if late_host is not None and vpp == 1:
+        # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
+        # of the first micro-batch's way, all but what computing has left of a layer by then
+        at, ahead = late_host.at, late_host.forward
+        waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
+        lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
+        first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces)
+        alone = waits * np.maximum(gather[at] - first - pieces * lead, 0.0)
+        gathered[at] = np.maximum(gathered[at], rows.over_all(alone))
     written = np.maximum(reduce, _listing_s(rows)[rows.grid])
     reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
@@ -236,12 +253,11 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 
 
-def _replicas(rows: Rows, bwd: ArrayN, m: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
     """All-reduce of the sharded gradients over replicas of hybrid sharding, block by block behind the backward."""
     if rows.framework.dp_replicate <= 1:
-        return np.zeros_like(m), np.zeros_like(m)
+        return np.zeros(len(bwd)), np.zeros(len(bwd))
     payload = rows.over_all(rows.shards.sharded(rows.framework.reduced_bytes_per_param))
     once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)[rows.grid]
     late = np.maximum(once - rows.over_all(bwd), 0.0)
-    times = np.ones_like(m) if rows.mode.pipelined else m
-    return times * (late + row_max(_slowdown(rows)) * (once - late)), times * (once - late)
+    return late + row_max(_slowdown(rows)) * (once - late), once - late
