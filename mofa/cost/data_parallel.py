@@ -64,13 +64,10 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHo
         return _ddp(rows, bwd, m, none)
     if rows.mode.precision != "mixed":
         return none
-    once = _pipelined_fsdp(rows, fwd, bwd, late) if rows.mode.pipelined else none
+    if rows.mode.pipelined:
+        return _pipelined_fsdp(rows, fwd, bwd, late)
     exposed, hidden = _replicas(rows, bwd)
-    times = np.ones_like(m) if rows.mode.pipelined else m
-    return replace(
-        once, exposed=once.exposed + times * exposed, hidden=once.hidden + times * hidden,
-        each_s=0.0 if rows.mode.pipelined else exposed,
-    )  # fmt: skip
+    return replace(none, exposed=m * exposed, hidden=m * hidden, each_s=exposed)
 
 
 def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
@@ -213,7 +210,7 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | 
         first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces)
         alone = waits * np.maximum(gather[at] - first - pieces * lead, 0.0)
         gathered[at] = np.maximum(gathered[at], rows.over_all(alone))
-    written = np.maximum(reduce, _listing_s(rows)[rows.grid])
+    written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
     reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
@@ -253,11 +250,18 @@ def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 
 
-def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
-    """All-reduce of the sharded gradients over replicas of hybrid sharding, block by block behind the backward."""
+def _replicas_s(rows: Rows) -> ArrayN:
+    """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
     if rows.framework.dp_replicate <= 1:
-        return np.zeros(len(bwd)), np.zeros(len(bwd))
-    payload = rows.over_all(rows.shards.sharded(rows.framework.reduced_bytes_per_param))
-    once = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)[rows.grid]
-    late = np.maximum(once - rows.over_all(bwd), 0.0)
+        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+    group = rows.groups["dp_replicate"]
+    group = Group(*(of[:, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
+    payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
+    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
+
+
+def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]"""
+    once = _replicas_s(rows)[:, 0]
+    late = np.maximum(once - bwd[:, 0], 0.0)
     return late + row_max(_slowdown(rows)) * (once - late), once - late

@@ -12,6 +12,9 @@ import pytest
 
 import mofa
 
+DDP = {"data_parallel": "ddp"}
+REPLICAS = {"data_parallel": "hsdp", "dp_replicate": 2}
+
 
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
@@ -146,10 +149,10 @@ def test_a_host_that_exchanges_hold_has_no_lead(
 @pytest.mark.parametrize(
     ("name", "layers", "cluster", "gpus", "batch", "changes", "strategy"),
     [
-        ("deepseek-v2-lite", 27, "b200-hgx", 8, (64, 1024), {"data_parallel": "ddp"}, "dp=8 micro_batch=2 recompute=ops"),
-        ("llama3-8b", 32, "h100-hgx", 16, (16, 2048), {"data_parallel": "ddp"}, "dp=16 micro_batch=1 recompute=every:2"),
-        ("gpt-oss-120b", 12, "h200-hgx", 16, (16, 4096), {"data_parallel": "ddp"}, "dp=16 micro_batch=1 recompute=ops"),
-        ("gpt-oss-120b", 12, "b200-hgx", 64, (128, 4096), {"data_parallel": "hsdp", "dp_replicate": 2},
+        ("deepseek-v2-lite", 27, "b200-hgx", 8, (64, 1024), DDP, "dp=8 micro_batch=2 recompute=ops"),
+        ("llama3-8b", 32, "h100-hgx", 16, (16, 2048), DDP, "dp=16 micro_batch=1 recompute=every:2"),
+        ("gpt-oss-120b", 12, "h200-hgx", 16, (16, 4096), DDP, "dp=16 micro_batch=1 recompute=ops"),
+        ("gpt-oss-120b", 12, "b200-hgx", 64, (128, 4096), REPLICAS,
          "tp=8 pp=2 cp=2 ep=2 etp=1 dp=2 micro_batch=4 recompute=every:2 sp=true"),
     ],
 )  # fmt: skip
