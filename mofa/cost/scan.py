@@ -90,6 +90,7 @@ def _scanned(
     ops, watched = tape.ops, _watched(tape.ops)
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
+    queued: FloatK = 0.0
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
@@ -99,6 +100,7 @@ def _scanned(
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = Streams(0.0)
+        queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
             exposed = _pass(ops, watched, seconds, issue, state, machine)
         starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if synchronises else []
@@ -117,8 +119,11 @@ def _scanned(
             late_s = ahead.late_s
             sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
+            device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
+    if anywhere(queued > 0.0):
+        _wait_in_queue(ops, queued, exposed, hidden)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
@@ -168,6 +173,29 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
         for name, at in sent.items()
         if anywhere(at)
     }
+
+
+def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
+    """What the busiest communicator takes for a repetition: in the long run none is shorter, however many it takes for
+    what waits in its queue to hold up computing. (K,) [s]"""
+    world: FloatK = 0.0
+    own: dict[str, FloatK] = {}
+    for op, took in zip(ops, seconds, strict=True):
+        if type(op.work) is Collective and op.stream != "compute" and not _neighbours(op):
+            whole = machine.shares_world(op.work.group)
+            world = world + where(whole, took, 0.0)
+            own[op.work.group] = own.get(op.work.group, 0.0) + where(whole, 0.0, took)
+    for busy in own.values():
+        world = maximum(world, busy)
+    return world
+
+
+def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, FloatK], hidden: dict[str, FloatK]) -> None:
+    """Add what a communicator takes longer than a repetition to what is exposed of the family that sends last."""
+    family = next(op.family for op in reversed(ops) if type(op.work) is Collective and op.stream != "compute")
+    more = maximum(queued - sum(exposed.values(), 0.0), 0.0)
+    exposed[family] = exposed[family] + more
+    hidden[family] = maximum(hidden[family] - more, 0.0)
 
 
 def _neighbours(op: Op) -> bool:
