@@ -20,7 +20,7 @@ from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
-from mofa.validate.readings import OUT_OF_MEMORY, contradicted, fits_by_others
+from mofa.validate.readings import contradicted
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -146,8 +146,6 @@ BLOCKING_GPUS = 320
 main script sets CUDA_LAUNCH_BLOCKING=1 ("do not remove or the training will hang"). Below, it isn't known."""
 EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
 """Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
-REFUTED = "out of memory, where it fits by"
-"""How the reason begins for which :func:`mofa.validate.readings.fits_by_others` leaves a row out."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
@@ -243,7 +241,7 @@ def _features(row: Row) -> str | None:
 
 
 def _oom(row: Row) -> bool:
-    return re.search(OUT_OF_MEMORY, row["notes"]) is not None
+    return re.search(r"\bOOM\b", row["notes"]) is not None
 
 
 def _measured(row: Row) -> str | None:
@@ -379,12 +377,9 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
-    book = [row for row in rows if MEMORY.get(source_of(row)) == "device"]
-    against, fits = contradicted(book), fits_by_others(book)
+    against = contradicted([row for row in rows if MEMORY.get(source_of(row)) == "device"])
     for row in rows:
         reason = why_unusable(row)
-        if reason is None and row["id"] in fits:
-            reason = f"{REFUTED} {', '.join(fits[row['id']])}"
         item: dict[str, Any] = {}
         if reason is None:
             item = {
@@ -458,10 +453,7 @@ def import_table(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    refuted = {item["id"] for item in unusable if item["reason"].startswith(REFUTED)}  # still dealt out: none moves
-    dealt = [row for row in rows if row["id"] in refuted]
-    splits = assign_splits([(source_of(row), row["model"]) for row in dealt]
-                           + [(source_of(item["run"]), item["model"]) for item in usable])  # fmt: skip
+    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable])
     for item in usable:
         item["split"] = splits[source_of(item["run"]), item["model"]]
         PublishedRun.model_validate(item)

@@ -322,27 +322,6 @@ def test_readings_that_contradict_each_other_are_not_used() -> None:
     assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
 
 
-def test_an_outcome_against_which_readings_stand_is_not_used() -> None:
-    """Two runs at 60 "GB" with 6 layers a stage rule out that one with 7 is out of 81; one run does not, nor another
-    with half the heads, of another optimizer, on other degrees or at 71."""
-
-    def left_out(*own: dict[str, str]) -> list[str]:
-        small = {"params_b": "176", "layers": "70", "heads": "128", "kv_heads": "128", "tp": "4", "pp": "12",
-                 "measured_peak_mem_gib": "60"}  # fmt: skip
-        read = [{"id": f"bloom-00{n}", **small, **more} for n, more in enumerate(own)]
-        full = {**read[0], "id": "bloom-009", "params_b": "206", "layers": "82", "measured_peak_mem_gib": "",
-                "measured_step_time_s": "", "heads": "128", "kv_heads": "128", "tp": "4",
-                "notes": "measured at iteration 2; OOM on A100-80GB"}  # fmt: skip
-        _, unusable = import_rows([row(**{**BLOOM, **one}) for one in (*read, full)], PUBLISHED)
-        return [item["reason"] for item in unusable if item["id"] == "bloom-009"]
-
-    slower = {"measured_step_time_s": "131"}
-    assert left_out({}, slower) == ["out of memory, where it fits by bloom-000, bloom-001"]
-    assert left_out({}) == left_out({}, {**slower, "heads": "64", "kv_heads": "64"}) == []
-    assert left_out({}, {**slower, "notes": "BF16 optimizer"}) == left_out({}, {**slower, "tp": "8", "dp": "4"}) == []
-    assert left_out({}, {**slower, "measured_peak_mem_gib": "71"}) == []
-
-
 def test_the_fullest_gpu_of_a_node_takes_the_norm() -> None:
     """The lab book: "Mem = max memory used by the first (last) nodes", so the first rank of each group, by default."""
     runs, _ = import_rows([row(**BLOOM)], PUBLISHED)
