@@ -7,7 +7,7 @@ tape reads; :mod:`mofa.blocks.lifetimes` finds it on the two tapes joined.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import anywhere
@@ -45,7 +45,9 @@ class Recompute:
     checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
     (op-level selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
     where all else is recomputed: what comes after it in the layer is then not repeated. ``early_stop`` ends the
-    repetition once the last needed tensor is there.
+    repetition once the last needed tensor is there. ``reentrant`` is a checkpoint that is a function of Python with a
+    backward of its own: up to its end that holds what the group read, what it made again and the gradients it was
+    given (Megatron's ``CheckpointFunction``).
     """
 
     kind: Literal["none", "full", "regions"] = "none"
@@ -53,6 +55,7 @@ class Recompute:
     discard: frozenset[str] = frozenset()
     keep_outputs: frozenset[str] = frozenset()
     early_stop: bool = False
+    reentrant: bool = False
 
     def group_of(self, op: Op) -> str:
         """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
@@ -66,6 +69,14 @@ class Recompute:
             if op.region == region or op.region.startswith(region + "."):
                 return region
         return ""
+
+
+class _Frame(NamedTuple):
+    """A group's first op, what it reads of others and what others read of it."""
+
+    first: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 NO_RECOMPUTE = Recompute()
@@ -92,6 +103,8 @@ class _Differentiator:
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
         self.behind = self._behind_chunks()
+        self.framed = self._framed() if recompute.reentrant else {}
+        self.given: set[str] = set()
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
@@ -99,7 +112,12 @@ class _Differentiator:
         if self.recompute.kind == "full":
             self._replay("full")
         for op in reversed(self.forward.ops):
+            group = self.group_of[op.name]
+            if group in self.framed:
+                self.given.update(self.grads[w] for w in self.framed[group].outputs if w in self.grads)
             self._differentiate(op)
+            if group in self.framed and op.name == self.framed[group].first:
+                self._return_from(group)
         ops = tuple(self.ops)
         if self.recompute.early_stop:
             ops = _without_dead_tail(ops, self.replayed)
@@ -119,6 +137,31 @@ class _Differentiator:
                 if not chunk:
                     behind.add(op.name)
         return behind
+
+    def _framed(self) -> dict[str, _Frame]:
+        """The groups whose checkpoint is a function, token chunks apart."""
+        out: dict[str, _Frame] = {}
+        for group in {g for g in self.group_of.values() if g and not g.startswith(CHUNK)}:
+            if group in self.recompute.discard:
+                continue
+            ops = [op for op in self.forward.ops if self.group_of[op.name] == group]
+            made = {w for op in ops for w in op.writes}
+            inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
+            later = {r for op in self.forward.ops if self.group_of[op.name] != group for r in op.reads}
+            outputs = tuple(w for w in made if w in later or w in self.forward.outputs)
+            out[group] = _Frame(ops[0].name, inputs, tuple(sorted(outputs)))
+        return out
+
+    def _return_from(self, group: str) -> None:
+        """The end of a checkpoint's backward, up to which its frame holds what it has."""
+        if group not in self.replayed and group != "full":
+            return
+        frame = self.framed[group]
+        grads = tuple(sorted(self.given))
+        again = tuple(f"{w}~" for w in frame.outputs if f"{w}~" in self.tensors)
+        self.given = set()
+        held = tuple(n for n in frame.inputs if self.forward.tensors[n].grad)
+        self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
 
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
@@ -184,8 +227,8 @@ class _Differentiator:
         return self._gradient(f"d:{name}+{op.name}", name)
 
     def _settle(self, op: Op, name: str, given: str) -> None:
-        """Add a second gradient to the first, as autograd accumulates: into the first's memory, which nothing else
-        holds by then (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
+        """Add a second gradient to the first, as autograd accumulates: into the first's memory where nothing else holds
+        it by then, as a checkpoint's frame does (torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``)."""
         if self.grads[name] == given:
             return
         total = self._gradient(f"{given}=sum", name)
@@ -193,12 +236,22 @@ class _Differentiator:
         outs = [self.forward.tensors[w] for w in op.writes]
         branch = sum(t.bytes if t.grad_bytes is None else t.grad_bytes for t in outs)
         gives = True if op.present is True else op.present | (branch > 0)
+        in_place = self._root(self.grads[name]) not in self.given
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
-               writes=(total,), present=gives, view=True)
+               writes=(total,), present=gives, view=in_place)
         )  # fmt: skip
         self.grads[name] = total
+
+    def _root(self, name: str) -> str:
+        """The gradient whose memory a gradient is, as far as ops that never copy pass it on."""
+        for op in reversed(self.ops) if self.given else ():
+            if name in op.writes:
+                if op.view is not True or not op.reads:
+                    break
+                name = op.reads[0]
+        return name
 
     def _differentiable(self, op: Op) -> tuple[str, ...]:
         tensors = self.forward.tensors

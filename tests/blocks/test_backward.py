@@ -177,6 +177,27 @@ def test_a_discarded_output_is_made_again_and_a_checkpoint_keeps_it() -> None:
     assert [op.name for op in discard.backward.ops if op.name.endswith("~")] == ["norm~"]
 
 
+def test_a_checkpoint_that_is_a_function_holds_what_it_has_to_its_end() -> None:
+    """Its input, what it made again and the gradient it was given; to which nothing can be added in place."""
+    b = TapeBuilder()
+    x, n, y, z = (b.tensor(name, 8.0) for name in "xnyz")
+    b.add(Op("norm", "memory_bound", Stream(16.0), (x,), (n,), (n,), region="part", back=Back(24.0, 2)))
+    b.add(Op("add", "memory_bound", Stream(24.0), (x, n), (y,), region="part", view=True, back=Back(0.0, 0)))
+    b.add(Op("linear", "gemm", Gemm(1, 4, 4), (y,), (z,), (y,), weight="w"))
+    forward = b.tape((x,), (z,))
+
+    def of(reentrant: bool) -> dict[str, Op]:
+        part = Recompute(kind="regions", checkpoint=frozenset({"part"}), reentrant=reentrant)
+        return {op.name: op for op in backward(forward, part).ops}
+
+    held, free = of(True), of(False)
+    assert list(held)[-1] == "part returns"
+    assert set(held["part returns"].reads) == {"x", "y~", "d:y"}
+    assert not held["accumulate x at norm"].view
+    assert free["accumulate x at norm"].view
+    assert "part returns" not in free
+
+
 @pytest.mark.parametrize("family", ["memory_bound", "attention", "tp", "gemm", "grouped_gemm", "ep", "host"])
 def test_dropping_a_family_loses_exactly_its_bytes(family: str) -> None:
     """What the family's ops wrote and backward kept is what the tape no longer holds."""

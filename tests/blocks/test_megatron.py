@@ -294,7 +294,7 @@ def test_modes() -> None:
     spec = framework("megatron")
     assert modes(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
     full = modes(spec, RecomputeSpec.parse("full:3"), None, llama())
-    assert full == Recompute(kind="full") and not full.early_stop
+    assert full == Recompute(kind="full", reentrant=True) and not full.early_stop
     titan = modes(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
     assert titan.kind == "full" and not titan.early_stop
     several = modes(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)

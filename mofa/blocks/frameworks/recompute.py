@@ -37,9 +37,12 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
             kind="regions",
             checkpoint=frozenset(CHECKPOINTED[m] for m in spec.modules if m in CHECKPOINTED),
             discard=frozenset(region for m in spec.modules for region in DISCARDED.get(m, ())),
+            reentrant=True,
         )
     if framework.name not in PYTORCH_MODULES:
-        return Recompute(kind="full")  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
+        return Recompute(
+            kind="full", reentrant=True
+        )  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
     # non-reentrant, early_stop off by default (torchtitan/config/job_config.py:675). A compiler drops what is unused of
     # a block that is one graph; around experts, where only parts of the block are compiled, the checkpoint is eager
     parted = forward is not None and any(op.name.startswith("moe.") for op in forward.ops)
