@@ -8,11 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from mofa.cost.loads import RoutingLoads
 from mofa.search.final import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.find import estimate, find_plans
 from mofa.search.plan import Candidate
+from mofa.search.single import one_row
 from mofa.search.workers import Workers
-from mofa.specs.load import load_cluster, load_workload
+from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
 from tests.search.test_find import DENSE
@@ -49,6 +51,19 @@ class _Fake:
 
 def _best(candidates: list[_Fake], top: int = 10) -> Final:
     return replay_best(range(len(candidates)), lambda i: cast(Candidate, candidates[i]), top)
+
+
+def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
+    """What the best plan's memory over time needs is played anew: the other candidates' would only stay."""
+    machine = load_cluster("h200-hgx", 8)
+    one = Candidate(
+        load_workload("llama3-8b"), machine, load_framework("megatron"),
+        one_row(load_workload("llama3-8b"), machine, load_framework("megatron"), "tp=2 pp=4 micro_batch=1"),
+        RoutingLoads({}, {}), "causal",
+    )  # fmt: skip
+    step_s = one.time.step_s
+    assert not one.time.spans and "time" not in vars(one.replayer)
+    assert one.replayer.time.step_s == step_s and len(one.replayer.time.spans) == 4
 
 
 def test_plans_are_ranked_by_their_replay() -> None:
