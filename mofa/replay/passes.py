@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from mofa.replay.journal import Act
 from mofa.replay.pools import Block
-from mofa.replay.rank import Rank
 from mofa.replay.routine import Held
-from mofa.replay.script import Script, script
 
 Slots = list[Block | None]
 Kept = tuple[Block, Act]
@@ -44,16 +42,6 @@ class Pass:
         if self.held is not None:
             *self.slots, (self.out,) = self.held.slots()
             self.held = None
-
-
-def scripts_of(rank: Rank) -> list[list[Script]]:
-    """The scripts of a rank's pieces per chunk; equal lives share one."""
-    made: dict[int, Script] = {}
-    for chunk in rank.chunks:
-        for piece in chunk:
-            if id(piece.life) not in made:
-                made[id(piece.life)] = script(piece.life)
-    return [[made[id(piece.life)] for piece in chunk] for chunk in rank.chunks]
 
 
 def short_name(name: str) -> str:

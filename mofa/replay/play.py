@@ -15,6 +15,7 @@ from mofa.replay.edges import optimize
 from mofa.replay.journal import Journal, Moment
 from mofa.replay.player import Player
 from mofa.replay.rank import Rank
+from mofa.replay.repertoire import Repertoire
 
 NUM_STEPS = 2
 ROUNDS = 8
@@ -63,7 +64,7 @@ class MemoryPlayed:
 
 def play(
     rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
-    skip_rounds: bool = True,
+    skip_rounds: bool = True, repertoire: Repertoire | None = None,
 ) -> MemoryPlayed:  # fmt: skip
     """Play the start and ``num_steps`` steps of a rank.
 
@@ -77,10 +78,12 @@ def play(
         What the device has for the allocator; None is without end. [B]
     skip_rounds
         Whether rounds and steps that repeat are left out; they change nothing but the journal's length.
+    repertoire
+        What was noted down of other ranks of the plan, if any; it changes nothing.
     """
     allocator = Allocator(capacity, expandable=expandable)
     with no_collection():
-        player = Player(rank, allocator, skip_rounds=skip_rounds)
+        player = Player(rank, allocator, skip_rounds=skip_rounds, repertoire=repertoire)
         player.start()
         ready = allocator.allocated
         before: object = None
@@ -107,7 +110,10 @@ def play(
     )  # fmt: skip
 
 
-def may_be_fullest(ranks: Sequence[Rank], *, capacity: int | None = None, expandable: bool = False) -> Sequence[Rank]:
+def may_be_fullest(
+    ranks: Sequence[Rank], *, capacity: int | None = None, expandable: bool = False,
+    repertoire: Repertoire | None = None,
+) -> Sequence[Rank]:  # fmt: skip
     """Of ranks of one stage that differ in what their optimizers own those that may reserve most.
 
     Where a step of one chunk is long, that is the one that reserves more than each other in three states: ready, with
@@ -120,6 +126,8 @@ def may_be_fullest(ranks: Sequence[Rank], *, capacity: int | None = None, expand
         What the device has for the allocator; None is without end. [B]
     expandable
         Whether segments are expandable.
+    repertoire
+        What is noted down of the plan's ranks.
 
     Notes
     -----
@@ -135,7 +143,7 @@ def may_be_fullest(ranks: Sequence[Rank], *, capacity: int | None = None, expand
     n = int(rest.min(axis=1).argmax())
     if not np.all(rest[n] > np.delete(rest, n, axis=0)):
         return ranks
-    played = [play(rank, capacity=capacity, expandable=expandable) for rank in few]
+    played = [play(rank, capacity=capacity, expandable=expandable, repertoire=repertoire) for rank in few]
     reserved = np.array([one.peak_reserved for one in played])
     short = any(one.retries or one.failed for one in played)
     return ranks if short or np.any(reserved[n] <= np.delete(reserved, n)) else ranks[n : n + 1]

@@ -21,9 +21,10 @@ from mofa.replay.journal import (
     Journal,
     outside,
 )
-from mofa.replay.passes import Kept, Pass, Slots, scripts_of, short_name
+from mofa.replay.passes import Kept, Pass, Slots, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
+from mofa.replay.repertoire import Repertoire
 from mofa.replay.routine import Notes
 from mofa.replay.script import (
     CACHE,
@@ -48,8 +49,11 @@ from mofa.replay.steady import Steady
 class Player:
     """Plays a rank's steps on an allocator and writes them down; :func:`mofa.replay.play.play` is the way in."""
 
-    def __init__(self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True) -> None:
+    def __init__(
+        self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, repertoire: Repertoire | None = None
+    ) -> None:
         self.rank, self.a = rank, allocator
+        self.repertoire = repertoire or Repertoire()
         self.take: Callable[[int, int], Block] = allocator.take
         self.free: Callable[[Block], None] = allocator.free
         self.journal = Journal()
@@ -75,7 +79,7 @@ class Player:
     @cached_property
     def scripts(self) -> list[list[Script]]:
         """Those of its pieces, per chunk."""
-        return scripts_of(self.rank)
+        return self.repertoire.scripts(self.rank)
 
     # -- memory
     def new(self, nbytes: int, act: Act) -> Kept:

@@ -10,6 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, may_be_fullest, play
 from mofa.replay.rank import Rank
 from mofa.replay.ranks import makers_of_ends, outside_of, rank_maker
+from mofa.replay.repertoire import Repertoire
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
 from mofa.replay.timed import TimeReplayed, again
@@ -34,6 +35,7 @@ class Replayer:
         self.context_bytes, self.communicator_bytes = outside_of(estimator)
         self.num_ranks = int(estimator.table.pp[0])
         self._played: dict[int, MemoryPlayed] = {}
+        self._repertoire = Repertoire()
 
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
@@ -48,8 +50,10 @@ class Replayer:
             room = usable - self.context_bytes - self.communicator_bytes[r]
             expandable = self.estimator.framework.allocator == "expandable"
             ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
-            ranks = *may_be_fullest(ends, capacity=int(room), expandable=expandable), *emptiest
-            every = [play(rank, capacity=int(room), expandable=expandable) for rank in ranks]
+            known = self._repertoire
+            fullest = may_be_fullest(ends, capacity=int(room), expandable=expandable, repertoire=known)
+            ranks = *fullest, *emptiest
+            every = [play(one, capacity=int(room), expandable=expandable, repertoire=known) for one in ranks]
             self._played[r] = max(every, key=lambda one: (one.peak_reserved, one.allocated))
         return self._played[r]
 

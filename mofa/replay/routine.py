@@ -8,7 +8,7 @@ first one's but for those rests. What comes out is what :class:`mofa.replay.play
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mofa.replay.allocator import Allocator
@@ -18,6 +18,8 @@ from mofa.replay.pools import Block, Pool
 Request = tuple[int, int, list[Block], Pool]
 """Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
 if there is one, and the pool."""
+Order = tuple[int, int, int]
+"""A request of any allocator: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.Allocator.take`)."""
 NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]
@@ -33,9 +35,10 @@ class Routine:
     are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the sizes go
     up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are up then,
     ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the last)
-    between looks at what is reserved. [B]
+    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator. [B]
     """
 
+    orders: tuple[Order, ...]
     requests: tuple[Request, ...]
     acts: tuple[Act, ...]
     sizes: tuple[int, ...]
@@ -50,6 +53,22 @@ class Routine:
     passages: tuple[tuple[int, str, str], ...]
     looks: tuple[tuple[int, int], ...]
     places: Places
+
+    def to(self, a: Allocator | None) -> Routine:
+        """The same to another allocator, or to none."""
+        return replace(self, requests=() if a is None else _requests(self.orders, a))
+
+    def of(self, names: dict[str, str]) -> Routine:
+        """The same of pieces of other ``names``."""
+        return replace(self, passages=tuple((at, phase, names[name]) for at, phase, name in self.passages))
+
+
+def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
+    pools = {index: a.pool(index) for index in {order[2] for order in orders}}
+    return tuple(
+        (size, slot, pools[index].bin(size) if size > 0 and not a.expandable else [], pools[index])
+        for size, slot, index in orders
+    )
 
 
 class Held:
@@ -87,7 +106,7 @@ class Notes:
         self.asked = list(last.slots) if last else []
         self.num_before = len(self.asked)
         self.live = {id(self.held.blocks[slot]): slot for slot in last.kept} if last else {}
-        self.requests: list[Request] = []
+        self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
         self.clean = True
@@ -102,8 +121,7 @@ class Notes:
         self.held.blocks.append(block)
         self.held.rests[slot] = block.size - size
         self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
-        pool = self.a.pool(index)
-        self.requests.append((size, slot, [] if self.a.expandable else pool.bin(size), pool))
+        self.orders.append((size, slot, index))
         return block
 
     def free(self, block: Block) -> None:
@@ -113,8 +131,7 @@ class Notes:
             self.clean = False
         else:
             self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
-            pool = block.pool
-            self.requests.append((0, slot, [], pool))
+            self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
 
     def renamed(self, block: Block) -> None:
@@ -151,8 +168,9 @@ class Notes:
         self.held.rests = {slot: rest for slot, rest in self.held.rests.items() if rest and slot not in freed}
         levels = list(accumulate(sizes, initial=0))
         rise = max(levels)
+        orders = self._short()
         self.held.last = Routine(
-            self._short(), tuple(acts), tuple(sizes), tuple(self.asked), kept,
+            orders, _requests(orders, self.a), tuple(acts), tuple(sizes), tuple(self.asked), kept,
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
@@ -161,18 +179,18 @@ class Notes:
         )  # fmt: skip
         return self.held.last
 
-    def _short(self) -> tuple[Request, ...]:
+    def _short(self) -> tuple[Order, ...]:
         """The requests, what is freed before its pool is asked for more having become a look for room.
 
         Where rests are split off, such a pair changes nothing unless memory has to be asked of the device.
         """
-        out: list[Request | None] = list(self.requests)
+        out: list[Order | None] = list(self.orders)
         before: dict[int, int] = {}
-        for i, (size, slot, _, pool) in enumerate(self.requests):
-            last = before.get(id(pool), -1)
+        for i, (size, slot, index) in enumerate(self.orders):
+            last = before.get(index, -1)
             if not size and last >= 0:
-                asked, of, one, _ = self.requests[last]
-                if asked and of == slot and not pool.most_kept and not self.a.expandable:
-                    out[last], out[i] = (-asked, slot, one, pool), None
-            before[id(pool)] = i
-        return tuple(request for request in out if request is not None)
+                asked, of, _ = self.orders[last]
+                if asked and of == slot and not self.a.pool(index).most_kept and not self.a.expandable:
+                    out[last], out[i] = (-asked, slot, index), None
+            before[index] = i
+        return tuple(order for order in out if order is not None)

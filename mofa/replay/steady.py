@@ -29,6 +29,7 @@ class Steady:
         self.repeats = skip_rounds and not player.sends.reduces
         self.routines: dict[tuple[str, int], Routine] = {}
         self.tries: dict[tuple[str, int], int] = {}
+        self.played: set[tuple[str, int]] = set()
         self.places: dict[object, int] = {}
 
     def compute(self) -> None:
@@ -87,14 +88,19 @@ class Steady:
         player = self.player
         if not self.repeats or (kind in "BW" and c not in player.begun):  # the first gradients stay
             player.play(kind, c, i)
+            self.played.add((kind, c))
             return
         routine = self.routines.get((kind, c))
+        known = routine is None and player.repertoire.knows(player.rank, kind, c)
+        if known and (kind, c) in self.played:
+            routine = self.routines[kind, c] = player.repertoire.routine(player.rank, kind, c, player.a)
         if routine is not None:
             self._repeat(routine, kind, c, i)
-        elif self.tries.get((kind, c), 0) < TRIES:
+        elif not known and self.tries.get((kind, c), 0) < TRIES:
             self._note_down(kind, c, i)
         else:
             player.play(kind, c, i)
+        self.played.add((kind, c))
 
     def _repeat(self, routine: Routine, kind: str, c: int, i: int) -> None:
         """A computation from the notes of an earlier one."""
@@ -131,5 +137,6 @@ class Steady:
         routine = notes.routine([*at.slots, [at.out]] if at is not None else ())
         if routine is not None:
             self.routines[kind, c] = routine
+            player.repertoire.keep(routine, player.rank, kind, c)
         if at is not None:
             at.held = notes.held if routine is not None else None

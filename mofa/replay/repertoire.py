@@ -1,0 +1,49 @@
+"""What the players of a plan's ranks share: blocks' scripts, and computations that one of them has noted down."""
+
+from __future__ import annotations
+
+from mofa.cost.lives import Life
+from mofa.replay.allocator import Allocator
+from mofa.replay.rank import Rank
+from mofa.replay.routine import Routine
+from mofa.replay.script import Script, script
+
+
+class Repertoire:
+    """Of one plan and kind of allocator: ranks that hold equal lives do the same in a computation, whatever they own
+    of the optimizer, and in steps of however many micro-batches."""
+
+    def __init__(self) -> None:
+        self._scripts: dict[int, tuple[Life, Script]] = {}  # lives stay, so that their ids do
+        self._routines: dict[object, tuple[tuple[str, ...], Routine]] = {}
+
+    def script(self, life: Life) -> Script:
+        """A block's."""
+        if id(life) not in self._scripts:
+            self._scripts[id(life)] = life, script(life)
+        return self._scripts[id(life)][1]
+
+    def scripts(self, rank: Rank) -> list[list[Script]]:
+        """Those of a rank's pieces, per chunk."""
+        return [[self.script(piece.life) for piece in chunk] for chunk in rank.chunks]
+
+    def keep(self, routine: Routine, rank: Rank, kind: str, c: int) -> None:
+        """A computation that can be repeated."""
+        names = tuple(piece.name for piece in rank.chunks[c])
+        self._routines[self._key(rank, kind, c)] = names, routine.to(None)
+
+    def knows(self, rank: Rank, kind: str, c: int) -> bool:
+        """Whether a computation was noted down, of whichever rank."""
+        return self._key(rank, kind, c) in self._routines
+
+    def routine(self, rank: Rank, kind: str, c: int, a: Allocator) -> Routine:
+        """It, for an allocator."""
+        names, routine = self._routines[self._key(rank, kind, c)]
+        mine = (piece.name for piece in rank.chunks[c])
+        return routine.of(dict(zip(names, mine, strict=True))).to(a)
+
+    @staticmethod
+    def _key(rank: Rank, kind: str, c: int) -> object:
+        """Equal for computations that do the same behind the first of their kind."""
+        ends = rank.receives[c], rank.sends[c], rank.turns[c], c in rank.first_chunks
+        return kind, ends, *(id(piece.life) for piece in rank.chunks[c])
