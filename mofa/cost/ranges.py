@@ -20,19 +20,25 @@ class Ranges:
     [32, 64, 44, 128]
     """
 
-    __slots__ = ("_rests", "lowest")
+    __slots__ = ("_most", "_rests", "lowest")
 
     def __init__(self, highest: int) -> None:
         self.lowest = highest
-        self._rests: list[tuple[int, int]] = []
+        self._rests: list[tuple[int, int]] = []  # none empty, the lowest first
+        self._most = 0  # what is left of any
 
     def place(self, size: int) -> int:
         """The address of a segment. [B]"""
-        for i, (start, room) in enumerate(self._rests):
+        rests = self._rests
+        for i, (start, room) in enumerate(rests) if size <= self._most else ():
             if size <= room:
-                self._rests[i] = start + size, room - size
+                rests[i : i + 1] = [(start + size, room - size)] if size < room else []
+                if room == self._most:
+                    self._most = max([left for _, left in rests], default=0)
                 return start
         whole = -(-size // RANGE) * RANGE
         self.lowest -= whole
-        self._rests.insert(0, (self.lowest + size, whole - size))
+        if whole > size:
+            rests.insert(0, (self.lowest + size, whole - size))
+            self._most = max(self._most, whole - size)
         return self.lowest
