@@ -19,6 +19,7 @@ from mofa.replay.player import Player
 from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of, rows_of
+from mofa.replay.repertoire import Repertoire
 from mofa.replay.rounds import QUIET, Rounds
 from mofa.search.playing import estimator_of
 from tests.replay.runs import Run, fitting_runs, load
@@ -195,6 +196,17 @@ def test_repeating_from_notes_is_playing() -> None:
                 _is_what_was_played(short, play(rank, expandable=run.expandable, skip_rounds=False), name)
                 num += 1
     assert num > 10
+
+
+@pytest.mark.parametrize(
+    "name", ["mc4-pp2-dp2-llama-16l", "mc2-pp2-vpp2-llama-16l", "tt2-pp2-yi9b-12l-2k", "tt2-pp2-zbv-llama-10l"]
+)
+def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
+    """Of a plan's ranks, played one after the other; the second time all of it is known."""
+    known = Repertoire()
+    ranks = ranks_of(load(name).estimator)
+    for rank in (*ranks, *ranks):
+        _is_what_was_played(play(rank, repertoire=known), play(rank), name)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
