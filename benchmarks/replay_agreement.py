@@ -56,6 +56,11 @@ LARGE: tuple[Where, ...] = (
     ("llama3-8b", "h100-hgx", 32, 512), ("llama3-70b", "h200-hgx", 64, 512), ("gpt3-175b", "h200-hgx", 128, 512),
 )  # fmt: skip
 FP8: dict[str, object] = {"precision": {"gemm": "fp8"}}
+# as the runs of BLOOM have it (reference_runs/published/bloom.yaml): 16-bit gradients of autograd's, fp32 only to step
+APART: dict[str, object] = {
+    "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 2,
+    "accumulation_bytes_per_param": 6, "reduced_bytes_per_param": 2,
+}  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -105,11 +110,16 @@ WIDER: dict[str, Line] = {
     "megatron-2022": Line(GPT, "megatron-2022", modes=("full:1",)),
     "megatron-2022 ddp": Line(GPT, "megatron-2022", {"data_parallel": "ddp"}, modes=("full:1",)),
     "deepspeed zero0": Line(
-        GPT, "megatron-2022", {"deepspeed": "zero0", "data_parallel": "ddp"}, modes=("full:1",)
+        GPT, "megatron-2022",
+        {**APART, "deepspeed": "zero0", "data_parallel": "ddp", "states_bytes_per_param": 16}, modes=("full:1",),
     ),
-    "deepspeed zero1": Line(GPT, "megatron-2022", {"deepspeed": "zero1"}, modes=("full:1",)),
+    "deepspeed zero1": Line(
+        GPT, "megatron-2022", {**APART, "deepspeed": "zero1", "states_bytes_per_param": 16}, modes=("full:1",),
+    ),
     "deepspeed bf16": Line(
-        GPT, "megatron-2022", {"deepspeed": "bf16", "splits_layers": "greedy-embeddings"}, modes=("full:1",)
+        GPT, "megatron-2022",
+        {**APART, "deepspeed": "bf16", "grads_bytes_per_param": 6, "accumulation_bytes_per_param": 18,
+         "reduced_bytes_per_param": 4, "splits_layers": "greedy-embeddings"}, modes=("full:1",),
     ),
 }  # fmt: skip
 WANTED: dict[str, Callable[[Job, StrategyTable], NDArray[np.bool_]]] = {

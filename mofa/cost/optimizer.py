@@ -38,6 +38,16 @@ class Shards:
         return (self.dense / self.dense_ranks + self.expert / self.expert_ranks) * bytes_per_param
 
 
+DEEPSPEED_BUCKET = 2.0 * 500_000_000
+"""ZeRO's copy of 16-bit gradients to reduce (``reduce_bucket_size`` 5e8 elements). [B]"""
+STEPPED = 6.0
+"""Of ZeRO 1's part in its step, when the second of the two halves of all weights is cast: fp32 gradients of both, this
+half's 16-bit ones and their flat copy (zero/stage_1_and_2.py). [B/param]"""
+STEPPED_WHOLE = 5.0
+"""Beside 16-bit gradients without ZeRO: fp32 ones of both halves, a half's once more before they are joined, less the
+first half's 16-bit ones (fp16/fused_optimizer.py). [B/param]"""
+
+
 @dataclass(frozen=True)
 class StaticBytes:
     """Bytes that a stage holds all the time or between its first gradient and the end of the step. (n, R) [B]
@@ -64,6 +74,7 @@ def static_bytes(
     ep: IntN | int = 1,
     fp8_transposes: bool = True,
     in_layers: ArrayN | None = None,
+    tp: IntN | int = 1,
 ) -> StaticBytes:
     """What a stage holds besides activations; ``in_layers`` are the parameters of its layers, where it has others.
 
@@ -98,6 +109,15 @@ def static_bytes(
         copied = workload.precision.gemm == "fp8" and not framework.fp8_params
         held = shards.whole(1.0) if in_layers is None else in_layers
         copies = (1.0 + fp8_transposes) * held if copied else zeros
+        if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
+            kept = np.where(zero >= 1, shards.sharded(12.0), shards.whole(12.0))
+            sent = shards.whole(grads) * _sent_together(workload, tp)  # all are launched before the first one is over
+            if framework.launch_blocking:
+                sent = np.minimum(sent, DEEPSPEED_BUCKET)
+            step = np.where(zero >= 1, shards.sharded(STEPPED) - shards.whole(grads), shards.whole(STEPPED_WHOLE))
+            return StaticBytes(shards.whole(params), shards.whole(grads), kept, copies, np.maximum(sent, step), False)
+        if framework.deepspeed:  # 16-bit copies of the two halves' gradients to reduce
+            scratch = shards.whole(1.0 if framework.launch_blocking else 2.0)
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
     if precision == "autocast":
@@ -118,6 +138,20 @@ def static_bytes(
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
         held, reduced = held + shards.whole(2.0), shards.whole(4.0)
     return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary), False)
+
+
+def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
+    """The share of a layer's 16-bit gradients that DeepSpeed copies to reduce several as one: of those that fill more
+    than half a bucket most are reduced where they are. (n, 1) [-]"""
+    model, a = workload.model, workload.model.attention
+    width = (model.mlp.ffn_hidden or 0) if model.mlp is not None else 0
+    up = width * (2 if model.mlp is not None and model.mlp.activation == "swiglu" else 1)
+    query = a.num_heads * a.d_qk
+    value = a.num_heads * a.d_v
+    kv = (a.num_kv_heads or a.num_heads) * (a.d_qk + a.d_v)
+    sizes = [2.0 * model.hidden * n / np.asarray(tp, dtype=float) for n in (query + kv, value, up, width)]
+    several = sum(np.where(size <= DEEPSPEED_BUCKET / 2, size, 0.0) for size in sizes)
+    return np.asarray(several / sum(sizes))
 
 
 def whole_embedding_gradient(

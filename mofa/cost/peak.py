@@ -76,7 +76,15 @@ class _Instants:
         one = rows.costs.boundary[rows.k][:, None]
         if rows.framework.name in PYTORCH_MODULES:
             return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
+        if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
+            return self._sent()
         return np.asarray(one * np.full(self.num_shown, 2.0))
+
+    def _sent(self) -> ArrayN:
+        """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
+        rows = self.rows
+        sends = rows.layout.shown.stage < rows.layout.stages.pp - 1
+        return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * sends)
 
     def _received(self) -> ArrayN:
         """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
@@ -138,6 +146,8 @@ class _Instants:
         if saved is not None:
             depth = rows.workload.model.num_mtp_layers
             out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
+        if rows.framework.deepspeed:
+            out += self._sent() * rows.layout.last_in_flight
         return out + self._loss_saved()
 
     def _loss_saved(self) -> ArrayN:
@@ -173,9 +183,8 @@ class _Instants:
     def build(self) -> None:
         """All instants, in the order of a step."""
         rows = self.rows
-        several = (rows.num_micro_batches > 1).astype(float)[:, None]
-        if rows.schedule == "gpipe":  # no backward has run when all activations are there
-            several = np.zeros_like(several)
+        # no backward has run when all activations are there, where so many are in flight as a step has
+        several = (rows.num_micro_batches[:, None] > rows.layout.last_in_flight).astype(float)
         mid = 1.0 if rows.static.grads_always else several
         # autocast's cache holds the weight copies of recomputed layers until the loss is there
         cached: ArrayN | float = 0.0
@@ -193,7 +202,14 @@ class _Instants:
     def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
         """Inside the last layer of each kind, and the first where gradients appear only with it."""
         rows, lay = self.rows, self.rows.layout
-        always = rows.static.grads_always
+        always, piped = rows.static.grads_always, lay.stages.pp > 1
+        # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
+        whole = (
+            2.0
+            * self._sent()
+            * np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
+            * bool(rows.framework.deepspeed)
+        )
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
@@ -208,9 +224,13 @@ class _Instants:
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached)
-                self.add_block("backward", name, i, backward, mode, has, gone, grads=mid)
+                self.add_block("backward", name, i, backward, mode, has, gone - whole, grads=mid)
+                if not always and piped:  # of the second micro-batch, with the first one's gradients
+                    second = has & (rows.num_micro_batches[:, None] > 1)
+                    gone = gone - whole + self._one_micro_batch()
+                    self.add_block("backward", name, i, backward, mode, second, gone, grads=1.0)
                 if not always:
-                    done = self._one_micro_batch() - own
+                    done = self._one_micro_batch() - own - whole
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
                     swap = self._embedding_gather(i)
@@ -389,6 +409,8 @@ class _Instants:
         kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], whole[rows.base[at], k])
         if lay.any_full:
             kept = kept + np.einsum("nk,nkf->fn", lay.full_in_flight[at, :, stage], whole[rows.full[at], k])
+        if rows.framework.deepspeed:
+            kept[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[at, stage]
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]

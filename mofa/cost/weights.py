@@ -55,7 +55,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     static, shards, fw = rows.static, rows.shards, rows.framework
     dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
     fsdp = fw.shards_params and rows.mode.precision == "mixed"
-    megatron = static.grads_always
+    megatron = static.grads_always or bool(fw.deepspeed)
     distributed = megatron and int(rows.table.zero[0]) >= 1
     whole, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
     held, kept = sharded if fsdp else whole, sharded if fsdp or distributed else whole

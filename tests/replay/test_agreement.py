@@ -57,13 +57,18 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     assert np.median([abs(agreement.closely) for _, agreement in found]) < 1e-6
 
 
-@pytest.mark.parametrize("line", ["fsdp1", "torchtitan compile", "megatron fp8"])
+@pytest.mark.parametrize(
+    "line", ["fsdp1", "torchtitan compile", "megatron fp8", "deepspeed zero0", "deepspeed zero1", "deepspeed bf16"]
+)
 def test_allocated_memory_of_other_frameworks_agrees(benchmark: Any, line: str) -> None:
-    """Within 2 %, where FSDP1 sums in 16 bits, compiled graphs hold what they are given, layers have fp8 copies."""
+    """Within 2 %, where FSDP1 sums in 16 bits, compiled graphs hold what they are given, layers have fp8 copies,
+    DeepSpeed's 16-bit gradients come with a backward and are made wide in the step. Its reserved memory is not played
+    by the closer look."""
     for case in benchmark.wider_cases(5, only=line):
         agreement = benchmark.compare(case)
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
-        assert abs(agreement.closely) <= benchmark.MEMORY_BAR, benchmark.describe(case)
+        if not case.job.framework.deepspeed:
+            assert abs(agreement.closely) <= benchmark.MEMORY_BAR, benchmark.describe(case)
 
 
 def test_zero_bubble_agrees(benchmark: Any) -> None:
