@@ -3,12 +3,14 @@ are counted, an LRU cache, and products that were timed."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from mofa.cost import choices
 from mofa.cost.choices import ALIKE, POOL, new_kernels, unseen_share, wandering
@@ -121,3 +123,37 @@ def test_new_kernels_of_products_that_were_timed() -> None:
         left[way] -= sum(took_us > 1000 for took_us in series["new_in_a_busy_queue"])
     assert counted == {2048: 130, 6400: 42, 14336: 15}
     assert [round(one) for one in expected.values()] == pytest.approx([130, 42, 15], rel=0.15)
+
+
+def changes_apart(series: list[tuple[int, str]]) -> float:
+    """Mean distance of one change of kernel to the next, as a share of the number (maximum likelihood)."""
+    pairs = [((b[0] - a[0]) / b[0], a[1] != b[1]) for a, b in itertools.pairwise(series) if b[0] > a[0]]
+    apart, changed = np.array([d for d, _ in pairs]), np.array([c for _, c in pairs])
+    over = np.geomspace(0.003, 0.3, 200)[:, None]
+    return float(over[np.argmax(np.where(changed, np.log(-np.expm1(-apart / over)), -apart / over).sum(axis=1)), 0])
+
+
+def pool_of(draws: int, found: int) -> float:
+    """The pool of which so many draws find so many."""
+    return float(brentq(lambda pool: -pool * np.expm1(-draws / pool) - found, found / 2, 1e5))
+
+
+def test_kernels_that_were_named_change_as_often_and_are_as_many() -> None:
+    """What was fitted to times against the names of the kernels of other models' products."""
+    raw = json.loads((ROOT / "measurements" / "h200-products" / "kernels.json").read_text())
+    series = {}
+    for one in (one for one in raw["products"] if one["way"] != "wgrad"):
+        names = [one["kernels"][at] for at in one["which"] if "splitKreduce" not in one["kernels"][at]]
+        series[one["n"], one["k"], one["way"]] = sorted(
+            pair for pair in zip(one["m"], names, strict=True) if 256 <= pair[0] <= 4096
+        )
+    assert len(series) == 34
+    assert np.mean([changes_apart(one) for one in series.values()]) == pytest.approx(ALIKE, rel=0.2)
+    pools = []
+    for way, (n, k) in itertools.product(("fwd", "dgrad"), ((1024, 512), (2048, 1024), (2816, 1408), (1536, 768),
+                                                            (5760, 2880), (12800, 6400), (28672, 14336))):  # fmt: skip
+        hidden = next(one[1] for one in series if one[0] == n and one[2] == way and (one[1], k, way) in series)
+        drawn = [name for key in ((n, hidden, way), (hidden, k, way)) for name, _ in itertools.groupby(
+            name for _, name in series[key])]  # fmt: skip
+        pools.append(pool_of(len(drawn), len(set(drawn))))
+    assert np.mean(pools) == pytest.approx(POOL, rel=0.2)
