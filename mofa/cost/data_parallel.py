@@ -207,8 +207,8 @@ def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | 
         at, ahead = late_host.at, late_host.forward
         waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
         lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
-        first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces)
-        alone = waits * np.maximum(gather[at] - first - pieces * lead, 0.0)
+        first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces[at])
+        alone = waits * np.maximum(gather[at] - first - pieces[at] * lead, 0.0)
         gathered[at] = np.maximum(gathered[at], rows.over_all(alone))
     written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
     reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))

@@ -76,7 +76,8 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
     whole = Estimator(job.workload, job.cluster, job.framework, table, loads)
     rows = sampled(table, seed=gpus)
     assert len(rows) >= min(SAMPLE, len(table))
-    for i in rows:
+    together = whole.rows(np.array(rows))  # some of them late hosts' and others not, in one pass
+    for at, i in enumerate(rows):
         one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).rows(detail=True)
         row = whole.rows(np.array([i]), detail=True)
         assert row.detail is not None
@@ -95,6 +96,10 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
         np.testing.assert_allclose(alike.memory_bytes, row.memory_bytes, atol=1e-3, **close)  # type: ignore[call-overload]
         assert (alike.fullest_stage[0], alike.slowest_stage[0]) == (row.fullest_stage[0], row.slowest_stage[0])
         assert alike.instants[alike.instant[0]] == row.instants[row.instant[0]]
+        np.testing.assert_allclose(  # type: ignore[call-overload]
+            together.exposed_s[:, at], row.exposed_s[:, 0], atol=1e-9 * float(row.step_s[0]), **close
+        )
+        np.testing.assert_allclose(together.memory_bytes[:, at], row.memory_bytes[:, 0], atol=byte, **close)  # type: ignore[call-overload]
         memory = whole.device_bytes(np.array([i]), table.recompute_layers[i : i + 1])
         np.testing.assert_allclose(memory, row.device_bytes, **close)  # type: ignore[call-overload]
 
