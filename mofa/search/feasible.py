@@ -16,7 +16,7 @@ from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 BoolN = NDArray[np.bool_]
@@ -199,13 +199,33 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none, dtype=float)
+    again = _puts_off(t) & np.array([spec.kind != "none" for spec in t.recompute_modes])[t.recompute]
+    return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none | again, dtype=float)
+
+
+def _puts_off(t: StrategyTable) -> BoolN:
+    """Where the schedule puts weights' gradients off.
+
+    PyTorch then differentiates a block once for its input and once more for each weight (pipelining/_backward.py,
+    ``stage_backward_weight``), and a checkpoint makes the block again for each of them and keeps what that one does not
+    take (utils/checkpoint.py, one recomputation a graph task): 4.40 s and 70.6 GiB of
+    reference_runs/measured/tt2-pp2-izb-dsv2lite-11l-full-skewed, where recomputing once would take 1.1 s and 40 GiB.
+    This is not modelled. Checkpoints that keep some ops' outputs raise ("Trying to backward an extra time").
+    """
+    return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
 
 
 def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
     if (why := unsupported(job.framework, spec, job.workload.model)) is not None:
         return why
+    if _puts_off(t)[0]:
+        return (
+            f"recompute {spec.text} with schedule {SCHEDULES[int(t.schedule[0])]}: PyTorch makes a checkpointed block "
+            "again for each weight whose gradient is put off, and keeps it (a run took 4 times as long, 30 GiB "
+            f"more){', which op-level checkpoints refuse' if spec.kind == 'ops' else ''}; use recompute=none or "
+            "schedule=interleaved"
+        )
     if spec.kind == "every":
         return (
             f"recompute {spec.text}: no stage of {_one(t, 'pp')} has so many of the {job.workload.model.num_layers} "

@@ -24,6 +24,8 @@ MAX_TOKEN_CHUNKS = 64
 MERGED_GROUPS = 2
 """Expert-parallel groups that balancing micro_moe merges: each expert then has so many replicas."""
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zbv", "interleaved-zb")
+ZERO_BUBBLE = ("zbv", "interleaved-zb")
+"""Schedules that put the gradients of weights off."""
 _RECOMPUTE = re.compile(
     r"none|ops|selective(:(?P<modules>[a-z_]+(\+[a-z_]+)*))?|full(:(?P<full>\d{1,4}))?|every:(?P<every>\d{1,4})"
 )

@@ -29,7 +29,7 @@ CASES = (
     ("llama3-8b", "h100-hgx", 8, "tp=2 pp=2 dp=2 micro_batch=1 recompute=selective", "megatron", 32),
     ("llama3-8b", "h100-hgx", 16, "tp=2 pp=2 vpp=4 dp=4 micro_batch=1", "megatron", 64),
     ("llama3-8b", "h100-hgx", 8, "pp=2 vpp=2 dp=4 micro_batch=1", "torchtitan", 32),
-    ("llama3-8b", "h100-hgx", 8, "pp=4 vpp=2 dp=2 schedule=zbv micro_batch=1", "torchtitan", 16),
+    ("llama3-8b", "h100-hgx", 8, "pp=4 vpp=2 dp=2 schedule=zbv micro_batch=1 recompute=none", "torchtitan", 16),
     ("llama3-8b", "h100-hgx", 8, "dp=8 micro_batch=1", "torchtitan", 32),
     ("mixtral-8x7b", "h100-hgx", 32, "pp=4 ep=8 dp=8 micro_batch=1 recompute=full", "megatron", 64),
     ("deepseek-v2-lite", "h100-hgx", 8, "ep=4 dp=8 micro_batch=1", "torchtitan", 32),

@@ -19,7 +19,7 @@ from tests.replay.importer import imported
 # framework, model, strategy, jitter
 PLANS = {
     "megatron": ("megatron", "llama3-8b", "tp=2 pp=2 vpp=2 dp=2 micro_batch=1", 0.0),
-    "torchtitan": ("torchtitan", "llama3-8b", "pp=4 vpp=2 dp=2 schedule=zbv micro_batch=1", 0.0),
+    "torchtitan": ("torchtitan", "llama3-8b", "pp=4 vpp=2 dp=2 schedule=zbv micro_batch=1 recompute=none", 0.0),
     "gathers ahead": ("torchtitan", "llama3-8b", "dp=8 micro_batch=1", 0.0),
     "experts, jitter": ("torchtitan", "qwen3-30b-a3b", "pp=2 ep=4 dp=4 micro_batch=1", 0.05),
     "interleaved, jitter": ("megatron", "llama3-8b", "tp=2 pp=2 vpp=2 dp=2 micro_batch=1", 0.05),
