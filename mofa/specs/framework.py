@@ -5,7 +5,8 @@ The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +19,29 @@ LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
 PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
 """Frameworks of plain PyTorch modules that PyTorch itself shards."""
+
+
+ZERO1: dict[str, Any] = {
+    "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 2,
+    "accumulation_bytes_per_param": 6, "states_bytes_per_param": 16, "reduced_bytes_per_param": 2,
+}  # fmt: skip
+"""What follows from DeepSpeed's ZeRO stage 1: autograd adds 16-bit gradients (4 read, 2 written), of which a partition
+is turned into fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the
+allocator keeps from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
+DEEPSPEED: dict[str, dict[str, Any]] = {
+    "zero0": {**ZERO1, "data_parallel": "ddp"},
+    "zero1": ZERO1,
+    "bf16": {
+        "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 6,
+        "accumulation_bytes_per_param": 18,
+    },
+}  # fmt: skip
+"""What follows from each of DeepSpeed's optimizers where a run says no other. BF16_Optimizer keeps fp32 gradients of all
+parameters beside the bf16 ones, which it clears at the next backward pass: 6 bytes a parameter. After each micro-batch
+it casts a gradient (2 read, 4 written) and adds it (8 read, 4 written): deepspeed/runtime/bf16_optimizer.py,
+update_hp_grads."""
+NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param")
+"""Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits."""
 
 
 class FrameworkSpec(Spec):
@@ -139,6 +163,16 @@ class FrameworkSpec(Spec):
             )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
+        for field in NOT_OTHERWISE if self.deepspeed else ():
+            value, implied = getattr(self, field), DEEPSPEED[self.deepspeed][field]
+            if value != implied:
+                raise ValueError(
+                    f"{field} ({value}) cannot be with deepspeed: {self.deepspeed}, which implies {implied}; leave it out"
+                )
+        if (self.deepspeed, self.data_parallel) in (("zero0", "distributed-optimizer"), ("zero1", "ddp")):
+            raise ValueError(
+                f"data_parallel ({self.data_parallel}) cannot be with deepspeed: {self.deepspeed}; leave it out"
+            )
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
             raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
         if not self.norms_gradients and self.deepspeed != "zero1":
@@ -202,3 +236,15 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
     },
 }
 """What each framework has of the options that are modelled."""
+
+
+def implied(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that follow from a run's options where it doesn't say them itself; other facts are its profile's.
+
+    Examples
+    --------
+    >>> implied({"deepspeed": "bf16"})["grads_bytes_per_param"], implied({"compile": True})
+    (6, {})
+    """
+    found = options.get("deepspeed")
+    return dict(DEEPSPEED.get(found, {})) if isinstance(found, str) else {}

@@ -23,7 +23,7 @@ from mofa.specs.files import (
     short,
     yaml_mapping,
 )
-from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
+from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
@@ -206,13 +206,16 @@ def load_framework(
     if name not in FRAMEWORK_NAMES:
         raise SpecError(f"{where}: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
     if overrides and overrides.get("name", name) != name:
-        said = short(str(overrides["name"]))
-        raise SpecError(f"{where}: name is set to {said}, but the framework asked for is {name}; say it once")
+        other = short(str(overrides["name"]))
+        raise SpecError(f"{where}: name is set to {other}, but the framework asked for is {name}; say it once")
     if not options and not overrides:
         return _bundled_framework(name)
     where = f"{where} {name}"
     raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
-    return build(FrameworkSpec, override(raw, {**options, **(overrides or {})}, where), _changed(where, overrides))
+    said = {**options, **(overrides or {})}
+    if name == "megatron-2022":
+        said = {**implied(said), **said}
+    return build(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
 
 
 @lru_cache

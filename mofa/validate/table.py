@@ -15,6 +15,7 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.search.single import one_row
 from mofa.specs.build import build
+from mofa.specs.framework import DEEPSPEED
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB
@@ -127,20 +128,6 @@ UNMODELLED_OVERLAPS = (
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
 )
-DEEPSPEED_BF16 = {
-    "deepspeed": "bf16", "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 6,
-    "accumulation_bytes_per_param": 18,
-}  # fmt: skip
-"""DeepSpeed's BF16_Optimizer keeps fp32 gradients of all parameters beside the bf16 ones, which it clears at the next
-backward pass: 6 bytes a parameter. After each micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read,
-4 written): deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
-DEEPSPEED_ZERO1 = {
-    "deepspeed": "zero1", "fuses_wgrad_accumulation": False, "overlap_input_grads": False, "grads_bytes_per_param": 2,
-    "accumulation_bytes_per_param": 6, "states_bytes_per_param": 16, "reduced_bytes_per_param": 2,
-}  # fmt: skip
-"""DeepSpeed's ZeRO stage 1 lets autograd add 16-bit gradients (4 read, 2 written) and turns its partition of them into
-fp32 for the step: 4 bytes a parameter of the partition beside the 12 of the states, a block that the allocator keeps
-from initialize_optimizer_states on (deepspeed/runtime/zero/stage_1_and_2.py, step)."""
 BLOCKING_GPUS = 320
 """From how many GPUs on the lab book's runs hang unless launches block ("always hangs", its section on hanging): its
 main script sets CUDA_LAUNCH_BLOCKING=1 ("do not remove or the training will hang"). Below, it isn't known."""
@@ -288,7 +275,8 @@ def run_of(row: Row) -> dict[str, Any]:
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":
-        framework |= DEEPSPEED_BF16 if "BF16 optimizer" in row["notes"] else DEEPSPEED_ZERO1
+        optimizer = "bf16" if "BF16 optimizer" in row["notes"] else "zero1"
+        framework |= {"deepspeed": optimizer, **DEEPSPEED[optimizer]}
         if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
             framework["deepspeed"] = "zero0"
         if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":

@@ -14,7 +14,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local
 from mofa.blocks.op import Gemm, Grouped, Op, Tape
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import FrameworkSpec, implied
 from mofa.specs.model import ModelSpec
 
 PROFILES = Path(__file__).parents[2] / "framework_profiles"
@@ -24,7 +24,7 @@ PRIMITIVES = {"megatron": megatron.PRIMITIVES, "megatron-local": megatron_local.
 def framework(name: str, **options: Any) -> FrameworkSpec:
     """A bundled framework with options changed."""
     facts = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
-    return FrameworkSpec.model_validate({**facts, **options})
+    return FrameworkSpec.model_validate({**facts, **implied(options), **options})
 
 
 def gpt(heads: int = 8, hidden: int = 512, dropout: float = 0.1) -> ModelSpec:

@@ -18,6 +18,7 @@ from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of
 from mofa.search.single import one_row
+from mofa.specs.framework import DEEPSPEED
 
 MIB = 1 << 20
 
@@ -225,6 +226,28 @@ def test_options_are_of_megatron_2022() -> None:
         mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "norms_gradients": False})
     with pytest.raises(SpecError, match="casts_to_reduce is an option"):
         mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "casts_to_reduce": True})
+
+
+@pytest.mark.parametrize("optimizer", ["zero0", "zero1", "bf16"])
+def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
+    """The name is enough for the tape to make 16-bit gradients; what contradicts it is refused in one line."""
+    alone = mofa.load_framework({"name": "megatron-2022", "deepspeed": optimizer})
+    assert mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer}) == alone
+    assert mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, **DEEPSPEED[optimizer]}) == alone
+    assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
+    job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
+    row = one_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
+    block = ranks_of(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].life
+    assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
+    for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):
+        with pytest.raises(
+            SpecError, match=f"^framework megatron-2022.*{field} .* deepspeed: {optimizer}.*leave it out"
+        ):
+            mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, field: value})
+    other = "distributed-optimizer" if optimizer == "zero0" else "ddp"
+    if optimizer != "bf16":
+        with pytest.raises(SpecError, match=f"data_parallel .{other}. cannot be"):
+            mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, "data_parallel": other})
 
 
 def test_bloom_has_five_layers_beside_each_embedding() -> None:
