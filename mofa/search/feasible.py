@@ -185,7 +185,8 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
     offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
-    if job.framework.deepspeed:  # its pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py)
+    # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its split of layers no chunks
+    if job.framework.deepspeed or job.framework.splits_layers != "even":
         offered = ("1f1b",)
     ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
     interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
@@ -320,6 +321,14 @@ def _of_replicas(job: Job) -> str:
     return " (without replicas)" if replicated else ""
 
 
+def _of_deepspeed(job: Job) -> str:
+    """Words behind the framework's name where DeepSpeed's pipeline engine takes its schedules."""
+    fw = job.framework
+    options = {"deepspeed": fw.deepspeed, "splits_layers": "" if fw.splits_layers == "even" else fw.splits_layers}
+    said = " and ".join(f"{name}: {value}" for name, value in options.items() if value)
+    return f" with {said} (1f1b alone, vpp 1)" if said else ""
+
+
 def _rounds(job: Job, t: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if job.framework.name not in PYTORCH_MODULES:
@@ -377,8 +386,8 @@ CHECKS: tuple[Check, ...] = (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {_one(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
     Check("schedule", "switch", _schedule, lambda j, t: (
-        f"{j.framework.name} does not run schedule {SCHEDULES[int(t.schedule[0])]} with {_one(t, 'pp', 'vpp')}; "
-        "change schedule, pp or vpp")),
+        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
+        f"{_one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_rounds(j, t)}; change vpp, pp or micro_batch")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
+from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
 from mofa.search.feasible import CHECKS, Job, check
 from mofa.search.single import one_row
@@ -113,6 +115,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 9}),  # 9 in 2 rounds
         ("interleaving", DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 36, "schedule": "interleaved-zb"}),
         ("schedule", DEEP, "megatron-2022", {"pp": 4, "vpp": 2, "options": {"deepspeed": "zero1"}}),
+        ("schedule", DEEP, "megatron-2022", {"pp": 4, "vpp": 2, "options": {"splits_layers": "greedy"}}),
         ("recompute", DENSE, "megatron", {"recompute": "ops"}),
         ("recompute", DENSE, "megatron", {"recompute": "selective:moe_act"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "selective"}),
@@ -257,3 +260,23 @@ def test_torchtitan_shards_nothing_over_one_rank(gpus: int, options: dict[str, A
     """ZeRO's stage is what happens, asked for or not."""
     row = one_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
     assert int(row.zero[0]) == zero
+
+
+@pytest.mark.parametrize("splits", ["greedy", "greedy-embeddings"])
+def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
+    """Every row of a space that passes has a split (8 layers over 3 stages of 2 chunks of up to 2 have none), and one
+    that is refused for its chunks says so."""
+    spec = framework("megatron-2022", splits_layers=splits)
+    table = {}
+    for layers in (5, 8, 13):
+        job = Job(workload(llama(num_layers=layers), seq_len=1024, global_batch=48), cluster(24), spec)
+        for pp, vpp in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4)):
+            asked = {"pp": pp, "vpp": vpp, "schedule": "interleaved" if vpp > 1 else "1f1b"}
+            try:
+                one_row(job.workload, job.cluster, spec, asked)
+            except StrategyError as error:
+                table[layers, pp, vpp] = str(error)
+            else:
+                split_layers(job.workload.model, pp, vpp, spec.name, splits=splits)
+    assert f"splits_layers: {splits} (1f1b alone, vpp 1)" in table[8, 3, 2]
+    assert (8, 2, 1) not in table
