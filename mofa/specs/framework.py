@@ -164,11 +164,9 @@ class FrameworkSpec(Spec):
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         for field in NOT_OTHERWISE if self.deepspeed else ():
-            value, implied = getattr(self, field), DEEPSPEED[self.deepspeed][field]
-            if value != implied:
-                raise ValueError(
-                    f"{field} ({value}) cannot be with deepspeed: {self.deepspeed}, which implies {implied}; leave it out"
-                )
+            value, wanted = getattr(self, field), DEEPSPEED[self.deepspeed][field]
+            if value != wanted:
+                raise ValueError(f"{field} ({value}) is {wanted} with deepspeed: {self.deepspeed}; leave it out")
         if (self.deepspeed, self.data_parallel) in (("zero0", "distributed-optimizer"), ("zero1", "ddp")):
             raise ValueError(
                 f"data_parallel ({self.data_parallel}) cannot be with deepspeed: {self.deepspeed}; leave it out"
