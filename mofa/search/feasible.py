@@ -185,7 +185,7 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
     offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
-    # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its split of layers no chunks
+    # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
     if job.framework.deepspeed or job.framework.splits_layers != "even":
         offered = ("1f1b",)
     ok = np.array([s in offered for s in SCHEDULES])[t.schedule]

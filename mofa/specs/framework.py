@@ -36,10 +36,10 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
         "accumulation_bytes_per_param": 18,
     },
 }  # fmt: skip
-"""What follows from each of DeepSpeed's optimizers where a run says no other. BF16_Optimizer keeps fp32 gradients of all
-parameters beside the bf16 ones, which it clears at the next backward pass: 6 bytes a parameter. After each micro-batch
-it casts a gradient (2 read, 4 written) and adds it (8 read, 4 written): deepspeed/runtime/bf16_optimizer.py,
-update_hp_grads."""
+"""What follows from each of DeepSpeed's optimizers where a run says no other. BF16_Optimizer keeps fp32 gradients of
+all parameters beside the bf16 ones, which it clears at the next backward pass: 6 bytes a parameter. After each
+micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read, 4 written):
+deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
 NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param")
 """Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits."""
 
