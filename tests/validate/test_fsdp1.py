@@ -109,7 +109,7 @@ def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, widt
     job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
     row = one_row(job, machines, spec, {"micro_batch": 1})
     rows = rows_of(Estimator(job, machines, spec, row, loads_of(job, row)))
-    exposed, hidden = _replicas(rows, np.zeros((1, 1)), np.ones(1))
+    exposed, hidden = _replicas(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])
     wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
     assert float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.01)
