@@ -160,8 +160,16 @@ class _Differentiator:
         grads = tuple(sorted(self.given))
         again = tuple(f"{w}~" for w in frame.outputs if f"{w}~" in self.tensors)
         self.given = set()
-        held = tuple(n for n in frame.inputs if self.forward.tensors[n].grad)
+        held = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._held(n)))
         self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
+
+    def _held(self, name: str) -> str:
+        """What a frame has of a group's input: a discarded one has its memory back once it was made again, else none."""
+        producer = self.producer.get(name)
+        group = self.group_of[producer] if producer else ""
+        if not group or group not in self.recompute.discard:
+            return name
+        return f"{name}~" if group in self.replayed else ""
 
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,17 @@ def test_up_projection_recomputation_of_latent_attention() -> None:
     assert given_back("megatron-local", "selective:mla_up_proj", MLA) >= 2 * q + v
     held = kept(layer("megatron", MLA, "selective:mla_up_proj"))
     assert not {"q", "k", "v", "q_up.out", "kv_up.out"} & set(held)
+
+
+@pytest.mark.parametrize("model", [MLA, llama(attention=LATENT, moe=EXPERTS)], ids=["dense", "experts"])
+def test_recomputing_more_modules_never_keeps_more(model: ModelSpec) -> None:
+    """A checkpoint around attention holds q, k and v; not where they were discarded and are made again."""
+    modules = ["core_attn", "layernorm", "mla_up_proj", *(["moe", "moe_act"] if model.moe else ["mlp"])]
+    sets = [c for n in range(1, len(modules) + 1) for c in combinations(modules, n)]
+    held = {c: kept(layer("megatron", model, f"selective:{'+'.join(c)}")) for c in sets}
+    for more, fewer in product(sets, sets):
+        if set(more) > set(fewer):
+            assert sum(held[more].values()) <= sum(held[fewer].values()), (more, fewer)
 
 
 def test_experts_one_after_the_other() -> None:
