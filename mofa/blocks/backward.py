@@ -164,7 +164,7 @@ class _Differentiator:
         self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
 
     def _held(self, name: str) -> str:
-        """What a frame has of a group's input: a discarded one has its memory back once it was made again, else none."""
+        """What a frame has of a group's input: a discarded one has its memory back once it is made again, else none."""
         producer = self.producer.get(name)
         group = self.group_of[producer] if producer else ""
         if not group or group not in self.recompute.discard:
