@@ -66,14 +66,15 @@ def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
     found: dict[Machine, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         references, _ = measured_references(RECORDS, Path(scratch), hosts=False)
-        for reference in (replace(one, host_op_s=None) for one in references):
-            for id in [repeat.id for repeat in reference.repeats] or [reference.id]:
+        for reference in references:
+            own_runs = {repeat.id: reference.repeated(repeat) for repeat in reference.repeats}
+            for id, run in (own_runs or {reference.id: reference}).items():
                 record = known[id]
                 step_s = record.measured.step_time_s
                 of_old = record.environment.host_issue_s is None and record.split == "fitting"
                 if not of_old or step_s is None or any(rank.alloc_retries for rank in record.measured.ranks):
                     continue
-                own = issue_s(reference, step_s)
+                own = issue_s(replace(run, host_op_s=None), step_s)
                 if own is not None:
                     found[machine_of(record)][reference.id].append(own)
     return {machine: {id: statistics.median(values) for id, values in runs.items()} for machine, runs in found.items()}

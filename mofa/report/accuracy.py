@@ -93,8 +93,9 @@ REPEAT_COLUMNS: Columns = (
     ("group", "left"), ("notes", "left"),
 )  # fmt: skip
 REPEAT_WORDS = """\
-Every measurement of a configuration that was measured several times, each predicted on its own host. The tables above
-have such a configuration once, with the median of what was measured and the median of the errors."""
+Every measurement of a configuration that was measured several times, each predicted on its own host and with its own
+tokens. The tables above have such a configuration once, with the median of what was measured and the median of the
+errors."""
 
 
 def group_rows(report: ValidationReport) -> list[list[str]]:

@@ -51,6 +51,8 @@ class Repeat:
     step_s: float | None
     host_op_s: float | None
     """Issue of one small op on its host; None where only the GPU's profile knows. [s]"""
+    run: RunSpec
+    """As this measurement ran it: the routing that its routers chose, and how long they had learned."""
     notes: tuple[str, ...] = ()
 
 
@@ -90,10 +92,9 @@ class Reference:
         cluster = (cluster if self.nvls else _without_nvls(cluster)).at_host(self.host_op_s)
         return workload, cluster, framework, strategy
 
-    def on_hosts(self) -> list[Reference]:
-        """The run on every host that it was repeated on, its own first; alone where it was measured once."""
-        speeds = dict.fromkeys([self.host_op_s, *(r.host_op_s for r in self.repeats if r.step_s is not None)])
-        return [replace(self, host_op_s=op_s, repeats=()) for op_s in speeds]
+    def repeated(self, repeat: Repeat) -> Reference:
+        """One of its repeats as a run of its own: on its host, with its tokens."""
+        return replace(self, run=repeat.run, host_op_s=repeat.host_op_s, repeats=())
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
     -------
     list[Reference], list[LeftOut]
         A configuration that was measured several times is one run, with the median of its step times and all of them
-        as its repeats; the others are left out as runs of their own. Every run has its own host's speed.
+        as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
+        routing.
     """
     records, machines = read_records(folder), read_hosts(folder) if hosts else ()
     if not records:
@@ -158,7 +160,7 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
         times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
         why = why_no_time(first)
         notes: tuple[str, ...] = (*((why,) if why else ()), _host_note(first, machines))
-        repeats = tuple(_repeat(record, machines) for record in same) if len(same) > 1 else ()
+        repeats = tuple(_repeat(record, machines, scratch) for record in same) if len(same) > 1 else ()
         if repeats:
             notes += (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
             left_out += [LeftOut(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]]
@@ -205,11 +207,11 @@ def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
     return "host: the profile's" if found is None else f"host: {found[0] * 1e6:.3g} us an op, {found[1]}"
 
 
-def _repeat(record: Record, machines: Sequence[MachineHost]) -> Repeat:
+def _repeat(record: Record, machines: Sequence[MachineHost], scratch: Path) -> Repeat:
     why = why_no_time(record)
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
-    return Repeat(record.run.id, step_s, _host(record, machines), notes)
+    return Repeat(record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes)
 
 
 def _repeats(records: Sequence[Record]) -> list[list[Record]]:

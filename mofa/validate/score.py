@@ -44,7 +44,7 @@ class Compared(Spec):
 
 
 class RepeatScore(Spec):
-    """One measurement of a configuration that was measured several times, predicted on its own host."""
+    """One measurement of a configuration that was measured several times, predicted on its host and with its tokens."""
 
     id: str
     host_op_s: float | None = Field(
@@ -270,22 +270,21 @@ def middle(found: Sequence[Compared]) -> Compared | None:
 
 
 def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
-    """Every measurement of a configuration beside a prediction on its own host."""
-    steps = {reference.host_op_s: own.step_s}
-    for other in reference.on_hosts()[1:]:
-        workload, cluster, framework, strategy = other.resolve()
-        steps[other.host_op_s] = estimate(
-            workload, cluster, strategy, framework=framework, replay=played_out, explain=False
-        ).step_s
-    return tuple(
-        RepeatScore(
-            id=repeat.id,
-            host_op_s=repeat.host_op_s,
-            step_time=compare(repeat.step_s, steps[repeat.host_op_s]) if repeat.step_s is not None else None,
-            notes=repeat.notes,
-        )
-        for repeat in reference.repeats
-    )
+    """Every measurement of a configuration beside a prediction on its own host, with its tokens."""
+    steps = {reference.configuration: own.step_s}
+    out = []
+    for repeat in reference.repeats:
+        step = None
+        if repeat.step_s is not None:
+            other = reference.repeated(repeat)
+            if other.configuration not in steps:
+                workload, cluster, framework, strategy = other.resolve()
+                steps[other.configuration] = estimate(
+                    workload, cluster, strategy, framework=framework, replay=played_out, explain=False
+                ).step_s
+            step = compare(repeat.step_s, steps[other.configuration])
+        out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
+    return tuple(out)
 
 
 def passes_of(s: StrategySpec, workload: WorkloadSpec) -> int:

@@ -83,6 +83,28 @@ def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, Record], 
     assert run.predicted_step_s == run.step_time.predicted
 
 
+def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Record], tmp_path: Path) -> None:
+    """Of one configuration on one host the earlier steps take longer: more numbers of tokens are new."""
+    folder = tmp_path / "measured"
+    late = records["mc2-ep2-dsmoe16b-4l-full-skewed"]
+    warmup, steps = late.measured.warmup_times_s, late.measured.step_times_s
+    measured = late.measured.model_copy(update={"warmup_times_s": warmup[:4], "step_time_spread_s": 0.0})
+    early = late.model_copy(
+        update={"run": late.run.model_copy(update={"id": f"{late.run.id}-again"}), "measured": measured}
+    )
+    for record in (late, early):
+        write_record(record, folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    first, second = (reference.repeated(repeat) for repeat in reference.repeats)
+    assert first.run == reference.run
+    assert first.run.routing.steps_before == len(warmup) + len(steps) // 2
+    assert second.run.routing.steps_before == 4 + len(steps) // 2
+    of_late, of_early = score_run(reference).repeats
+    assert of_late.step_time is None  # its quartiles lie far apart
+    assert of_early.step_time is not None
+    assert of_early.step_time.predicted > score_run(first).predicted_step_s
+
+
 def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]) -> None:
     for machine in (m for m in MACHINES if m.configurations):
         assert machine.host_op_s.value == pytest.approx(statistics.median(machine.configurations.values()), rel=0.01)
