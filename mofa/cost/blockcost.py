@@ -249,7 +249,10 @@ def _unseen(
     if framework.experts != "sequential":
         return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
-    return loads.unseen(table.ep.astype(float), np.broadcast_to(copies, (len(table),)), chunks)
+    moe = workload.model.moe
+    inner = (moe.expert_hidden if moe else 0) / table.etp
+    ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
+    return loads.unseen(table.ep.astype(float), np.broadcast_to(copies, (len(table),)), chunks, inner, ends)
 
 
 def _plain(column: NDArray[Any]) -> Any:

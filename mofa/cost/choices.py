@@ -8,6 +8,8 @@ are of the same weights' shape and serve as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,16 +18,23 @@ FloatN = NDArray[np.float64]
 REMEMBERED = 8192
 """Shapes that cuBLAS remembers unless told otherwise, dropping about those that were used longest ago (NVIDIA, cuBLAS
 documentation, cublasLt, "Heuristics Cache"). [-]"""
-POOL, ALIKE = 120.0, 0.021
-"""Kernels that products of one way (forward, or for the input's gradient) come to need, whatever their widths, and how
-far, as a share of a number of rows, the library's choice stays what it is: the mean distance from one change to the
-next. Fitted (maximum likelihood) to which of 960 products took milliseconds more, 187 of them, in
-measurements/h200-host-second/products.json: 80 random numbers between 256 and 4096, three models' experts, one after
-the other in a process (PyTorch 2.11). So as many are expected in each series as there were within 8 (38, 39, 29, 24,
-16, 9, 6, 11, 6, 4, 0, 5). Kernels' names agree (measurements/h200-products/kernels.json: seven models' widths, 250
-numbers each, PyTorch 2.11): between 256 and 4096 rows choices change 0.0245 apart in the mean of 34 series (0.014 to
-0.039), and both products of a model draw from 133 kernels a way in the mean, 70 to 274 by model. For a weight's
-gradient a width took four at most. [-], [-]"""
+WAVE = 132 * 128 * 256.0
+"""Outputs of one wave of the largest tiles over the multiprocessors of an H200, in which products are counted here.
+[outputs]"""
+ALIKE = 0.0245
+"""How far, as a share of a number of rows, the library's choice stays what it is: the mean distance from one change to
+the next in measurements/h200-products/kernels.json, which names the kernels of 34 series of 250 numbers (seven models'
+experts, forward and for the input's gradient, PyTorch 2.11). Of its 12,750 products all 716 whose kernel nothing had
+used before took the host more than a millisecond, and no other did. [-]"""
+RESEMBLES, FALLS = 0.028, -0.35
+"""Two numbers ``r`` apart, as a share, have one kernel with ``exp(-r / c)``, ``c = RESEMBLES w^FALLS`` in a product of
+``w`` waves: 0.07 at a tenth of a wave, where a tile's height is what tells kernels apart and several numbers have the
+best one, 0.025 at 1.4 waves, 0.012 at 12. Read off the pairs of numbers in kernels.json, by waves. [-], [-]"""
+AGAIN, REACH = 0.015, 4.0
+"""Two numbers further apart have one kernel by ``AGAIN log2(1 + w)``, if their products' waves differ by less than
+``REACH``; nearly none beyond. Below a wave tiles are cut to the number, so that hardly any two are alike; where there
+are several waves few large tiles do for all. Same file: 0 to 0.002 below 0.4 waves, 0.02 at 1.4, 0.03 at 3, 0.045 at 6
+and 0.06 above 8, in one product and between an expert's two. [-], [-]"""
 PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
@@ -75,42 +84,60 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
     return float((weights * np.exp(-remembered * density)).sum())
 
 
-def new_kernels(means: FloatN, draws: float, spread: float = 0.0) -> float:
+def new_kernels(means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0) -> float:
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
-    Arguments as of :func:`unseen_share`.
+    Parameters
+    ----------
+    means, draws, spread
+        As of :func:`unseen_share`.
+    ways
+        Width of the output of each of an expert's products, by way: forward, and for the inputs' gradients. [-]
 
     Notes
     -----
-    Two products and two input gradients of a number choose a kernel each, from ``POOL`` for each way. Choices change at
-    random, each ``ALIKE m`` apart in the mean: a number's is independent of those before it where one lies between it
-    and the nearest on either side. With density ``p`` and ``T`` draws before, none came up down to ``d`` below it with
-    ``exp(-T p d)``: with ``a = 1 - exp(-1 / (ALIKE m))`` a share ``exp(-T p) (a / (1 - (1 - a) exp(-T p)))^2`` of
-    numbers is alone. Of what is chosen independently the share of the pool that is loaded was loaded for another, and
-    ``n`` independent choices, the share's integral over the draws, have loaded ``POOL (1 - exp(-n / POOL))``. Assumes
-    that all of the pool are chosen alike; late in a run some more are loaded (three behind 1350 numbers, in the 109 new
-    ones of both ranks of host-mc2-ep2-olmoe-3l-skewed-traced).
+    Each product's choices change at random, ``a m`` apart in the mean, ``a`` the less of ``ALIKE`` and ``c``: those
+    of a number are independent of those before it where one lies between it and the nearest on either side. With
+    density ``p`` and ``T`` draws before, none came up down to ``d`` below it with ``exp(-T p d)``: with ``b = 1 -
+    exp(-1 / (a m))`` a share ``exp(-T p) (b / (1 - (1 - b) exp(-T p)))^2`` of numbers is alone. Stretches around it
+    of which some number came up, a share ``T p a m / (1 + T p a m)`` of all, have its kernel by what ``c`` says
+    beyond ``a``, ``2 (c - a) / a`` of them in all; stretches far from it, of either product of its way, by
+    ``AGAIN``: each takes away from the kernels that are new as if independent. Assumes that all kernels of a place
+    are chosen alike. Against the kernels that are named, for the experts of seven models and numbers around 400,
+    1,500 and 4,000, from the fifth step on 0.6 to 1.5 times as many, 0.96 of all. Of what nothing was read off: the
+    four series of measurements/h200-products/products.json have 18, 22, 22 and 21 where there were 19, 20, 21 and
+    25, the first four of measurements/h200-host-second/products.json 91 in all where there were 130 (narrow experts
+    between 256 and 2048). Nine ranks' traced steps with uneven experts (mc1-phimoe-2l-full-skewed-traced and the
+    fitting half's others) have one load where 4.4 are expected, 6 by one pool for all widths.
 
     Examples
     --------
-    At first a number needs four; of even experts soon hardly any, as their numbers are alike, of uneven ones later:
+    At first a number needs four; of even experts soon hardly any, as their numbers are alike, of uneven ones later;
+    wide experts, whose products are many waves, need fewer:
 
     >>> even, uneven = np.full(8, 2048.0), np.geomspace(200.0, 20000.0, 64)
-    >>> [round(new_kernels(even, n), 3) for n in (0.0, 64.0, 512.0, np.inf)]
-    [4.0, 0.051, 0.005, 0.0]
-    >>> [round(new_kernels(uneven, n), 3) for n in (0.0, 64.0, 512.0, np.inf)]
-    [4.0, 0.997, 0.033, 0.0]
+    >>> narrow, wide = ((1536, 2048), (2048, 768)), ((28672, 4096), (4096, 14336))
+    >>> [round(new_kernels(even, n, narrow), 3) for n in (0.0, 64.0, 512.0, np.inf)]
+    [4.0, 0.031, 0.003, 0.0]
+    >>> [[round(new_kernels(uneven, n, ways), 3) for n in (0.0, 64.0, 512.0)] for ways in (narrow, wide)]
+    [[4.0, 0.863, 0.027], [4.0, 0.571, 0.017]]
     """
     if not np.isfinite(draws):
         return 0.0
     numbers, density, weights = _densities(means, spread)
-    change = -np.expm1(-1.0 / (ALIKE * numbers))
     unseen = np.exp(-draws * density)
-    between = change / (1.0 - (1.0 - change) * unseen)
-    alone = float((weights * unseen * between**2).sum())
-    before = between * (1.0 - unseen) / density
-    loaded = 2.0 * float((weights * before).sum())
-    return 4.0 * alone * float(np.exp(-loaded / POOL))
+    found = 0.0
+    for way in ways:
+        waves = numbers * np.array(way)[:, None, None] / WAVE
+        alike = RESEMBLES * waves**FALLS
+        stretch = np.minimum(ALIKE, alike)
+        change = -np.expm1(-1.0 / (stretch * numbers))
+        between = change / (1.0 - (1.0 - change) * unseen)
+        reached = draws * density * stretch * numbers
+        near = reached / (1.0 + reached) * 2.0 * (alike - stretch) / stretch
+        far = _within(waves, weights * between * (1.0 - unseen) / density) * AGAIN * np.log2(1.0 + waves)
+        found += float((weights * unseen * between**2 * np.exp(-near - far)).sum())
+    return found
 
 
 def most_of(mean: float, ranks: int) -> float:
@@ -152,6 +179,13 @@ def _densities(means: FloatN, spread: float) -> tuple[FloatN, FloatN, FloatN]:
     apart = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
     density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * variance)).mean(axis=-1)
     return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
+
+
+def _within(waves: FloatN, weights: FloatN) -> FloatN:
+    """Weight of what is within ``REACH`` of each, up or down. (...)"""
+    order = np.argsort(waves, axis=None)
+    ordered, below = waves.flat[order], np.concatenate([[0.0], np.cumsum(weights.flat[order])])
+    return np.asarray(below[np.searchsorted(ordered, REACH * waves)] - below[np.searchsorted(ordered, waves / REACH)])
 
 
 def _different(draws: float, density: FloatN, weights: FloatN) -> float:

@@ -65,7 +65,9 @@ class RoutingLoads:
     by_layer: Mapping[int, FloatN] = field(default_factory=dict)
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
 
-    def unseen(self, ep: FloatN, copies: FloatN, chunks: FloatN) -> tuple[FloatN, FloatN]:
+    def unseen(
+        self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float]
+    ) -> tuple[FloatN, FloatN]:
         """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
         for the first time, on the rank where those are most. (n,), (n,) [-]
 
@@ -77,22 +79,33 @@ class RoutingLoads:
             Token copies that an expert-parallel group sends in one layer and micro-batch. (n,) [tokens]
         chunks
             Micro-batches of a step, over the pipeline's stages, that share the layers. (n,) [-]
+        inner
+            Width of an expert on one rank. (n,) [-]
+        ends
+            Width of a token, and of what an expert makes of it first over its own. [-], [-]
 
         Examples
         --------
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
-        >>> share, kernels = loads.unseen(np.array([1.0]), np.array([16384.0]), np.array([2.0]))  # 96 draws of 160
+        >>> copies, inner = np.array([16384.0]), np.array([1024.0])
+        >>> share, kernels = loads.unseen(np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2))  # 96 draws of 160
         >>> share.round(2), kernels.round(2)
-        (array([0.57]), array([0.03]))
+        (array([0.57]), array([0.02]))
         """
         if self.shares is None:
             return np.zeros(len(ep)), np.zeros(len(ep))
-        keys, inverse = np.unique(np.stack([ep, copies, chunks]), axis=1, return_inverse=True)
-        found = [self._unseen(int(degree), sent, each) for degree, sent, each in keys.T]
+        keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
+        hidden, up = ends
+        found = [
+            self._unseen(int(degree), sent, each, ((up * width, hidden), (hidden, width)))
+            for degree, sent, each, width in keys.T
+        ]
         share, kernels = np.array(found)[np.asarray(inverse).reshape(-1)].T
         return share, kernels
 
-    def _unseen(self, ep: int, copies: float, chunks: float) -> tuple[float, float]:
+    def _unseen(
+        self, ep: int, copies: float, chunks: float, ways: tuple[tuple[float, float], ...]
+    ) -> tuple[float, float]:
         """Over the ranks, or as many of them as tell enough."""
         assert self.shares is not None
         layers, experts = self.shares.shape
@@ -101,7 +114,8 @@ class RoutingLoads:
         each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
         # in a run's first steps; how far popularity moves later was not measured
         spread = wandering(means) if np.isfinite(draws) else 0.0
-        shares, kernels = ([of(mean, draws, spread) for mean in each] for of in (unseen_share, new_kernels))
+        shares = [unseen_share(mean, draws, spread) for mean in each]
+        kernels = [new_kernels(mean, draws, ways, spread) for mean in each]
         local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
         return float(np.mean(shares)), most_of(float(np.mean(kernels)) * local, ep) / local
 

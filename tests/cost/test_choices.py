@@ -7,15 +7,16 @@ import itertools
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
 
 from mofa.cost import choices
-from mofa.cost.choices import ALIKE, POOL, new_kernels, unseen_share, wandering
+from mofa.cost.choices import AGAIN, ALIKE, FALLS, REACH, RESEMBLES, WAVE, new_kernels, unseen_share, wandering
 
 ROOT = Path(__file__).parents[2]
+Named = dict[tuple[int, int, str], list[tuple[int, str]]]
 
 EVEN, UNEVEN = np.full(8, 400.0), 400.0 * np.geomspace(0.3, 3.0, 8)
 
@@ -75,54 +76,105 @@ def test_more_experts_than_are_told_apart() -> None:
     assert unseen_share(many, 200.0) == pytest.approx(unseen_share(UNEVEN, 200.0), rel=0.05)
 
 
-def loaded(means: np.ndarray, draws: int, watched: int, seed: int) -> float:
-    """Kernels that a number loads behind the first ``draws``: each of two products a way has one kernel from change to
-    change, which are ``ALIKE`` of the number apart in the mean, drawn from the way's pool."""
-    rng = np.random.default_rng(seed)
-    held: list[set[int]] = [set(), set()]
-    changes = np.cumsum(rng.exponential(ALIKE, (4, 4000)), axis=1)  # in the number's logarithm
-    kernels = rng.integers(0, int(POOL), changes.shape)
-    found = 0
-    for n in range(draws + watched):
-        number = np.log(max(rng.poisson(means[n % len(means)]), 1))
-        for product in range(4):
-            kernel = int(kernels[product, np.searchsorted(changes[product], number)])
-            found += n >= draws and kernel not in held[product % 2]
-            held[product % 2].add(kernel)
-    return found / watched
+MODELS = {
+    "granite": (1536, 512), "olmoe": (2048, 1024), "dsmoe": (2048, 1408), "qwen": (2048, 768), "gptoss": (2880, 2880),
+    "phimoe": (4096, 6400), "mixtral": (4096, 14336),
+}  # fmt: skip
+"""Hidden width and an expert's own of the models whose kernels were named."""
 
 
-@pytest.mark.parametrize("means", [EVEN, UNEVEN, np.geomspace(200.0, 8000.0, 64)])
-@pytest.mark.parametrize("draws", [0, 64, 512])
-def test_new_kernels_are_as_many_as_are_counted(means: np.ndarray, draws: int) -> None:
-    found = np.mean([new_kernels(means, draws + n) for n in range(32)])
-    counts = [loaded(means, draws, 32, seed) for seed in range(30)]
-    assert found == pytest.approx(np.mean(counts), rel=0.2, abs=0.05)
+def ways_of(hidden: int, inner: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (2 * inner, hidden), (hidden, inner)
+
+
+@pytest.fixture(scope="module")
+def named() -> dict[tuple[int, int, str], list[tuple[int, str]]]:
+    """Numbers of rows and the kernel of each, in their order, by width, length of the sums and way."""
+    raw = json.loads((ROOT / "measurements" / "h200-products" / "kernels.json").read_text())
+    return {
+        (one["n"], one["k"], one["way"]): sorted(zip(one["m"], kernels_of(one), strict=True))
+        for one in raw["products"] if one["way"] != "wgrad"
+    }  # fmt: skip
+
+
+def kernels_of(series: dict[str, Any]) -> list[str]:
+    """The kernels of a series without what adds up split sums behind some."""
+    return [name for at in series["which"] if "splitKreduce" not in (name := series["kernels"][at])]
+
+
+def played(named: Named, hidden: int, inner: int, means: np.ndarray, steps: int, seed: int) -> np.ndarray:
+    """Kernels loaded in each step by 2 micro-batches of experts with such means, each with the kernel of the nearest
+    number that was named. (steps,)"""
+    rng, spread = np.random.default_rng(seed), wandering(means)
+    series = [named[n, k, way] for way in ("fwd", "dgrad") for n, k in ((2 * inner, hidden), (hidden, inner))]
+    logs = [np.log([m for m, _ in one]) for one in series]
+    held: tuple[set[str], set[str]] = (set(), set())
+    found = np.zeros(steps)
+    for step in range(steps):
+        moved = means * (1.0 + spread * rng.standard_normal(means.shape))
+        numbers = np.maximum(rng.normal(np.tile(moved, 2), np.sqrt(np.maximum(np.tile(moved, 2), 1.0))), 1.0)
+        for product, one in enumerate(series):
+            nearest = np.searchsorted((logs[product][1:] + logs[product][:-1]) / 2, np.log(numbers))
+            kernels = {one[at][1] for at in nearest} - held[product // 2]
+            found[step] += len(kernels)
+            held[product // 2].update(kernels)
+    return found
+
+
+def test_new_kernels_are_as_many_as_those_that_were_named(named: Named) -> None:
+    """Behind a warm-up of four steps, for experts of few and of many tokens."""
+    counted, expected = [], []
+    for hidden, inner in MODELS.values():
+        for mean, apart, experts in ((400.0, 0.8, 16), (1500.0, 0.6, 16), (4000.0, 0.3, 8)):
+            means = mean * np.exp(apart * np.random.default_rng(1).standard_normal(experts))
+            runs = [played(named, hidden, inner, means, 24, seed)[4:].sum() for seed in range(8)]
+            each = [(step + 0.5) * 2 * experts for step in range(4, 24)]
+            of = [new_kernels(means, draws, ways_of(hidden, inner), wandering(means)) for draws in each]
+            counted.append(float(np.mean(runs)))
+            expected.append(2 * experts * sum(of))
+    assert np.array(expected) == pytest.approx(np.array(counted), rel=0.6)
+    assert sum(expected) == pytest.approx(sum(counted), rel=0.1)
 
 
 def test_new_kernels_of_products_that_were_timed() -> None:
-    """Products that take more than a millisecond load a kernel: expected of each, with the distance to the nearest
-    numbers before it and what is left of the pool, as many as were counted, of each model's experts too."""
-    raw = json.loads((ROOT / "measurements" / "h200-host-second" / "products.json").read_text())
-    left = {"fwd": POOL, "dgrad": POOL}
-    counted: dict[int, float] = {}
-    expected: dict[int, float] = {}
+    """Series that nothing was read off: what takes more than a millisecond loads a kernel."""
+    raw = json.loads((ROOT / "measurements" / "h200-products" / "products.json").read_text())
     for series in (one for one in raw["products"] if one["way"] != "wgrad"):
-        numbers, way = np.array(series["m"], dtype=float), series["way"]
-        model = max(series["n"], series["k"])
-        model = {12800: 6400}.get(model, model if model < 14336 else 14336)
-        for i, took_us in enumerate(series["new"]):
-            apart = [
-                np.abs(side - numbers[i]).min(initial=np.inf)
-                for side in (numbers[:i][numbers[:i] <= numbers[i]], numbers[:i][numbers[:i] >= numbers[i]])
-            ]
-            alone = np.prod(-np.expm1(-np.array(apart) / (ALIKE * numbers[i])))
-            expected[model] = expected.get(model, 0.0) + left[way] / POOL * alone
-            counted[model] = counted.get(model, 0.0) + (took_us > 1000)
-            left[way] -= took_us > 1000
-        left[way] -= sum(took_us > 1000 for took_us in series["new_in_a_busy_queue"])
-    assert counted == {2048: 130, 6400: 42, 14336: 15}
-    assert [round(one) for one in expected.values()] == pytest.approx([130, 42, 15], rel=0.15)
+        out = series["n"] if series["way"] == "fwd" else series["k"]
+        numbers = np.array(series["m"], dtype=float)
+        expected = sum(new_kernels(numbers, draws + 0.5, ((out,),)) for draws in range(len(numbers)))
+        assert expected == pytest.approx(sum(took_us > 1000 for took_us in series["new"]), rel=0.2)
+
+
+def test_what_loads_a_kernel_is_its_first_use() -> None:
+    raw = json.loads((ROOT / "measurements" / "h200-products" / "kernels.json").read_text())
+    used: set[str] = set()
+    first, later = [], []
+    for series in raw["products"]:
+        for name, took_us in zip(kernels_of(series), series["host_us"], strict=True):
+            (later if name in used else first).append(took_us)
+            used.add(name)
+    assert len(first) == 716
+    assert min(first) > 1000 > max(later)
+
+
+@pytest.mark.parametrize("low", [0.15, 0.4, 1.0, 2.0, 4.0, 8.0])
+def test_kernels_resemble_as_the_numbers_that_were_named_do(named: Named, low: float) -> None:
+    """Of pairs of numbers the share that has one kernel, near each other and far, by the waves of the one."""
+    near, expected, far, waves = [], [], [], []
+    for (n, k, way), pairs in named.items():
+        numbers, kernels = np.array([m for m, _ in pairs], dtype=float), np.array([name for _, name in pairs])
+        of = numbers * (n if way == "fwd" else k) / WAVE
+        here = (of >= low) & (of < max(2.5 * low, 2.0))
+        same = kernels[here][:, None] == kernels
+        apart = np.abs(np.log(numbers[here][:, None] / numbers))
+        close, beyond = (apart > 0) & (apart < 0.05), (apart > 0.1) & (apart < np.log(REACH))
+        near += same[close].tolist()
+        expected += np.exp(-apart / (RESEMBLES * of[here][:, None] ** FALLS))[close].tolist()
+        far += same[beyond].tolist()
+        waves += of[here].tolist()
+    assert np.mean(near) == pytest.approx(np.mean(expected), rel=0.25)
+    assert np.mean(far) == pytest.approx(np.mean(AGAIN * np.log2(1.0 + np.array(waves))), abs=0.015)
 
 
 def changes_apart(series: list[tuple[int, str]]) -> float:
@@ -133,27 +185,7 @@ def changes_apart(series: list[tuple[int, str]]) -> float:
     return float(over[np.argmax(np.where(changed, np.log(-np.expm1(-apart / over)), -apart / over).sum(axis=1)), 0])
 
 
-def pool_of(draws: int, found: int) -> float:
-    """The pool of which so many draws find so many."""
-    return float(brentq(lambda pool: -pool * np.expm1(-draws / pool) - found, found / 2, 1e5))
-
-
-def test_kernels_that_were_named_change_as_often_and_are_as_many() -> None:
-    """What was fitted to times against the names of the kernels of other models' products."""
-    raw = json.loads((ROOT / "measurements" / "h200-products" / "kernels.json").read_text())
-    series = {}
-    for one in (one for one in raw["products"] if one["way"] != "wgrad"):
-        names = [one["kernels"][at] for at in one["which"] if "splitKreduce" not in one["kernels"][at]]
-        series[one["n"], one["k"], one["way"]] = sorted(
-            pair for pair in zip(one["m"], names, strict=True) if 256 <= pair[0] <= 4096
-        )
+def test_kernels_that_were_named_change_as_often(named: Named) -> None:
+    series = [[pair for pair in one if 256 <= pair[0] <= 4096] for one in named.values()]
     assert len(series) == 34
-    assert np.mean([changes_apart(one) for one in series.values()]) == pytest.approx(ALIKE, rel=0.2)
-    pools = []
-    for way, (n, k) in itertools.product(("fwd", "dgrad"), ((1024, 512), (2048, 1024), (2816, 1408), (1536, 768),
-                                                            (5760, 2880), (12800, 6400), (28672, 14336))):  # fmt: skip
-        hidden = next(one[1] for one in series if one[0] == n and one[2] == way and (one[1], k, way) in series)
-        drawn = [name for key in ((n, hidden, way), (hidden, k, way)) for name, _ in itertools.groupby(
-            name for _, name in series[key])]  # fmt: skip
-        pools.append(pool_of(len(drawn), len(set(drawn))))
-    assert np.mean(pools) == pytest.approx(POOL, rel=0.2)
+    assert np.mean([changes_apart(one) for one in series]) == pytest.approx(ALIKE, rel=0.1)
