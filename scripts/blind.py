@@ -7,6 +7,7 @@ python scripts/blind.py predict reference_runs/blind_fourth.csv reference_runs/p
 python scripts/blind.py predict reference_runs/blind_h100.csv reference_runs/plans/h100.yaml
 python scripts/blind.py predict reference_runs/blind_fifth.csv reference_runs/plans/thirteenth.yaml
 python scripts/blind.py predict reference_runs/blind_sixth.csv reference_runs/plans/fourteenth.yaml
+python scripts/blind.py predict reference_runs/blind_seventh.csv reference_runs/plans/sixteenth.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -35,7 +36,16 @@ from mofa.validate.run import layer_folders
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCES = ROOT / "reference_runs"
-SETS = ("blind", "blind_second", "blind_third", "blind_fourth", "blind_h100", "blind_fifth", "blind_sixth")
+SETS = (
+    "blind",
+    "blind_second",
+    "blind_third",
+    "blind_fourth",
+    "blind_h100",
+    "blind_fifth",
+    "blind_sixth",
+    "blind_seventh",
+)
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
 RUN_COLUMNS = ("id", "step_s", "allocated_bytes", "reserved_bytes", "device_bytes", "fits")

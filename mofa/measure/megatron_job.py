@@ -13,7 +13,7 @@ def _attention(run: ExpandedRun) -> dict[str, Any]:
     if run.model.positions == "alibi" or run.model.embedding_norm:
         raise run.refuse("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
     if isinstance(a, MlaSpec):
-        raise run.refuse("MLA without Transformer Engine", "use torchtitan")
+        return _latent(run, a)
     if a.sinks or a.window is not None:
         raise run.refuse("sinks or a window", "use plain grouped-query attention")
     if a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias):
@@ -26,6 +26,25 @@ def _attention(run: ExpandedRun) -> dict[str, Any]:
         "kv_channels": a.head_dim,
         "add_qkv_bias": a.qkv_bias,
         "qk_layernorm": a.qk_norm,
+    }
+
+
+def _latent(run: ExpandedRun, a: MlaSpec) -> dict[str, Any]:
+    """Multi-latent attention with a norm behind each compression, as DeepSeek has it, and its YaRN."""
+    if run.model.positions != "rope":
+        raise run.refuse(f"MLA with positions: {run.model.positions}", "use rope")
+    if run.framework.attention != "sdpa":
+        raise run.refuse(f"MLA with attention: {run.framework.attention}", "use sdpa, which takes two head sizes")
+    return {
+        "multi_latent_attention": True,
+        "num_attention_heads": a.num_heads,
+        "q_lora_rank": a.q_lora_rank,
+        "kv_lora_rank": a.kv_lora_rank,
+        "qk_head_dim": a.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": a.qk_rope_head_dim,
+        "v_head_dim": a.v_head_dim,
+        "rope_type": "yarn",
+        "qk_layernorm": True,
     }
 
 
@@ -75,6 +94,8 @@ def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
         raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
     if run.run.precision.params == "fp32":
         raise run.refuse("params: fp32", "use bf16, its mixed precision keeps the main copy in fp32")
+    if model.num_mtp_layers:
+        raise run.refuse("multi-token prediction here", "set num_mtp_layers to 0")
     if s.cp > 1:
         raise run.refuse("cp without Transformer Engine", "use cp: 1")
     if framework.compile:

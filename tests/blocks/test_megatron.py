@@ -159,6 +159,11 @@ def test_up_projection_recomputation_of_latent_attention() -> None:
     assert given_back("megatron-local", "selective:mla_up_proj", MLA) >= 2 * q + v
     held = kept(layer("megatron", MLA, "selective:mla_up_proj"))
     assert not {"q", "k", "v", "q_up.out", "kv_up.out"} & set(held)
+    whole = llama(attention=LATENT | {"q_lora_rank": None})
+    for name in ("megatron", "megatron-local"):  # queries that are not compressed are projected in there too
+        found = layer(name, whole, "selective:mla_up_proj")
+        assert "q_proj~" in [op.name for op in found.backward.ops]
+        assert not {"q", "q_proj.out"} & set(kept(found))
 
 
 @pytest.mark.parametrize("model", [MLA, llama(attention=LATENT, moe=EXPERTS)], ids=["dense", "experts"])

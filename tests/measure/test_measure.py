@@ -137,7 +137,11 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
         (raw_run(strategy={"recompute": "selective"}), "cannot run recompute: selective"),
         (raw_run(strategy={"recompute": "none", "cp": 2}, gpus=2, framework={"name": "megatron-local"}), "cp without"),
         (raw_run(framework={"name": "megatron-local", "experts": "grouped"}, model="mixtral-8x7b"), "grouped experts"),
-        (raw_run(model="deepseek-v2-lite", framework={"name": "megatron-local"}), "cannot run MLA"),
+        (
+            raw_run(model="deepseek-v2-lite", framework={"name": "megatron-local", "attention": "unfused"}),
+            "cannot run MLA with attention: unfused",
+        ),
+        (raw_run(model="deepseek-v3", framework={"name": "megatron-local"}), "multi-token prediction"),
         (raw_run(model="gpt-oss-120b"), "biases, sinks or a window"),
         (raw_run(model="gpt-oss-120b", framework={"name": "megatron-local"}), "sinks or a window"),
         (
@@ -209,6 +213,14 @@ def test_megatron_shards_experts_over_tensor_ranks(tmp_path: Path) -> None:
     job = task_of(tmp_path, {**raw, "framework": {"name": "megatron-local"}}).job["megatron"]
     assert job["parallel"]["expert_tensor_parallel_size"] == 2
     assert job["parallel"]["expert_model_parallel_size"] == 2
+
+
+def test_megatron_has_latent_attention(tmp_path: Path) -> None:
+    raw = raw_run(framework={"name": "megatron-local"}, strategy={"recompute": "selective:mla_up_proj+core_attn"})
+    job = task_of(tmp_path, raw | {"model": {"base": "deepseek-v2-lite", "num_layers": 2}}).job["megatron"]["config"]
+    assert (job["multi_latent_attention"], job["qk_layernorm"], job["rope_type"]) == (True, True, "yarn")
+    assert (job["q_lora_rank"], job["kv_lora_rank"], job["qk_head_dim"], job["v_head_dim"]) == (None, 512, 128, 128)
+    assert job["recompute_modules"] == ["core_attn", "mla_up_proj"]
 
 
 def test_megatron_has_the_biases_and_positions_of_gpt3(tmp_path: Path) -> None:

@@ -94,9 +94,8 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     if ctx.gemm_format == "fp8":
         x8, kept = fp8_cast(b, ctx, h, "down", s * hidden, s * hidden)
     extra = weight_grad(ctx)
-    if a.q_lora_rank is None:
-        q = column_linear(b, ctx, h, "q_proj", ctx.heads * a.d_qk, hidden)
-    else:
+    q = h
+    if a.q_lora_rank is not None:
         q = linear(b, ctx, x8, "q_down", m=s, n=float(a.q_lora_rank), k=hidden, saves=(kept,), **extra)
     kv = linear(b, ctx, x8, "kv_down", m=s, n=float(rank + rope_dim), k=hidden, saves=(kept,), **extra)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
@@ -106,7 +105,9 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
-    if a.q_lora_rank is not None:
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", ctx.heads * a.d_qk, hidden)
+    else:
         q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
         q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
     # the norm copies its strided input and keeps the copy (te/module/layernorm_linear.py:1726)

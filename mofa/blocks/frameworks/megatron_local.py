@@ -134,9 +134,8 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     assert a.kind == "mla"
     t, e, heads = ctx.tokens, ctx.element, ctx.heads
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
-    if a.q_lora_rank is None:
-        q = column_linear(b, ctx, h, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
-    else:
+    q = h
+    if a.q_lora_rank is not None:
         q = _down(b, ctx, h, "q_down", float(a.q_lora_rank))
         q = _scatter(b, ctx, q, "q_down", float(a.q_lora_rank), strided=False)
         q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
@@ -149,7 +148,9 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
     latent = norm(b, ctx, latent, "kv_norm", rank)
     b.region = "mla_up"
-    if a.q_lora_rank is not None:
+    if a.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
+    else:
         q = column_linear(b, ctx, q, "q_up", heads * a.d_qk, float(a.q_lora_rank))
     up = column_linear(b, ctx, latent, "kv_up", heads * (nope + a.v_head_dim), float(rank))
     q_bytes, v_bytes = t * heads * a.d_qk * e, t * heads * a.v_head_dim * e

@@ -2,7 +2,8 @@
 
 Two modules are supplied from outside, as Megatron's specs allow: PyTorch's scaled dot product as the core attention,
 and a norm that marks its weight as ``sequence_parallel``, because Megatron's own wrapper of PyTorch's norm refuses
-sequence parallelism. ``moe_utils.te_general_gemm`` is set to None, which is how that module asks whether it is there.
+sequence parallelism. ``moe_utils.te_general_gemm`` is set to None, which is how that module asks whether it is there,
+and ``multi_latent_attention.HAVE_TE`` to False: it takes an import of placeholders for Transformer Engine itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
@@ -32,6 +33,8 @@ from mofa.measure.runners.common import Job, Training, main
 
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None
+if not isinstance(multi_latent_attention.TELinear, type):
+    multi_latent_attention.HAVE_TE = False
 
 
 class Norm:
@@ -73,8 +76,8 @@ def _block_spec(config: Any, sdpa: bool, vp_stage: int | None) -> Any:
         attention = modules.self_attention.submodules
         if sdpa:
             attention.core_attention = SdpaAttention
-        for name in ("q_layernorm", "k_layernorm"):
-            if getattr(attention, name) is not IdentityOp:
+        for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):  # of heads, or of latents
+            if getattr(attention, name, IdentityOp) is not IdentityOp:
                 setattr(attention, name, Norm)
     spec.layer_norm = Norm
     return spec
@@ -84,7 +87,8 @@ def _config(options: dict[str, Any]) -> Any:
     values = dict(options)
     values["activation_func"] = {"silu": functional.silu, "gelu": functional.gelu}[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
-    return TransformerConfig(bf16=True, **values)
+    latent = values.get("multi_latent_attention", False)
+    return (MLATransformerConfig if latent else TransformerConfig)(bf16=True, **values)
 
 
 def _initialize(parallel: dict[str, Any], seed: int) -> None:
