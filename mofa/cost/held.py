@@ -25,8 +25,8 @@ from mofa.orders.interleaved import rounds
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
-ROUNDS_BEHIND = (1, 2)
-"""Rounds that are played behind the last chunk's first backward, in the first step and in the second. [-]"""
+ROUNDS_BEHIND = 1
+"""Rounds that are played behind the last chunk's first backward of the first step. [-]"""
 LARGE = 1 << 40
 """A size of the large pool. [B]"""
 OUTSIDE_LAYERS = ("embedding", "head", "mtp")
@@ -41,7 +41,7 @@ Groups = tuple[tuple[tuple[tuple[float, float], ...], ...], ...]
 class Stage:
     """What a stage holds and does. [B]
 
-    ``acts`` are its computations, of which ``behind`` are played after the last chunk's first backward, by step.
+    ``acts`` are its computations, of which the first step plays ``behind`` after the last chunk's first backward.
     ``buffers`` are there from the start, ``lazy`` from the first forward, a ``workspace`` from the first product of
     each of two threads on. ``received`` are how many buffers of what stages send each other are made in front of the
     first step, for each chunk's inputs and, last, for all gradients. DDP has ``buckets``
@@ -55,7 +55,7 @@ class Stage:
     chunks: tuple[tuple[Script, ...], ...]
     ends: tuple[Ends, ...]
     acts: Acts
-    behind: tuple[int, int]
+    behind: int
     buffers: tuple[int, ...]
     received: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
@@ -201,15 +201,14 @@ def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[Block
     return [costs[of] for chunk in names for _, of in chunk if of in costs]
 
 
-def _acts(rows: Rows, rank: int) -> tuple[Acts, tuple[int, int]]:
-    """Computations of a step, and how many are played behind the last chunk's first backward in both steps."""
+def _acts(rows: Rows, rank: int) -> tuple[Acts, int]:
+    """Computations of a step, and how many the first plays behind the last chunk's first backward."""
     stages, num = rows.layout.stages, int(rows.num_micro_batches[0])
     each = rounds(stages.pp, num) if stages.vpp > 1 else stages.pp
     walked = num if rows.schedule == "gpipe" else min(num, ROUNDS * each)
     order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, walked)
     acts = tuple((str(a.kind), a.stage // stages.pp, a.micro_batch) for a in order.ranks[rank])
-    first, second = (behind * 2 * each * stages.vpp for behind in ROUNDS_BEHIND)
-    return acts, (first, second)
+    return acts, ROUNDS_BEHIND * 2 * each * stages.vpp
 
 
 def _groups(rows: Rows, modules: Sequence[Sequence[Module]]) -> Groups:

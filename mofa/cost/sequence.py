@@ -2,7 +2,8 @@
 
 Which holes states come in, what is in flight when unsharded gradients are made, what a layer's temporaries leave of a
 block: what is reserved follows from the order of requests. So it is played, pool by pool (:mod:`mofa.cost.acts`) on the
-same lives as the replay's. Rounds behind the second one after all chunks had a backward are left out.
+same lives as the replay's. Of many micro-batches some rounds stand for all, of which the first step, that leaves
+nothing but its segments, plays those up to one behind every chunk's first backward.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class _Pool:
         begun: set[int] = set()
         sent = self.sent
         sent.begin(lags=not first)
-        left = s.behind[not first]
+        left = s.behind if first else len(s.acts)
         idle = self.pool not in (pool_of(1), pool_of(LARGE)) and not any(of.num_slots for of in self.courses)
         for kind, c, i in () if idle else s.acts:
             of = self.courses[c]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.search.single import one_row
 
 DDP = {"data_parallel": "ddp"}
 REPLICAS = {"data_parallel": "hsdp", "dp_replicate": 2}
@@ -55,6 +56,14 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002
     assert np.mean([abs(agreement.reserved) for _, agreement in found]) < 0.02
     assert np.median([abs(agreement.closely) for _, agreement in found]) < 1e-6
+
+
+def test_reserved_memory_of_many_chunks_and_few_micro_batches(benchmark: Any) -> None:
+    """Eight chunks a rank and eight micro-batches: the last segments come late in the second step."""
+    job = benchmark.Job(mofa.load_workload("llama3-8b", global_batch=32), mofa.load_cluster("h100-hgx", 32),
+                        mofa.load_framework("torchtitan"))  # fmt: skip
+    row = one_row(job.workload, job.cluster, job.framework, "tp=4 sp=true pp=2 vpp=8 micro_batch=1 recompute=none")
+    assert abs(benchmark.compare(benchmark.Case("", job, row)).closely) < 0.001
 
 
 @pytest.mark.parametrize(
