@@ -15,6 +15,7 @@ from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
 from mofa.cost.moments import Moments
 from mofa.cost.reserve import Alive, native_bytes, shards_waste
+from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved
 from mofa.cost.rows import Rows
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
@@ -130,7 +131,7 @@ class _Instants:
     def _embedding_gather(self, kind: int) -> ArrayN | float:
         """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
         rows, model = self.rows, self.rows.workload.model
-        if rows.mode.precision != "mixed" or rows.mode.pipelined or not rows.framework.shards_params:
+        if not gathers_ends(rows):
             return 0.0
         p = layer_params(model, rows.layout.stages.kinds[kind].moe)
         tp = rows.grids.tp
@@ -148,7 +149,7 @@ class _Instants:
             out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
         if rows.framework.deepspeed:
             out += self._sent() * rows.layout.last_in_flight
-        return out + self._loss_saved()
+        return out + self._loss_saved() + root_saved(rows)
 
     def _loss_saved(self) -> ArrayN:
         """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
@@ -212,6 +213,7 @@ class _Instants:
         )
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        waiting = head_grads(rows)
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -224,7 +226,7 @@ class _Instants:
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached)
-                self.add_block("backward", name, i, backward, mode, has, gone - whole, grads=mid)
+                self.add_block("backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting)
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - whole + self._one_micro_batch()
@@ -233,7 +235,7 @@ class _Instants:
                     done = self._one_micro_batch() - own - whole
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = self._embedding_gather(i)
+                    swap = self._embedding_gather(i) + waiting
                     self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
 
     def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
@@ -411,6 +413,8 @@ class _Instants:
             kept = kept + np.einsum("nk,nkf->fn", lay.full_in_flight[at, :, stage], whole[rows.full[at], k])
         if rows.framework.deepspeed:
             kept[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[at, stage]
+        if root_holds_ends(rows):
+            kept = kept + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
         mtp_kinds = rows.of_mtp("saved_kinds")
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]

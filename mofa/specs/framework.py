@@ -87,6 +87,10 @@ class FrameworkSpec(Spec):
     saves_attention: bool = True
     """torchtitan: whether ``recompute: ops`` keeps the output of attention. cuDNN's, which runs on B200 since May 2025
     (pull request 1196), is in its list only since December 2025 (2095): in between it is computed again."""
+    ends_apart: bool = True
+    """torchtitan: whether the embedding, and the last norm with the output layer, are groups of FSDP of their own, as
+    since pull request 1094 (end of July 2025). Before, both were the root's: gathered in front of the embedding, there
+    until the end of the backward pass (FSDP2 does not shard a root again before it), reduced behind it."""
     overlap_input_grads: bool = True
     """Megatron: without sequence parallelism a linear's input gradient is reduced beside its weight gradient."""
     launch_blocking: bool = False
@@ -183,6 +187,8 @@ class FrameworkSpec(Spec):
             raise ValueError(f"tp_overlap is an option of megatron's Transformer Engine layers, not of {self.name}")
         if not self.saves_attention and self.name != "torchtitan":
             raise ValueError(f"saves_attention is an option of torchtitan's recompute: ops, not of {self.name}")
+        if not self.ends_apart and self.name != "torchtitan":
+            raise ValueError(f"ends_apart is an option of torchtitan's groups of FSDP, not of {self.name}")
         if not self.overlap_input_grads and self.name in PYTORCH_MODULES:
             raise ValueError(f"overlap_input_grads is an option of Megatron's linears, not of {self.name}")
         if self.fp8_params and self.name != "megatron":

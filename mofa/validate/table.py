@@ -268,6 +268,9 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
+        # until pull request 1094, of the end of July 2025; rows of PyTorch 2.9's nightlies are of August
+        if source == "titan" and row["date"] < "2025-08" and "torch 2.9 dev" not in row["notes"]:
+            framework["ends_apart"] = False
         if "torchao 0.10" in row["notes"]:  # of April 2025: its loss is not compiled yet ("causes CUDA errors")
             framework["compile_loss"] = False
         if "torch 2.9 dev" in row["notes"] and gpu.startswith("B200"):  # cuDNN's attention, not yet in the list of ops

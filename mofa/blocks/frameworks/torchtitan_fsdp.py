@@ -8,11 +8,22 @@ their own under expert parallelism, prefetched explicitly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.frameworks.fsdp_pieces import (
+    GATHER,
+    REDUCE,
+    Pieces,
+    adds,
+    copy_out,
+    gather,
+    groups,
+    neighbour_params,
+    reduce,
+    shards,
+    weights_of,
+)
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     all_reduce_partial_gradients,
@@ -20,10 +31,9 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     is_product,
     marker,
 )
-from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, Tape, TapeBuilder, Tensor
-from mofa.specs.params import layer_params
+from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
+from mofa.blocks.op import Op, Stream, Tape, TapeBuilder
 
-GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
 CALL_PYTHON = 4
 """Functions of Python in FSDP's hooks around a module's forward that neither gathers nor shards: a function of autograd
 around its inputs, walks over inputs and outputs. 0.33 to 0.39 ms between two blocks, and as much behind the experts, in
@@ -33,156 +43,6 @@ tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half), whose weights stay gather
 def call_python(ctx: Context) -> float:
     """What a block's own call takes where no gather's hooks (``shard_hook_s``) hold it already."""
     return CALL_PYTHON if ctx.precision_mode == "mixed" and ctx.pipelined else 0.0
-
-
-def shards(ctx: Context) -> bool:
-    """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
-    return ctx.precision_mode == "mixed" and not ctx.pipelined
-
-
-def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
-    """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
-    apart = ctx.ep > 1
-    return dense + where(apart, 0.0, experts), where(apart, experts, 0.0)
-
-
-def dim1(ctx: Context) -> BoolK:
-    """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
-    moe = ctx.model.moe
-    return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
-
-
-@dataclass
-class _Pieces:
-    """Ops with the tensors that they declare."""
-
-    ops: list[Op] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer") -> str:
-        self.tensors[name] = Tensor(name, nbytes, kind, grad=False)  # type: ignore[arg-type]
-        return name
-
-    def mark(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER) -> None:
-        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE))
-
-    def wait(self, name: str, reads: tuple[str, ...]) -> None:
-        """The compute stream waits until these are there."""
-        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE))
-
-    def neighbour(self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, at: str) -> str:
-        """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
-        payload = where(ranks > 1.0, bytes_ * params, 0.0)
-        self.tensor(name, 0.0)
-        self.ops.append(
-            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=at, region=OUTSIDE)
-        )
-        return name
-
-    def add_to(self, b: TapeBuilder) -> None:
-        b.tensors.update(self.tensors)
-        for op in self.ops:
-            b.add(op)
-
-
-def gather(p: _Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK) -> str:
-    """Cast and copy the shard in, gather in place: 2 bytes a parameter come out; nothing for a group of one rank."""
-    runs = here & (ranks > 1)
-    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
-    p.tensor(out, where(runs, 2.0 * params, 0.0))
-    if not anywhere(runs):
-        return out
-    p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(where(runs, CAST * params / ranks, 0.0), "foreach_cast"), (),
-           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
-    )  # fmt: skip
-    p.ops.append(
-        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
-           present=runs, stream=GATHER, region=OUTSIDE)
-    )  # fmt: skip
-    return out
-
-
-def copy_out(
-    p: _Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
-) -> str:  # fmt: skip
-    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
-
-    FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
-    """
-    by_rows = dim1(ctx) & experts & (ranks > 1)
-    moved = where(ranks > 1, 4.0, CAST + 4.0) * params + where(by_rows, 4.0 * params, 0.0)
-    launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
-    if ctx.framework.flat_params:
-        moved, launches = where(ranks > 1, 0.0, CAST * params), where(ranks > 1, 0.0, 1.0)
-    scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
-    p.tensor(weights, 2.0 * params, "weight_copy")
-    p.ops.append(
-        Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
-           present=params > 0, region=OUTSIDE)
-    )  # fmt: skip
-    return weights
-
-
-def reduce(
-    p: _Pieces, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
-) -> None:
-    """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
-
-    The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
-    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well. In FSDP1
-    autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
-    of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
-    """
-    here = params > 0
-    if not anywhere(here):
-        p.tensor(f"{name}.reduced", 0.0)
-        p.tensor(f"{name}.reduce_input", 0.0)
-        return
-    alone = here & (ranks <= 1)
-    by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
-    width = ctx.framework.reduced_bytes_per_param
-    p.tensor(f"{name}.reduce_input", width * params)
-    p.ops.append(
-        Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
-           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
-           listed=params / ranks, region=OUTSIDE)
-    )  # fmt: skip
-    kept = where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
-    p.tensor(f"{name}.reduced", kept, "grad")
-    out = f"{name}.reduced"
-    if anywhere(here & opposite(alone)):
-        payload = Collective("reduce_scatter", name, width * params)
-        if ctx.framework.flat_params:
-            p.ops.append(
-                Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
-                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=here, stream=REDUCE,
-                   region=OUTSIDE)
-            )  # fmt: skip
-        writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
-        if anywhere(alone):
-            p.tensor(writes[0], where(alone, 0.0, kept), "grad")
-        p.ops.append(
-            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
-               present=here & opposite(alone), stream=REDUCE, region=OUTSIDE)
-        )  # fmt: skip
-    if anywhere(alone):
-        reads = (f"{name}.scattered" if anywhere(here & opposite(alone)) else f"{name}.reduce_input",)
-        p.ops.append(
-            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
-               scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
-               present=alone, stream=REDUCE, region=OUTSIDE)
-        )  # fmt: skip
-    if ctx.accumulating:
-        p.ops.append(
-            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks * ctx.accumulates, "mul"), (out,), (),
-               launches=_adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
-        )  # fmt: skip
-
-
-def _adds(ctx: Context, num: float = 1.0) -> FloatK:
-    """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
-    return where(ctx.accumulates > 0.0, num, 0.0)
 
 
 # -- forward
@@ -195,8 +55,11 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     if not shards(ctx):
         return
     own, experts = groups(ctx, dense_params, expert_params)
+    if root_holds_ends(ctx) and block in ("embedding", "head"):
+        wrap_end(b, ctx, block, own)
+        return
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
-    p = _Pieces()
+    p = Pieces()
     reads: list[str] = []
     if anywhere(opposite(ahead)):
         reads.append(gather(p, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead)))
@@ -225,7 +88,7 @@ def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     if "efsdp.params" not in b.tensors:
         return ()
     params = b.tensors.pop("efsdp.params").bytes
-    p = _Pieces()
+    p = Pieces()
     reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
     copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
     p.add_to(b)
@@ -234,11 +97,12 @@ def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
 
 def release(b: TapeBuilder) -> tuple[str, ...]:
     """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
-    held: list[str] = [n for n in ("fsdp.gathered", "fsdp.next", "efsdp.next", "efsdp.prefetched") if n in b.tensors]
+    names = ("fsdp.gathered", ROOT, "fsdp.next", "efsdp.next", "efsdp.prefetched")
+    held = [n for n in names if n in b.tensors]
     if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
         held.append("fsdp.prefetched")
     if held:
-        p = _Pieces()
+        p = Pieces()
         p.mark("fsdp.hold", tuple(held))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
@@ -248,8 +112,8 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
     """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
     if not shards(ctx):
         return
-    p = _Pieces()
-    p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", _neighbour(ctx, "embedding")[0],
+    p = Pieces()
+    p.wait("fsdp.first_block", (p.neighbour("fsdp.first_gather", "all_gather", neighbour_params(ctx, "embedding")[0],
                                             ctx.fsdp, 2.0, GATHER),))  # fmt: skip
     p.add_to(b)
 
@@ -260,7 +124,7 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
 def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
     ops = [_without_forward_weights(op, block) for op in tape.ops]
-    p = _Pieces(tensors=dict(tape.tensors))
+    p = Pieces(tensors=dict(tape.tensors))
     mark = marker(ctx, block)
     if ctx.framework.compile:
         ops = _compiled_graphs(ops, tape, block)
@@ -271,6 +135,8 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
         p.ops = _unsharded_gradients(p, ops, ctx, *groups(ctx, dense_params, expert_params))
+    elif root_holds_ends(ctx) and block in ("embedding", "head"):
+        backward_of_end(p, ops, ctx, block, groups(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
@@ -307,18 +173,13 @@ def _fused_sum(op: Op) -> Op:
     return op
 
 
-def _weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
-    names = (w for op in ops for w in op.writes if w.startswith("dW:"))
-    return tuple(n for n in names if n.startswith("dW:experts.") == experts)
-
-
 def _after_experts(ops: list[Op]) -> int:
     """Index behind the exchange of the experts' input gradients, where their parameters' backward hook runs."""
     names = ("experts.", "moe.dispatch.backward")
     return max((i for i, op in enumerate(ops) if op.name.startswith(names)), default=-1) + 1
 
 
-def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+def _autocast_weights(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
 
     Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
@@ -350,11 +211,11 @@ def _autocast_weights(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
             if ctx.accumulating:
                 moved = Stream(12.0 * params * ctx.accumulates, "mul")
                 late.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
-                              launches=_adds(ctx), present=op.present))  # fmt: skip
+                              launches=adds(ctx), present=op.present))  # fmt: skip
     return [*out, *late]
 
 
-def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
+def _plain_gradients(p: Pieces, ops: list[Op], ctx: Context) -> list[Op]:
     """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
     which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
@@ -367,23 +228,23 @@ def _plain_gradients(p: _Pieces, ops: list[Op], ctx: Context) -> list[Op]:
         for grad in (w for w in op.writes if w.startswith("dW:")):
             if ctx.accumulating:
                 moved = Stream(3.0 * p.tensors[grad].bytes * ctx.accumulates)
-                late.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=_adds(ctx),
+                late.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (), launches=adds(ctx),
                                present=op.present))  # fmt: skip
     return [*out, *late]
 
 
-def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+def _unsharded_gradients(p: Pieces, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
-    mine = _weights_of(ops, experts=False)
-    theirs = _weights_of(ops, experts=True)
+    mine = weights_of(ops, experts=False)
+    theirs = weights_of(ops, experts=True)
     apart = experts > 0
     if anywhere(apart) and theirs:
         add = Op(
             "efsdp.accumulate", "dp", Stream(per_param * experts, "accumulate"), theirs, (), launches=3, present=apart
         )
-        post = _Pieces(ops=[add], tensors=p.tensors)
+        post = Pieces(ops=[add], tensors=p.tensors)
         theirs = _kept_where_together(post, theirs, apart)
         at = _after_experts(ops)
         result[at:at] = post.ops
@@ -392,7 +253,7 @@ def _unsharded_gradients(p: _Pieces, ops: list[Op], ctx: Context, own: ArrayK, e
     return result
 
 
-def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolK) -> tuple[str, ...]:
+def _kept_where_together(p: Pieces, grads: tuple[str, ...], apart: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
@@ -402,15 +263,15 @@ def _kept_where_together(p: _Pieces, grads: tuple[str, ...], apart: BoolK) -> tu
     return tuple(names)
 
 
-def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
     zero, apart, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
-    block_own, _ = _neighbour(ctx, block)
+    block_own, _ = neighbour_params(ctx, block)
     following, previous = own, own
     if block == "embedding":
         following, previous = zero, block_own
     elif block == "head":
         following, previous = block_own, zero
-    begin = _Pieces(tensors=p.tensors)
+    begin = Pieces(tensors=p.tensors)
     weights = "fsdp.weights"
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
@@ -431,14 +292,14 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         begin.neighbour("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE)
     body = list(ops)
-    mine = _weights_of(ops, experts=False)
-    theirs = _weights_of(ops, experts=True)
+    mine = weights_of(ops, experts=False)
+    theirs = weights_of(ops, experts=True)
     if anywhere(apart):
-        post = _Pieces(tensors=p.tensors)
+        post = Pieces(tensors=p.tensors)
         post.tensor("fsdp.reduced", 0.0)
         post.wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce(post, ctx, "efsdp", experts, ctx.efsdp, theirs, 3)
-        together = _Pieces(tensors=p.tensors)
+        together = Pieces(tensors=p.tensors)
         theirs = _kept_where_together(together, theirs, apart)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
         copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
@@ -450,7 +311,7 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         if body[first].name.endswith("~"):
             at = next(i for i, op in enumerate(body) if op.name.startswith(names) and not op.name.endswith("~"))
             body[at:at] = _experts_again(p, ctx, experts)
-        pre = _Pieces(tensors=p.tensors)
+        pre = Pieces(tensors=p.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
@@ -458,7 +319,7 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         body[at:at] = begin.ops
     else:
         body[:0] = begin.ops
-    end = _Pieces(tensors=p.tensors)
+    end = Pieces(tensors=p.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_partial_gradients(ctx)
     wait = "efsdp.reduced" if anywhere(apart) else "fsdp.reduced"
@@ -476,24 +337,16 @@ def _fsdp(p: _Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     p.ops = body + end.ops
 
 
-def _experts_again(p: _Pieces, ctx: Context, experts: FloatK) -> list[Op]:
+def _experts_again(p: Pieces, ctx: Context, experts: FloatK) -> list[Op]:
     """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
 
     The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
     holds the first ones throughout.
     """
-    again = _Pieces(tensors=p.tensors)
+    again = Pieces(tensors=p.tensors)
     arrived = gather(again, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
     for name in (arrived, f"{arrived}.in"):
         again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
     copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)
     again.tensors["efsdp.weights@@"] = again.tensors["efsdp.weights@@"]._replace(bytes=0.0)
     return [op._replace(scratch=0.0) for op in again.ops]
-
-
-def _neighbour(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
-    """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
-    index = 0 if block == "embedding" else ctx.model.num_layers - 1
-    layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
-    dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
-    return groups(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

@@ -1,0 +1,181 @@
+"""What FSDP2 does for one group of parameters, in ops: gather, copy out, copy in, reduce-scatter, add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mofa.blocks.backward import OUTSIDE
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.frameworks.torchtitan_linear import CAST
+from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, TapeBuilder, Tensor
+from mofa.specs.params import layer_params
+
+GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
+
+
+def shards(ctx: Context) -> bool:
+    """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
+    return ctx.precision_mode == "mixed" and not ctx.pipelined
+
+
+def groups(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+    """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
+    apart = ctx.ep > 1
+    return dense + where(apart, 0.0, experts), where(apart, experts, 0.0)
+
+
+def dim1(ctx: Context) -> BoolK:
+    """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
+    moe = ctx.model.moe
+    return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
+
+
+@dataclass
+class Pieces:
+    """Ops with the tensors that they declare."""
+
+    ops: list[Op] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer") -> str:
+        """Declare a tensor; its name."""
+        self.tensors[name] = Tensor(name, nbytes, kind, grad=False)  # type: ignore[arg-type]
+        return name
+
+    def mark(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER) -> None:
+        """An op without work: memory is held or let go."""
+        self.ops.append(Op(name, "dp", None, reads, writes, launches=0, stream=stream, region=OUTSIDE))
+
+    def wait(self, name: str, reads: tuple[str, ...]) -> None:
+        """The compute stream waits until these are there."""
+        self.ops.append(Op(name, "dp", Stream(0.0), reads, (), launches=0, region=OUTSIDE))
+
+    def neighbour(self, name: str, kind: CollectiveKind, params: FloatK, ranks: FloatK, bytes_: float, at: str) -> str:
+        """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
+        payload = where(ranks > 1.0, bytes_ * params, 0.0)
+        self.tensor(name, 0.0)
+        self.ops.append(
+            Op(name, "dp", Collective(kind, "fsdp", payload), (), (name,), launches=0, stream=at, region=OUTSIDE)
+        )
+        return name
+
+    def add_to(self, b: TapeBuilder) -> None:
+        """Put them behind what a block's tape has."""
+        b.tensors.update(self.tensors)
+        for op in self.ops:
+            b.add(op)
+
+
+def gather(p: Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK) -> str:
+    """Cast and copy the shard in, gather in place: 2 bytes a parameter come out; nothing for a group of one rank."""
+    runs = here & (ranks > 1)
+    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
+    p.tensor(out, where(runs, 2.0 * params, 0.0))
+    if not anywhere(runs):
+        return out
+    p.ops.append(
+        Op(f"{out}.copy_in", "dp", Stream(where(runs, CAST * params / ranks, 0.0), "foreach_cast"), (),
+           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
+    )  # fmt: skip
+    p.ops.append(
+        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
+           present=runs, stream=GATHER, region=OUTSIDE)
+    )  # fmt: skip
+    return out
+
+
+def copy_out(
+    p: Pieces, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+) -> str:  # fmt: skip
+    """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
+
+    FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
+    """
+    by_rows = dim1(ctx) & experts & (ranks > 1)
+    moved = where(ranks > 1, 4.0, CAST + 4.0) * params + where(by_rows, 4.0 * params, 0.0)
+    launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
+    if ctx.framework.flat_params:
+        moved, launches = where(ranks > 1, 0.0, CAST * params), where(ranks > 1, 0.0, 1.0)
+    scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
+    p.tensor(weights, 2.0 * params, "weight_copy")
+    p.ops.append(
+        Op(f"{weights}.copy_out", "dp", Stream(moved, "copy"), reads, (weights,), scratch=scratch, launches=launches,
+           present=params > 0, region=OUTSIDE)
+    )  # fmt: skip
+    return weights
+
+
+def reduce(
+    p: Pieces, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+) -> None:
+    """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
+
+    The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
+    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well. In FSDP1
+    autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
+    of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
+    """
+    here = params > 0
+    if not anywhere(here):
+        p.tensor(f"{name}.reduced", 0.0)
+        p.tensor(f"{name}.reduce_input", 0.0)
+        return
+    alone = here & (ranks <= 1)
+    by_rows = dim1(ctx) & (ranks > 1) & (name == "efsdp")
+    width = ctx.framework.reduced_bytes_per_param
+    p.tensor(f"{name}.reduce_input", width * params)
+    p.ops.append(
+        Op(f"{name}.reduce_copy_in", "dp", Stream((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"), grads,
+           (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
+           listed=params / ranks, region=OUTSIDE)
+    )  # fmt: skip
+    kept = where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
+    p.tensor(f"{name}.reduced", kept, "grad")
+    out = f"{name}.reduced"
+    if anywhere(here & opposite(alone)):
+        payload = Collective("reduce_scatter", name, width * params)
+        if ctx.framework.flat_params:
+            p.ops.append(
+                Op(f"{name}.predivide", "dp", Stream(where(alone, 0.0, 2.0 * width * params), "mul"),
+                   (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=here, stream=REDUCE,
+                   region=OUTSIDE)
+            )  # fmt: skip
+        writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
+        if anywhere(alone):
+            p.tensor(writes[0], where(alone, 0.0, kept), "grad")
+        p.ops.append(
+            Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
+               present=here & opposite(alone), stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+    if anywhere(alone):
+        reads = (f"{name}.scattered" if anywhere(here & opposite(alone)) else f"{name}.reduce_input",)
+        p.ops.append(
+            Op(f"{name}.reduce_copy", "dp", Stream(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
+               scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
+               present=alone, stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+    if ctx.accumulating:
+        p.ops.append(
+            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks * ctx.accumulates, "mul"), (out,), (),
+               launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+
+
+def adds(ctx: Context, num: float = 1.0) -> FloatK:
+    """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
+    return where(ctx.accumulates > 0.0, num, 0.0)
+
+
+def weights_of(ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+    """The gradients of weights that these ops write, of the experts or of the others."""
+    names = (w for op in ops for w in op.writes if w.startswith("dW:"))
+    return tuple(n for n in names if n.startswith("dW:experts.") == experts)
+
+
+def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
+    """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
+    index = 0 if block == "embedding" else ctx.model.num_layers - 1
+    layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
+    dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
+    return groups(ctx, dense, layer.routed / (ctx.ep * ctx.etp))
