@@ -262,11 +262,11 @@ def _plain(column: NDArray[Any]) -> Any:
 
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
-    mode: Mode, drop: frozenset[str] = frozenset(),
+    mode: Mode, drop: frozenset[str] = frozenset(), drained: bool = False,
 ) -> Costs:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
-    ``drop`` leaves out the ops of these families, to show what they weigh.
+    ``drop`` leaves out the ops of these families, to show what they weigh; ``drained`` as ``Machine`` has it.
     """
     columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
     columns.append(table.balancing)
@@ -289,7 +289,7 @@ def block_costs(
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
-    machine = Machine(cluster, groups, framework, num_k, spread)
+    machine = Machine(cluster, groups, framework, num_k, spread, drained)
     weights = Weights(
         tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,

@@ -34,6 +34,8 @@ class Machine:
     num_k: int
     spread: TokenSpread | None = None
     """Where copies of a token go, for dispatchers that send a token once to each place."""
+    drained: bool = False
+    """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.first_use`)."""
 
     @cached_property
     def fabric(self) -> Fabric:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import per_combination, row_max
 from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
 from mofa.cost.compose import step_time
+from mofa.cost.first_use import drained as drained_share
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.peak import stage_bytes, stage_peaks
 from mofa.cost.rows import LayerArrays, Rows, make_rows
@@ -64,22 +66,28 @@ class Estimator:
         How unevenly experts are loaded.
     drop
         Families of ops to leave out.
+    drained
+        Whether in all passes kernels that are loaded take the host's lead; else as often as they do.
     """
 
     def __init__(
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
-        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
+        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(), drained: bool = False,
     ) -> None:  # fmt: skip
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
-        self.loads = loads
+        self.loads, self.drop = loads, drop
+        self.drains = np.zeros(len(table))
+        """Share of passes in which kernels that are loaded take the host's lead. (n,) [-]"""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[_Part] = []
         for chosen, mode in precision_modes(framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
-            costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
+            costs = block_costs(workload, cluster, framework, some, loads, mode, drop, drained)
             self.place[chosen] = costs.index
+            if not drained:
+                self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
             self.parts.append(_Part.of(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
@@ -129,7 +137,18 @@ class Estimator:
             runs = self.runs(table)
             out.exposed *= runs
             out.hidden *= runs
+        share = self.drains[which]
+        if share.any():
+            other = self.drained.rows(which, recompute_layers=layers)
+            out.exposed += share * (other.exposed_s - out.exposed)
+            out.hidden += share * (other.hidden_s - out.hidden)
         return out.breakdown()
+
+    @cached_property
+    def drained(self) -> Estimator:
+        """The same where loads have taken the host's lead in all passes."""
+        facts = self.workload, self.cluster, self.framework, self.table, self.loads
+        return Estimator(*facts, drop=self.drop, drained=True)
 
     def runs(self, table: StrategyTable) -> NDArray[np.float64]:
         """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""

@@ -12,18 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
 
+import numpy as np
+
+from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, where
 from mofa.blocks.op import HostSync, Op, Stream, Tape
 
-LIKELY = log(2.0)
-"""Kernels expected of loops from which on they load one more often than not: half of Poisson's counts are above 0.
-[-]"""
+
+def drained(ctx: Context) -> FloatK:
+    """Share of passes through layers in which a kernel has been loaded by the end of a layer's loop over experts, in
+    the mean over the layers: of Poisson's counts those above 0. Half of a number's kernels are needed each way. (K,)
+    [-]"""
+    if ctx.model.moe is None:
+        return 0.0
+    share: FloatK = 1.0 - np.exp(-0.5 * ctx.local_experts * ctx.new_kernels * ctx.loops_met)
+    return share
 
 
 def loading(
-    tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float
+    tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float, drained: bool = False
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with what loads take ahead of the loops over experts that need them, and its ops' seconds.
 
@@ -35,17 +43,19 @@ def loading(
         Device and host time of each op, without loads. (K,) each [s]
     load_s
         One load. [s]
+    drained
+        Whether a load has taken the lead that the host brought along.
 
     Notes
     -----
     A load anywhere in a loop finds the host ahead by ``u X``, ``u`` the share of the loop behind it and ``X`` what
     computing the loop takes longer than issuing it, and the device idles for ``max(load_s - u X, 0)``: in the mean over
     ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
-    device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. Where the
-    loops of a pass have loaded more often than not by the end of a layer's (``Op.loops_met`` of them in the mean over
-    the layers), the host has no lead from before them either, such as that of the head over the backward pass. Assumes
-    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded
-    the first time; what the device idles while a drained load ends (above) is left out.
+    device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. A pass that
+    has loaded one has no lead from before either, such as that of the head over the backward pass: steps are costed
+    both ways and take the mean, by the share of passes (:func:`drained`) of which that holds. Assumes no such lead for
+    the mean, that loads don't follow each other closely, and that what is computed again was loaded the first time;
+    what the device idles while a drained load ends (above) is left out.
 
     Examples
     --------
@@ -53,7 +63,7 @@ def loading(
     half a millisecond, and nothing of the host's time is the device's.
 
     >>> ops = tuple(Op(name, "grouped_gemm", Stream(1.0), rounds=4.0, loads=0.5) for name in ("a", "b"))
-    >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0)
+    >>> tape, took, issued = loading(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
     >>> took, issued
@@ -73,9 +83,8 @@ def loading(
             ahead = maximum(sum((s - i for _, s, i in loop), 0.0), 0.0)
             idle = where(ahead < load_s, load_s - ahead / 2.0, load_s**2 / (2.0 * maximum(ahead, load_s)))
             name = tape.ops[at].name
-            lost = sum((where(op.present, op.loads * op.loops_met, 0.0) for op in first), 0.0) >= LIKELY
-            if anywhere(lost):
-                out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=lost), 0.0, 0.0))
+            if drained:
+                out.append((Op(f"{name}.waits", "host", HostSync(), launches=0, present=loads > 0.0), 0.0, 0.0))
             out.append((Op(f"{name}.loads", "host_idle", Stream(0.0), launches=0), loads * idle, 0.0))
             out.append((Op(f"{name}.loaded", "host", None, launches=0), 0.0, loads * load_s))
         out += loop

@@ -76,7 +76,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s)
+    tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
     issue = in_turn(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = blocking(tape, seconds, issue, machine)

@@ -13,7 +13,7 @@ from mofa.replay.ranks import makers_of_ends, outside_of, rank_maker
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
-from mofa.replay.timed import TimeReplayed, again
+from mofa.replay.timed import TimeReplayed, again, between
 
 
 class Replayer:
@@ -65,7 +65,10 @@ class Replayer:
     def time(self) -> TimeReplayed:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
         runs = float(self.estimator.runs(self.estimator.table)[0])
-        return again(time_of(self.estimator, detail=False), runs)
+        played = time_of(self.estimator, detail=False)
+        if share := float(self.estimator.drains[0]):
+            played = between(played, time_of(self.estimator.drained, detail=False), share)
+        return again(played, runs)
 
     @property
     def played(self) -> tuple[int, ...]:

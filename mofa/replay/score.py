@@ -139,7 +139,7 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
     seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = loading(tape, seconds, issue, load_s)
+    tape, seconds, issue = loading(tape, seconds, issue, load_s, machine.drained)
     issue = in_turn(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):

@@ -57,6 +57,28 @@ class TimeReplayed:
     ops: tuple[tuple[Spot, ...], ...] = field(default=())
 
 
+def between(one: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+    """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
+    transfers and ops of the first.
+
+    Examples
+    --------
+    >>> one, other = (TimeReplayed(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
+    >>> between(one, other, 0.25).step_s, between(one, other, 0.25).ranks
+    (2.5, ({'gemm': 2.5},))
+    """
+
+    def mean(parts: dict[str, float], of_other: dict[str, float]) -> dict[str, float]:
+        names = dict.fromkeys([*parts, *of_other])
+        return {name: (1.0 - share) * parts.get(name, 0.0) + share * of_other.get(name, 0.0) for name in names}
+
+    return replace(
+        one, step_s=(1.0 - share) * one.step_s + share * other.step_s, exposed=mean(one.exposed, other.exposed),
+        hidden=mean(one.hidden, other.hidden), ranks=tuple(map(mean, one.ranks, other.ranks)),
+        idle=tuple(map(mean, one.idle, other.idle)),
+    )  # fmt: skip
+
+
 def again(time: TimeReplayed, runs: float) -> TimeReplayed:
     """A step that runs so often on average; its spans, transfers and ops are those of one run.
 
