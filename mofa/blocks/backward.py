@@ -142,8 +142,6 @@ class _Differentiator:
         """The groups whose checkpoint is a function, token chunks apart."""
         out: dict[str, _Frame] = {}
         for group in {g for g in self.group_of.values() if g and not g.startswith(CHUNK)}:
-            if group in self.recompute.discard:
-                continue
             ops = [op for op in self.forward.ops if self.group_of[op.name] == group]
             made = {w for op in ops for w in op.writes}
             inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
@@ -169,7 +167,7 @@ class _Differentiator:
         group = self.group_of[producer] if producer else ""
         if not group or group not in self.recompute.discard:
             return name
-        return f"{name}~" if group in self.replayed else ""
+        return f"{name} restored" if group in self.replayed else ""
 
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
@@ -198,8 +196,20 @@ class _Differentiator:
         if same or group in self.recompute.discard:
             if group not in self.replayed:
                 self._replay(group)
-            return f"{name}~"
+                self._restore(group)
+            return f"{name}~" if same or group not in self.framed else f"{name} restored"
         return name
+
+    def _restore(self, group: str) -> None:
+        """What left a discarded group gets its memory back and is copied there from what was made again, which autograd
+        holds beside it (tensor_parallel/random.py, ``CheckpointWithoutOutput._recompute``)."""
+        if group not in self.recompute.discard or group not in self.framed:
+            return
+        for name in self.framed[group].outputs:
+            again, back = f"{name}~", f"{name} restored"
+            self._tensor(back, name)
+            work = Stream(2.0 * self.tensors[again].bytes, "copy")
+            self.ops.append(Op(back, "recompute", work, (again,), (back,)))
 
     def _replay(self, group: str) -> None:
         self.replayed.add(group)

@@ -159,6 +159,12 @@ def test_up_projection_recomputation_of_latent_attention() -> None:
     assert given_back("megatron-local", "selective:mla_up_proj", MLA) >= 2 * q + v
     held = kept(layer("megatron", MLA, "selective:mla_up_proj"))
     assert not {"q", "k", "v", "q_up.out", "kv_up.out"} & set(held)
+    ops = layer("megatron-local", MLA, "selective:mla_up_proj").backward.ops
+    restored = {op.name: op for op in ops if op.name.endswith(" restored")}  # copied to where they were (random.py)
+    assert set(restored) == {"q restored", "k restored", "v restored"}
+    assert first(restored["v restored"].work.bytes) == 2 * v  # type: ignore[union-attr]
+    (end,) = [op for op in ops if op.name == "mla_up returns"]
+    assert {"q~", "k~", "v~", "d:q"} <= set(end.reads)
     whole = llama(attention=LATENT | {"q_lora_rank": None})
     for name in ("megatron", "megatron-local"):  # queries that are not compressed are projected in there too
         found = layer(name, whole, "selective:mla_up_proj")
