@@ -24,6 +24,24 @@ NEMOTRON = r"nemotron.?(8|15|22|340)b"
 MPT = r"mpt"
 BLOOM_VOCAB = 250_000
 """Tokens of the tokenizer of all rows of that lab book that say; rows that do not must agree by their parameters."""
+HEADINGS = {("BLOOM-dev-181B", "GBS Variations"): {"layers": "72"}}
+"""What the heading of a row's table says and the row does not, by model and section: ``NLAYERS=72, NHIDDEN=14336,
+NHEADS=64`` stands over that section of the lab book (bigscience, train/tr11-176B-ml/chronicles-prequel.md), whose rows
+are all of 181B, as 72 such layers are."""
+
+
+def headed(row: Row) -> Row:
+    """A row with what stands over its table.
+
+    Examples
+    --------
+    >>> row = {"model": "BLOOM-dev-181B", "layers": "", "notes": 'section "GBS Variations"; measured at iteration 2'}
+    >>> headed(row)["layers"]
+    '72'
+    """
+    section = re.search(r'section "([^"]*)"', row.get("notes", ""))
+    over = HEADINGS.get((row.get("model", ""), section[1] if section else ""), {})
+    return {**row, **{name: text for name, text in over.items() if not row[name]}}
 
 
 def number(row: Row, name: str) -> int | None:

@@ -19,7 +19,7 @@ from mofa.specs.framework import DEEPSPEED
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB
-from mofa.validate.architecture import Row, model_of, number, why_no_model, why_not_the_bundled
+from mofa.validate.architecture import Row, headed, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
 from mofa.validate.readings import contradicted
 
@@ -368,6 +368,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
+    rows = [headed(row) for row in rows]
     against = contradicted([row for row in rows if MEMORY.get(source_of(row)) == "device"])
     for row in rows:
         reason = why_unusable(row)

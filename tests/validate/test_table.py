@@ -280,6 +280,20 @@ def test_bloom_as_its_readme_says(tmp_path: Path) -> None:
     assert usable(tmp_path, id="bloom-128", **row)["run"]["framework"]["splits_layers"] == "greedy-embeddings"
 
 
+def test_layers_that_stand_over_a_table(tmp_path: Path) -> None:
+    """NLAYERS=72 stands over one section's tables; in another the lab book tweaked layers from row to row."""
+    columns = {
+        "model": "BLOOM-dev-181B", "params_b": "181", "layers": "", "hidden": "14336", "ffn": "57344", "heads": "64",
+        "kv_heads": "64", "vocab": "", "seq_len": "2048", "gpu": "A100 80GB", "n_gpus": "384", "tp": "4", "sp": "0",
+        "pp": "12", "dp": "8", "mbs": "2", "gbs": "2048", "recompute": "full", "attention_type": "MHA (ALiBi)",
+        "measured_peak_mem_gib": "44", "id": "bloom-001",
+    }  # fmt: skip
+    model = usable(tmp_path, **columns, notes='section "GBS Variations"; at iteration 2')["run"]["model"]
+    assert (model["num_layers"], model["vocab"]) == (72, 250_000)
+    elsewhere = row(**columns, notes='section "Choosing the fastest 3D Topology"')
+    assert import_rows([elsewhere], PUBLISHED)[1][0]["reason"].startswith("architecture is not given: layers")
+
+
 def test_torchtitan_runs_as_its_script_says(tmp_path: Path) -> None:
     """run_train.sh maps pages; the loss of torchao 0.10's logs (April 2025) is not compiled; cuDNN's attention, which
     runs on B200, is computed again until December 2025; embedding and head are the root's until July 2025."""
