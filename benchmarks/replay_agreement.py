@@ -212,14 +212,14 @@ def cases(num: int, seed: int = SEED) -> Iterator[Case]:
 
 
 def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
-    """Random legal strategies of torchtitan under ZB-V and interleaved zero bubble in turn, without recomputation."""
+    """Random legal strategies of torchtitan under ZB-V and interleaved zero bubble in turn; no op-level checkpoints."""
     random = np.random.default_rng(seed)
     jobs = [i for i, job in enumerate(JOBS) if job[4] == "torchtitan"]
     for i in range(num):
         schedule, vpp = (("zbv", 2), ("interleaved-zb", 0))[i % 2]
         name, job, table = _legal(jobs[i % len(jobs)])
-        plain = np.array([mode.kind == "none" for mode in table.recompute_modes])[table.recompute]
-        fits = np.flatnonzero(plain & ((table.vpp == vpp) if vpp else (table.vpp > 1)))
+        known = np.array([mode.kind != "ops" for mode in table.recompute_modes])[table.recompute]
+        fits = np.flatnonzero(known & ((table.vpp == vpp) if vpp else (table.vpp > 1)))
         row = table.take(np.array([random.choice(fits)]))
         yield Case(name, job, replace(row, schedule=np.array([SCHEDULES.index(schedule)])))
 

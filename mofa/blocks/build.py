@@ -11,6 +11,7 @@ from mofa.blocks.lifetimes import BlockLives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, stream
+from mofa.blocks.put_off import Apart, apart
 from mofa.blocks.tp_overlap import overlapped
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, layer_params
@@ -46,6 +47,13 @@ class BlockTapes:
     name: str
     forward: Tape
     backward: Tape
+    checkpointed: bool = False
+    """Whether one checkpoint of PyTorch's is around the whole block."""
+
+    @cached_property
+    def apart(self) -> Apart:
+        """The backward by inputs and by weights, for schedules that put the latter off."""
+        return apart(self.forward, self.backward, self.checkpointed)
 
     @cached_property
     def lives(self) -> BlockLives:
@@ -87,7 +95,8 @@ def block(
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
     if recompute.keep_outputs:  # an op-level checkpoint: its mode sees every op, forward and again
         forward, back = (_through_a_mode(tape, again) for tape, again in ((forward, False), (back, True)))
-    return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx))
+    checkpointed = recompute.kind == "full" and not (recompute.keep_outputs or recompute.reentrant)
+    return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx), checkpointed)
 
 
 def _through_a_mode(tape: Tape, again: bool) -> Tape:

@@ -113,8 +113,6 @@ class BlockLives:
     boundary: int
     """The first op of the backward tape."""
     found: list[Interval]
-    held: list[tuple[int, BoolK]]
-    """What the weights' gradients read that the backward by inputs made, or was given, and for which candidates."""
     kept: list[int]
     """What is kept from the forward for the backward."""
     longer: list[int]
@@ -134,26 +132,7 @@ class BlockLives:
         end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
         found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
-        return cls(ops, boundary, found, _held(lives, found, boundary), *_kept(ops, found, boundary),
-                   _pools(ops, found))  # fmt: skip
-
-
-def _held(lives: Lifetimes, found: list[Interval], boundary: int) -> list[tuple[int, BoolK]]:
-    late = [op for op in lives.ops[boundary:] if op.name.endswith(WEIGHT_ENDS)]
-    needed: dict[str, BoolK] = {}
-    for op in late:
-        for name in op.reads if anywhere(op.present) else ():
-            needed[name] = op.present if name not in needed or op.present is True else needed[name] | op.present
-    for name in sorted(lives.shares, key=lambda n: -lives.birth[n]):  # a view keeps what it is a view of
-        source, mask = lives.shares[name]
-        if name in needed and needed.get(source) is not True:
-            needed[source] = needed.get(source, False) | (needed[name] & mask)
-    for name in {name for op in late for name in op.writes}:
-        needed.pop(name, None)
-    return [
-        (i, needed[f.tensor]) for i, f in enumerate(found)
-        if f.start >= boundary and f.start == f.since and f.tensor in needed
-    ]  # fmt: skip
+        return cls(ops, boundary, found, *_kept(ops, found, boundary), _pools(ops, found))
 
 
 def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[list[int], list[int]]:

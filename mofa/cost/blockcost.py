@@ -22,6 +22,7 @@ from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
 from mofa.cost.liveness import BlockMemory, block_memories
 from mofa.cost.loads import RoutingLoads
+from mofa.cost.put_off import PutOff, put_off
 from mofa.cost.scan import PhaseTime, scan, scan_apart
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
@@ -144,8 +145,13 @@ class Costs:
     def apart(self) -> dict[str, tuple[ArrayK, ArrayK]]:
         """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
         rows of :class:`mofa.cost.hostclock.Clocks`. (4, K) each [s]"""
-        both = {name: scan_apart(block.backward, self.machine) for name, block in self.tapes.items()}
+        both = {name: scan_apart(block, self.machine) for name, block in self.tapes.items()}
         return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
+
+    @cached_property
+    def put_off(self) -> dict[str, PutOff]:
+        """Memory of each block's backward by weights, as those schedules run it."""
+        return {name: put_off(block, self.machine.num_k) for name, block in self.tapes.items()}
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,11 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_OF_TAPES] += m * per_batch
     regained = each.regained_s
     exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
+    if each.more_s is not None:  # blocks made again for each weight, or sums of one gradient
+        more = m * each.more_s[rowsel, slowest]
+        again = np.max(lay.full > 0, axis=1)[rowsel, slowest]
+        exposed[_T["recompute"]] += np.where(again, more, 0.0)
+        exposed[_T["memory_bound"]] += np.where(again, 0.0, more)
     hidden += m * per_batch_hidden
     outside = outside_blocks(rows, fwd, bwd, m, each.late)
     exposed[_T["dp"]] += outside.exposed

@@ -45,8 +45,6 @@ class BlockMemory:
     large_peak: ArrayK
     """Of the computing stream's tensors larger than each of the sizes given: what is kept, and the most alive in the
     forward and at all beyond what is kept. (sizes, K) [B]"""
-    held: ArrayK
-    """What a backward by inputs alone leaves for the weights' gradients beside what was kept. [B]"""
     above: ArrayK
     """Of what was kept, what the backward reads only before it comes to the last weight. [B]"""
     pool_slack: ArrayK
@@ -71,7 +69,6 @@ class BlockMemory:
             large_saved=self.large_saved + block.large_saved,
             large_forward=np.maximum(self.large_forward, block.large_forward),
             large_peak=np.maximum(self.large_peak, block.large_peak),
-            held=self.held + block.held,
             above=block.above,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             forward_peak=np.maximum(forward, self.forward_peak),
@@ -107,11 +104,6 @@ def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[B
     of_block = joined.of_block[:, kept]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
     slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
-    held = joined.sums([[i for i, mask in block.held if mask is True] for block in blocks])
-    for row, block, first in zip(held, blocks, joined.first, strict=True):
-        for i, mask in block.held:
-            if mask is not True:
-                row += np.where(mask, sizes[first + i], 0.0)
     above = joined.sums([block.kept for block in blocks]) - joined.sums([block.longer for block in blocks])
     own = sizes.copy()
     for block, first in zip(blocks, joined.first, strict=True):
@@ -122,7 +114,7 @@ def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[B
     return [
         BlockMemory(
             saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
-            large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i], held=held[i],
+            large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i],
             above=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
             forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
             backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
@@ -292,7 +284,7 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     large = np.zeros((num_sizes, num_k))
     return BlockMemory(
         saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
-        large_peak=large, held=zero, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
+        large_peak=large, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
         forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
     )  # fmt: skip
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
+from mofa.blocks.lifetimes import PRODUCT_ENDS
 from mofa.blocks.op import KINDS, READS, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.put_off import KEPT
 from mofa.cost.tensors import block_weights
 
 STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
@@ -19,11 +22,6 @@ CLAIMS = {
     "fsdp.previous": "fsdp.reduce_input",
 }  # fmt: skip
 """Marks at which a block takes over what the block before it held, and under which name that was held."""
-
-
-_WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
-_PRODUCTS = (".dgrad", *_WEIGHT)
-"""Ops of a backward that belong to a weight."""
 
 
 _LAST = ("embedding.backward",)
@@ -90,12 +88,16 @@ class Life:
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
     reduced: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
+    apart: tuple[Deed, ...] = ()
+    """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
+    apart_last: tuple[Deed, ...] = ()
+    """The same of a chunk's last block."""
 
     def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
-        weights = [deed for deed in self.backward if deed.weight]
-        needed = frozenset(name for deed in weights for name in deed.reads)
-        return tuple(deed for deed in self.backward if not deed.weight), needed
+        both = self.apart or self.backward
+        needed = frozenset(name for deed in both if deed.weight for name in deed.reads)
+        return tuple(deed for deed in both if not deed.weight), needed
 
     def above_weights(self) -> frozenset[str]:
         """What the forward kept and the backward reads only before it comes to the block's last weight.
@@ -107,14 +109,20 @@ class Life:
         made = {item.name for deed in self.forward for item in deed.new}
         out: set[str] = set()
         for deed in self.backward:
-            if deed.op.endswith(_PRODUCTS):
+            if deed.op.endswith(PRODUCT_ENDS):
                 return frozenset(out - self.of_inputs()[1])
             out.update(name for name in deed.free if name in made)
         return frozenset()
 
-    def of_weights(self) -> tuple[Deed, ...]:
-        """The weights' gradients alone."""
-        return tuple(deed for deed in self.backward if deed.weight)
+    def of_weights(self, *, last: bool = False) -> tuple[Deed, ...]:
+        """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
+
+        What a checkpoint keeps to the end of the chunk's is not let go here.
+        """
+        both = (self.apart_last if last else self.apart) or self.backward
+        return tuple(
+            replace(deed, free=()) if deed.op == KEPT else deed for deed in both if deed.weight
+        )  # fmt: skip
 
 
 T = TypeVar("T")
@@ -149,16 +157,34 @@ def products(life: Life) -> tuple[str, ...]:
 
 def life(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
-    pipelined: bool = False,
+    pipelined: bool = False, puts_off: bool = False,
 ) -> Life:  # fmt: skip
     """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
     ``apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that they
     read, or because PyTorch of then made a third tensor of two.
 
+    ``puts_off``: the schedule runs backwards by inputs and by weights.
+
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
     """
+    whole = _life(block, k, autocast, weight_first, apart, pipelined)
+    if not puts_off:
+        return whole
+    halves, both = block.apart, []
+    for weights in (halves.weights, halves.weights_of_last):
+        tape = replace(halves.inputs, ops=(*halves.inputs.ops, *weights.ops), tensors=weights.tensors)
+        behind = len(halves.inputs.ops)
+        both.append(_life(replace(block, backward=tape), k, autocast, weight_first, apart, pipelined, behind))
+    apart_, last = both
+    return replace(whole, apart=apart_.backward, apart_last=last.backward, launches=apart_.launches)
+
+
+def _life(
+    block: BlockTapes, k: int, autocast: bool, weight_first: bool, apart: bool, pipelined: bool, late: int | None = None
+) -> Life:  # fmt: skip
+    """Of the two tapes as they are; ops of the backward from ``late`` on are those by weights, else those so named."""
     backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
     ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
@@ -204,9 +230,10 @@ def life(
         and not (op.compiled or op.name.startswith("experts."))
     )  # fmt: skip
     deeds = [
-        _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of)
+        _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
+              op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late)
         for i, op in enumerate(ops)
-    ]
+    ]  # fmt: skip
     weights = block_weights(block.forward.ops, k)
     pieces = _pieces(deeds, weights)
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
@@ -355,7 +382,8 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 
 def _deed(
-    op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object
+    op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
+    by_weights: bool,
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.stream, 0)
@@ -381,6 +409,6 @@ def _deed(
     deed = Deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
-        op.name.endswith(_WEIGHT), tuple(of(r) for r in op.reads) if op.name.endswith(_WEIGHT) else (),
+        by_weights, tuple(of(r) for r in op.reads) if by_weights else (),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

@@ -205,12 +205,8 @@ class _Instants:
         rows, lay = self.rows, self.rows.layout
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
-        whole = (
-            2.0
-            * self._sent()
-            * np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
-            * bool(rows.framework.deepspeed)
-        )
+        tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
+        whole = 2.0 * self._sent() * tp * bool(rows.framework.deepspeed)
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = head_grads(rows)
@@ -264,21 +260,22 @@ class _Instants:
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             whole = lay.full_by_chunk[:, i][lay.choice]
-            for label, mode, saved, there, recomputed in (
-                ("", rows.base, self.saved_plain, counts[i] - whole > 0, 0),
-                (" recomputed", rows.full, self.saved_full, whole > 0, 1),
-            ):
-                has = np.asarray(there.any(axis=2))
+            for recomputed, mode, saved, there in (
+                (0, rows.base, self.saved_plain, counts[i] - whole > 0), (1, rows.full, self.saved_full, whole > 0),
+            ):  # fmt: skip
+                has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
                     continue
+                more, alone = moments.apart(i, recomputed, backward[0])
                 gone = np.where(there, moments.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
                 for way, peaks in (("forward", forward), ("backward", backward)):
-                    kept, grads = moments.most(way == "forward", gone)
+                    kept, grads = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
                     self.add_block(way, name, i, peaks, mode, has, self.acts - kept, grads=grads)
-                kept, grads = moments.most(
-                    False, np.where(there, 0.0, np.inf), ended=True, own_grads=self._layer_grads(i)
-                )
+                for peaks, on, kept, grads in moments.by_weights(i, recomputed, there):
+                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, self.acts - kept, grads=grads)
+                done = np.where(there, alone - more, np.inf)
+                kept, grads = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, self.acts - kept, grads=grads)
 
@@ -292,9 +289,9 @@ class _Instants:
         for name, forward, kinds in (
             ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
         ):  # fmt: skip
-            kept, grads = moments.most(forward, on_head)
+            kept, grads = moments.most("F" if forward else "B", on_head)
             self._add_end(name, rows.is_head, kinds, self.acts - kept, grads=grads)
-        kept, grads = moments.most(False, on_first, ended=True)
+        kept, grads = moments.most("B", on_first, ended=True)
         self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self.acts - kept, grads=grads)
         if rows.mode.precision == "mixed":
             model, tp = rows.workload.model, rows.table.tp

@@ -52,7 +52,6 @@ class LayerArrays:
     """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
     backward_clocks: ArrayN
     weights_s: ArrayN
-    held: ArrayN
 
     @classmethod
     def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
@@ -85,7 +84,6 @@ class LayerArrays:
             forward_clocks=grid(lambda c: c.forward.clocks),
             backward_clocks=grid(lambda c: c.backward.clocks),
             weights_s=grid(lambda c: c.backward.weights),
-            held=grid(lambda c: c.memory.held),
         )
 
     @cached_property

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
 from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
 from mofa.cost.blocking import blocking
@@ -61,15 +62,13 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     return _scanned(*_read(tape, machine, timed), machine, repeat)
 
 
-def scan_apart(tape: Tape, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
+def scan_apart(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
     """A backward as zero-bubble schedules run it: what makes inputs' gradients, and weights', each back to back. [s]"""
-    tape, seconds, issue = _read(tape, machine, None)
-    parts = []
-    for by_weights in (False, True):
-        at = [n for n, op in enumerate(tape.ops) if op.name.endswith(WEIGHT_ENDS) is by_weights]
-        some = replace(tape, ops=tuple([tape.ops[n] for n in at]))
-        parts.append(_scanned(some, [seconds[n] for n in at], [issue[n] for n in at], machine, 2))
-    return parts[0], parts[1]
+    tape, seconds, issue = _read(block.backward, machine, None)
+    at = [n for n, op in enumerate(tape.ops) if not op.name.endswith(WEIGHT_ENDS)]
+    inputs = replace(tape, ops=tuple([tape.ops[n] for n in at]))
+    by_inputs = _scanned(inputs, [seconds[n] for n in at], [issue[n] for n in at], machine, 2)
+    return by_inputs, _scanned(*_read(block.apart.weights, machine, None), machine, 2)
 
 
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:

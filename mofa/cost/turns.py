@@ -53,8 +53,8 @@ class LateHost:
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
         ``of`` says which of the stages that are shown each one is like. (pp,)
         """
-        issue = (self.forward.host_s + self.backward.host_s).sum(axis=2)[:, of]
-        backward_s = self.backward.device_s[:, of, 0]
+        issue = np.sum([one.host_s for one in self.kinds], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([one.device_s for one in self.kinds[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return row_max(num_micro_batches[:, None] * issue + ahead_s)
 
@@ -121,6 +121,8 @@ class Passes:
     regained_s: ArrayN | float
     late: LateHost | None
     waited_s: ArrayN | None = None
+    more_s: ArrayN | None = None
+    """What backwards by inputs and by weights take more than whole ones. (n, R) [s]"""
     """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
 
     def of_stages(self) -> tuple[ArrayN, ArrayN]:
@@ -157,10 +159,15 @@ def passes(rows: Rows) -> Passes:
     waits |= rows.layout.stages.pp == 1 or exchanges
     host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
     before, waited = (forward + backward).sum(axis=2), None
+    more: ArrayN | None = None
     forward[at], backward[at] = host.forward.device_s, host.backward.device_s
     if host.apart is not None:
         by_inputs, by_weights = host.apart
-        backward[at], weights[at] = by_inputs.device_s + by_weights.device_s, by_weights.device_s
+        both = by_inputs.device_s + by_weights.device_s
+        more = np.zeros_like(before)
+        more[at] = (both - backward[at]).sum(axis=2)
+        before += more
+        backward[at], weights[at] = both, by_weights.device_s
     elif exchanges and rows.layout.stages.pp > 1:
         waited = before.copy()
         ends = rows.is_first > 0, rows.is_last > 0
@@ -170,17 +177,19 @@ def passes(rows: Rows) -> Passes:
         held_forward, held_backward = host.held_s()
         forward[at] += held_forward
         backward[at] += held_backward
-    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited)
+    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, more)
 
 
 def _is_late(rows: Rows) -> NDArray[np.bool_]:
-    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it. (n,)"""
+    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it; all rows
+    where backwards by inputs and by weights are more than whole ones. (n,)"""
+    if rows.schedule in APART:
+        return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.layout
     late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
     handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
-    backwards = _layers_apart(rows) if rows.schedule in APART else (layers.backward_clocks,)
-    for clocks in (layers.forward_clocks, *backwards):
+    for clocks in (layers.forward_clocks, layers.backward_clocks):
         late |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not late.any():
         return np.zeros(len(rows.table), dtype=bool)

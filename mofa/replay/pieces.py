@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from mofa.blocks.build import layer_kind
+from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.build import BlockTapes, layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.rows import Rows
 from mofa.orders import Order
 from mofa.replay.score import Draft, Names, Score, Step, draft, score, value
+from mofa.specs.strategy import ZERO_BUBBLE
 
 Phase = Literal["F", "B", "I", "W"]
-_WEIGHT = (".wgrad", ".grad_cast", ".accumulate")
-"""Ends of the names of ops that make or add a weight's gradient: zero-bubble schedules put them off."""
 _BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
 """Ends of the names of ops behind which a weight's gradient may be reduced."""
 
@@ -93,15 +93,17 @@ class Book:
         drafts: dict[tuple[str, Phase], Draft] = {}
         for label, block in rows.costs.tapes.items():
             drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
-            drafts[label, "B"] = draft(f"backward of {label}", block.backward, rows.costs.machine)
+            drafts[label, "B"] = whole = draft(f"backward of {label}", block.backward, rows.costs.machine)
+            if rows.schedule in ZERO_BUBBLE:
+                drafts[label, "I"], drafts[label, "W"] = _apart(whole, block, rows)
         return cls(drafts, Names.of(drafts.values()))
 
     def score(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> Score:
         """The score of a tape; with steps inserted behind some of its lines it is made anew."""
         if inserted:
-            return score(self._draft(label, phase), self.names, inserted)
+            return score(self.drafts[label, phase], self.names, inserted)
         if (label, phase) not in self.scores:
-            self.scores[label, phase] = score(self._draft(label, phase), self.names)
+            self.scores[label, phase] = score(self.drafts[label, phase], self.names)
         return self.scores[label, phase]
 
     def placed(self, label: str) -> tuple[Placed, ...]:
@@ -119,13 +121,13 @@ class Book:
             self.weights[label] = tuple(found)
         return self.weights[label]
 
-    def _draft(self, label: str, phase: Phase) -> Draft:
-        if (label, phase) not in self.drafts:
-            whole = self.drafts[label, "B"]
-            lines = tuple(
-                line for line in whole.lines
-                if (phase == "W") == (line.op is not None and line.op.name.endswith(_WEIGHT))
-            )  # fmt: skip
-            name = whole.name + (" by weights" if phase == "W" else " by inputs")
-            self.drafts[label, phase] = Draft(name, lines, "" if phase == "W" else whole.given, whole.out)
-        return self.drafts[label, phase]
+
+def _apart(whole: Draft, block: BlockTapes, rows: Rows) -> tuple[Draft, Draft]:
+    """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
+    late = [line.op is not None and line.op.name.endswith(WEIGHT_ENDS) for line in whole.lines]
+    halves = [tuple(line for line, of in zip(whole.lines, late, strict=True) if of is by) for by in (False, True)]
+    weights = draft("", block.apart.weights, rows.costs.machine).lines
+    return (
+        Draft(f"{whole.name} by inputs", halves[0], whole.given, whole.out),
+        Draft(f"{whole.name} by weights", weights, "", whole.out),
+    )

@@ -318,10 +318,11 @@ class Player:
         """The weights' gradients that were put off, then all that was kept for them goes."""
         self.first = c not in self.begun
         self.begun.add(c)
-        at = self.passes[c, i]
-        for n in range(len(at.slots) - 1, -1, -1):
-            code, slots = self.scripts[c][n], at.slots[n]
-            self.run(code, code.weights, slots, "backward by weights", self.rank.chunks[c][n], c * 10_000 + n)
+        at, pieces = self.passes[c, i], self.rank.chunks[c]
+        for n, (code, slots) in enumerate(zip(self.scripts[c], at.slots, strict=True)):
+            acts = code.weights_of_last if n == len(pieces) - 1 else code.weights
+            self.run(code, acts, slots, "backward by weights", pieces[n], c * 10_000 + n)
+        for code, slots in zip(self.scripts[c], at.slots, strict=True):
             self.clear(code.rest, slots)
         at.slots, at.place = [[None]], -1
 

@@ -84,6 +84,7 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
             weight_first=by_autograd,
             apart=apart,
             pipelined=pipelined,
+            puts_off=_apart(SCHEDULES[int(estimator.table.schedule[0])]),
         )
         for label, block in part.costs.tapes.items()
     }

@@ -92,5 +92,6 @@ def between(some: Life, more: Life, way: float) -> Life:
         )
 
     return replace(
-        some, forward=deeds(some.forward, more.forward), backward=deeds(some.backward, more.backward)
+        some, forward=deeds(some.forward, more.forward), backward=deeds(some.backward, more.backward),
+        apart=deeds(some.apart, more.apart), apart_last=deeds(some.apart_last, more.apart_last),
     )  # fmt: skip

@@ -41,6 +41,8 @@ class Script:
     backward: Bound
     inputs: Bound
     weights: Bound
+    weights_of_last: Bound
+    """The same of a chunk's last block, with no weight behind it."""
     x: int
     out: int
     given: int
@@ -137,7 +139,7 @@ def script(life: Life) -> Script:
     deeds, needed = life.of_inputs()
     born = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
     inputs = slots.acts(deeds, born - needed, frozenset())
-    weights = slots.acts(life.of_weights(), None, frozenset())
+    weights, of_last = (slots.acts(life.of_weights(last=last), None, frozenset()) for last in (False, True))
     dry = slots.acts(life.dry, None, frozenset())
 
     def place(name: str) -> int:
@@ -153,6 +155,7 @@ def script(life: Life) -> Script:
         bound(backward),
         bound(inputs),
         bound(weights),
+        bound(of_last),
         x,
         out,
         given,

@@ -200,18 +200,18 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    again = _puts_off(t) & np.array([spec.kind != "none" for spec in t.recompute_modes])[t.recompute]
+    again = _puts_off(t) & np.array([
+        spec.kind == "ops" or (spec.kind != "none" and job.framework.compile) for spec in t.recompute_modes
+    ])[t.recompute]  # fmt: skip
     return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none | again, dtype=float)
 
 
 def _puts_off(t: StrategyTable) -> BoolN:
     """Where the schedule puts weights' gradients off.
 
-    PyTorch then differentiates a block once for its input and once more for each weight (pipelining/_backward.py,
-    ``stage_backward_weight``), and a checkpoint makes the block again for each of them and keeps what that one does not
-    take (utils/checkpoint.py, one recomputation a graph task): 4.40 s and 70.6 GiB of
-    reference_runs/measured/tt2-pp2-izb-dsv2lite-11l-full-skewed, where recomputing once would take 1.1 s and 40 GiB.
-    This is not modelled. Checkpoints that keep some ops' outputs raise ("Trying to backward an extra time").
+    PyTorch then differentiates a block once for its input and once more for each weight (:mod:`mofa.blocks.put_off`).
+    Checkpoints that keep some ops' outputs raise at the second (utils/checkpoint.py: "Trying to backward an extra
+    time"). A compiled block is one node, whose whole backward each of them runs: with a checkpoint not modelled.
     """
     return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
 
@@ -220,12 +220,17 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
     if (why := unsupported(job.framework, spec, job.workload.model)) is not None:
         return why
-    if _puts_off(t)[0]:
+    if _puts_off(t)[0] and (spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)):
+        schedule = SCHEDULES[int(t.schedule[0])]
+        if spec.kind == "ops":
+            return (
+                f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
+                'whose gradient is put off, which op-level checkpoints refuse ("Trying to backward an extra time"); '
+                "use recompute=none, full or schedule=interleaved"
+            )
         return (
-            f"recompute {spec.text} with schedule {SCHEDULES[int(t.schedule[0])]}: PyTorch makes a checkpointed block "
-            "again for each weight whose gradient is put off, and keeps it (a run took 4 times as long, 30 GiB "
-            f"more){', which op-level checkpoints refuse' if spec.kind == 'ops' else ''}; use recompute=none or "
-            "schedule=interleaved"
+            f"recompute {spec.text} with schedule {schedule} of compiled blocks is not modelled; use recompute=none, "
+            "compile=false or schedule=interleaved"
         )
     if spec.kind == "every":
         return (

@@ -22,7 +22,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_runs, resolve_run
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
-from mofa.specs.strategy import ZERO_BUBBLE, StrategySpec
+from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
 
@@ -154,9 +154,6 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
     for same in _repeats(records):
         first = same[0]
         group = _group(first)
-        if why := _refused(first):
-            left_out += [LeftOut(r.run.id, group, why) for r in same]
-            continue
         times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
         why = why_no_time(first)
         notes: tuple[str, ...] = (*((why,) if why else ()), _host_note(first, machines))
@@ -181,14 +178,6 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
             )
         )
     return references, left_out
-
-
-def _refused(record: Record) -> str | None:
-    """Why the planner refuses what a record ran, or None: as `mofa.search.feasible` says it."""
-    schedule, recompute = (record.run.strategy.get(name) for name in ("schedule", "recompute"))
-    if schedule in ZERO_BUBBLE and recompute not in (None, "none"):
-        return f"refused: recompute {recompute} with schedule {schedule}"
-    return None
 
 
 def _group(record: Record) -> str:

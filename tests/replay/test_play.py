@@ -12,6 +12,7 @@ import pytest
 import mofa
 from mofa.cost.liveness import block_memory
 from mofa.cost.lives import Deed, Life, New, life
+from mofa.measure.records import read_record
 from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
 from mofa.replay.play import MemoryPlayed, play
@@ -21,8 +22,9 @@ from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of, rows_of
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.rounds import QUIET, Rounds
+from mofa.replay.step import time_of
 from mofa.search.playing import estimator_of
-from tests.replay.runs import Run, fitting_runs, load
+from tests.replay.runs import MEASURED, Run, fitting_runs, load
 
 MIB = 1 << 20
 BLOCKS = [
@@ -392,6 +394,17 @@ def test_zero_bubble_keeps_what_its_weights_need() -> None:
     ranks = _played(run)
     assert max(rank.between_steps for rank in ranks) == pytest.approx(run.between, rel=1e-3)
     assert max(rank.peak_reserved for rank in ranks) == pytest.approx(run.reserved, rel=5e-3)
+
+
+def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() -> None:
+    """DeepSeek-V2-Lite under interleaved zero bubble, all layers recomputed, on two H200s: each rank's peak
+    allocated within 0.3 %, 30 GiB more than with one recomputation, the step within 6 % of 4.4 s, not 1.1."""
+    name = "tt2-pp2-izb-dsv2lite-11l-full-skewed"
+    run, measured = load(name), read_record(MEASURED / f"{name}.yaml").measured
+    for rank, of in zip(_played(run), measured.ranks, strict=True):
+        assert rank.peak.allocated == pytest.approx(of.peak_allocated_bytes, rel=3e-3)
+        assert rank.peak_reserved == pytest.approx(of.peak_reserved_bytes, rel=0.05)
+    assert time_of(run.estimator, detail=False).step_s == pytest.approx(measured.step_time_s, rel=0.06)
 
 
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:

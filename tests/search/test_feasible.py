@@ -122,7 +122,6 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("recompute", DENSE, "megatron-local", {"recompute": "selective:layernorm"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "every:9"}),  # of 8 layers
         ("recompute", DENSE, "torchtitan", {"recompute": "every:7", "pp": 2}),  # of 5 with the embedding or the head
-        ("recompute", DENSE, "torchtitan", {"recompute": "full", "pp": 2, "vpp": 2, "schedule": "zbv"}),
         ("recompute", DENSE, "torchtitan", {"recompute": "ops", "pp": 2, "vpp": 2, "schedule": "interleaved-zb"}),
         ("zero", DENSE, "megatron", {"zero": 2}),
         ("zero", DENSE, "torchtitan", {"zero": 1}),
