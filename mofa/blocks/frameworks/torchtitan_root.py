@@ -52,7 +52,8 @@ def backward_of_end(p: Pieces, ops: list[Op], ctx: Context, block: str, own: Arr
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 
-    The head's gradients wait for it among the parameters' gradients; they are let go with those.
+    The head's gradients wait for it among the parameters' gradients and are let go with those, behind the optimizer's
+    step: of several micro-batches the later ones find 2 bytes a head parameter too many.
     """
     width = ctx.framework.reduced_bytes_per_param
     mine = weights_of(ops, experts=False)
