@@ -17,6 +17,7 @@ from mofa.cost.heap import rounded
 from mofa.cost.lead import device_per_host, launches
 from mofa.cost.lives import Life, gathering, life
 from mofa.cost.moments import ROUNDS
+from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.weights import FlatBuffer, Weight, ddp_buckets, flat_buffers, stepped, weights_of
@@ -95,11 +96,11 @@ class Blocks:
         if name not in self.lives:
             rows, fw = self.rows, self.rows.framework
             by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
-            self.lives[name] = life(
+            self.lives[name] = one_by_one(life(
                 rows.costs.tapes[name], int(rows.k[0]), autocast=rows.mode.precision == "autocast",
                 weight_first=by_autograd, apart=fw.name == "megatron-2022",
                 pipelined=fw.name == "torchtitan" and rows.layout.stages.pp > 1,
-            )  # fmt: skip
+            ))  # fmt: skip
         return self.lives[name]
 
     def script(self, name: str, *, first: bool = False) -> Script:

@@ -62,6 +62,8 @@ class Deed:
     """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
     reads: tuple[str, ...] = ()
     """What such an op reads."""
+    rounds: int = 1
+    """Experts that the op runs for one after the other (:mod:`mofa.cost.one_by_one`). [-]"""
 
 
 @dataclass(frozen=True)
@@ -410,5 +412,6 @@ def _deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (),
+        int(value(op.rounds, k)),
     )  # fmt: skip
     return deed if new or scratch or dead or claim or grads or deed.frees_held else None

@@ -15,6 +15,7 @@ from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
 from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Life, gathering, life
+from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
@@ -58,6 +59,7 @@ def _makes(estimator: Estimator, emptiest: bool) -> Callable[[int, int], Rank]:
     fw, stages = rows.framework, rows.layout.stages
     lives = _lives(estimator)
     routed = Routed(estimator, lives, _lives, emptiest=emptiest)
+    lives = {label: one_by_one(one) for label, one in lives.items()}
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
     return partial(_rank, rows, lives, routed, order)
 

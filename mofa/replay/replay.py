@@ -40,7 +40,7 @@ class Replayer:
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
         """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
-        uneven = rows_by_layer(self.estimator) is not None
+        uneven = int(self.estimator.table.ep[0]) > 1 and rows_by_layer(self.estimator) is not None
         return makers_of_ends(self.estimator), (rank_maker(self.estimator, emptiest=True),) if uneven else ()
 
     def rank(self, r: int) -> MemoryPlayed:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.cost.lives import Deed, Life, New
+from mofa.cost.one_by_one import one_by_one
 
 FloatA = NDArray[np.float64]
 LivesOf = Callable[[Estimator], dict[str, Life]]
@@ -23,7 +24,10 @@ def rows_by_layer(estimator: Estimator) -> FloatA | None:
     """Rows of every rank over the mean by layer, None where all layers are played alike. (L, ep) [-]"""
     if int(estimator.table.balancing[0]) > 0:
         return None
-    return estimator.loads.by_layer.get(int(estimator.table.ep[0]))
+    ep = int(estimator.table.ep[0])
+    if ep == 1 and estimator.framework.experts != "sequential":  # every rank has all experts in blocks of one size
+        return None
+    return estimator.loads.by_layer.get(ep)
 
 
 class Routed:
@@ -47,33 +51,43 @@ class Routed:
         self.lives, self.emptiest = lives, emptiest
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows = rows_by_layer(estimator)
+        self.whole = {label: one_by_one(one) for label, one in lives.items()}
         if self.rows is None:
             return
-        self.held = loads.memory[ep]
+        self.held = loads.memory.get(ep, 1.0)
         routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
         self.place = {layer: i for i, layer in enumerate(routed)}
         more = replace(loads, memory={**loads.memory, ep: self.held + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = lives_of(Estimator(*given, more))
-        self.made: dict[tuple[str, float], Life] = {}
+        self.made: dict[tuple[str, float, int], Life] = {}
+        sequential = estimator.framework.experts == "sequential" and loads.shares is not None
+        shares = loads.shares if sequential else None
+        self.shares = shares.reshape(len(routed), ep, -1) if shares is not None else None
 
     def of_rank(self, layers: Sequence[int]) -> Callable[[str, int], Life]:
         """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to."""
         here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
         if self.rows is None or not here:
-            return lambda label, layer: self.lives[label]
+            return lambda label, layer: self.whole[label]
         totals = self.rows[here].sum(axis=0)
-        rows = self.rows[:, int(np.argmin(totals) if self.emptiest else np.argmax(totals))]
+        rank = int(np.argmin(totals) if self.emptiest else np.argmax(totals))
 
         def of(label: str, layer: int) -> Life:
-            return self._at(label, float(rows[self.place[layer]])) if layer in self.place else self.lives[label]
+            return self._at(label, self.place[layer], rank) if layer in self.place else self.whole[label]
 
         return of
 
-    def _at(self, label: str, rows: float) -> Life:
-        if (label, rows) not in self.made:
-            self.made[label, rows] = between(self.lives[label], self.fuller[label], rows - self.held)
-        return self.made[label, rows]
+    def _at(self, label: str, place: int, rank: int) -> Life:
+        """A layer's life by its place among those with experts, on a rank."""
+        assert self.rows is not None
+        rows = float(self.rows[place, rank])
+        key = label, rows, place if self.shares is not None else -1
+        if key not in self.made:
+            one = between(self.lives[label], self.fuller[label], rows - self.held)
+            of_experts = self.shares[place, rank] if self.shares is not None else np.zeros(0)
+            self.made[key] = one_by_one(one, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
+        return self.made[key]
 
 
 def between(some: Life, more: Life, way: float) -> Life:

@@ -111,7 +111,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         # The clips take away rounding alone, except for a quantile below the mean.
         time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
         memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
-        if routing.kind == "counts" and ep > 1 and budget is None and not routing.pad_to_capacity:
+        if routing.kind == "counts" and budget is None and not routing.pad_to_capacity:
             by_layer[ep] = np.quantile(ratios, routing.memory_quantile, axis=0, method="inverted_cdf")
         if budget is not None and ep > 1:
             sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)

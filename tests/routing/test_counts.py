@@ -60,7 +60,7 @@ def test_loads_by_hand(tmp_path: Path) -> None:
     assert loads.time == pytest.approx({1: 1.0, 2: 1.25, 4: (1.6 + 1 + 1.6 + 2) / 4})
     # of each layer the larger of both iterations: 70 and 20, 30 and 80 of 50; 50 both times
     assert loads.by_layer[2] == pytest.approx(np.array([[1.4, 1.6], [1.0, 1.0]]))
-    assert 1 not in loads.by_layer
+    assert loads.by_layer[1] == pytest.approx(np.ones((2, 1)))
     assert loads.memory == pytest.approx({1: 1.0, 2: 1.6, 4: 2.0})
     # Of the eight ratios 0.4 0.6 1 1 1 1 1.4 1.6, seven eighths are at most 1.4.
     assert routing_loads(counts(path, memory_quantile=0.875), MODEL, [2]).memory[2] == pytest.approx(1.4)
