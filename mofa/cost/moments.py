@@ -81,7 +81,7 @@ def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str) -> list[_Mom
     for kind, chunk in acts:
         flying[chunk] += kind == "F"
         if kind and ("B" if kind == "I" else kind) == way:
-            own = kind == "B" and not begun[chunk]
+            own = kind in ("B", "W") and not begun[chunk]
             seen[chunk, tuple(flying), tuple(begun), tuple(waiting), own, kind == "I"] = None
         waiting[chunk] += (kind == "I") - (kind == "W")
         if kind in ("B", "W"):
@@ -189,7 +189,7 @@ class Moments:
         return before[:, None, None] * self.split, alone[:, None, None] * self.split
 
     def by_weights(
-        self, kind: int, recomputed: int, there: NDArray[np.bool_]
+        self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
     ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], ArrayN, ArrayN]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
         it leave stays, such as all that was made again there.
@@ -198,6 +198,8 @@ class Moments:
         ----------
         there
             Which chunks have such a layer. (n, R, vpp)
+        own_grads
+            The layer's share of a stage's gradients, as for :meth:`most`.
 
         Yields
         ------
@@ -216,7 +218,11 @@ class Moments:
         )
         alone = self.saved[recomputed][:, kind, None, None] + held - self._more_left(left, kind, recomputed)
         gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
-        yield (peak, kinds), np.asarray(there.any(axis=2)), *self.most("W", np.where(there, gone, np.inf))
+        yield (
+            (peak, kinds),
+            np.asarray(there.any(axis=2)),
+            *self.most("W", np.where(there, gone, np.inf), own_grads=own_grads),
+        )
 
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
         """What layers before the last one of a kind leave of their backward by weights more than they held
@@ -272,11 +278,13 @@ class Moments:
             if ended:
                 flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
                 waiting = waiting + own * split
+            elif way == "W":
+                begun = np.maximum(begun, own)
             alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
             if waiting.any():
                 alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.held[mine])
             there = np.einsum("rsc,nrc->nrs", begun, self.share[mine])
-            if ended:
+            if ended or way == "W":
                 there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]
             left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, alive.shape), axis=2)
             best = (left + there * self.grads[mine][:, :, None]).argmax(axis=2)[:, :, None]

@@ -272,7 +272,7 @@ class _Instants:
                 for way, peaks in (("forward", forward), ("backward", backward)):
                     kept, grads = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
                     self.add_block(way, name, i, peaks, mode, has, self.acts - kept, grads=grads)
-                for peaks, on, kept, grads in moments.by_weights(i, recomputed, there):
+                for peaks, on, kept, grads in moments.by_weights(i, recomputed, there, self._layer_grads(i)):
                     self.add_block("backward", f"by weights {name}", i, peaks, mode, on, self.acts - kept, grads=grads)
                 done = np.where(there, alone - more, np.inf)
                 kept, grads = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
