@@ -153,6 +153,16 @@ def test_moe_recomputation() -> None:
     assert again == ["moe.sync0~", "moe.dispatch~", "moe.combine~"]
 
 
+def test_heads_of_latent_attention_are_joined_by_slow_kernels() -> None:
+    """mc1-dsv2lite-8l-16e: rows of 64 and 128 elements, 0.94 TB/s; the even and odd elements before they are turned."""
+    found = layer("megatron-local", MLA)
+    slow = {op.name for op in (*found.forward.ops, *found.backward.ops) if getattr(op.work, "like", "") == "join_heads"}
+    assert slow == {"q.cat", "k.cat", "q_pe.pairs", "k_pe.pairs", "q.split.backward", "kv_up.split.backward"}
+    assert one(found.forward, "q_pe.rope").launches + one(found.forward, "q_pe.pairs").launches == 13
+    launches = [one(found.backward, f"q_pe.{name}.backward").launches for name in ("rope", "pairs")]
+    assert launches == [7, 5]
+
+
 def test_up_projection_recomputation_of_latent_attention() -> None:
     """multi_latent_attention.py:840: q, k and v are made again from the latents."""
     q, v = 2 * TOKENS * A * (32 + 16), 2 * TOKENS * A * 32

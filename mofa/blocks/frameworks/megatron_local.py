@@ -125,6 +125,18 @@ def _scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float, *, s
     )  # fmt: skip
 
 
+def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
+    """The norm of keys' and values' latent, a view beside the rotary key unless a rank's own rows were copied out: it
+    copies the view together, forward and back, and keeps the view."""
+    nbytes = b.tensors[x].bytes
+    together = b.tensor("kv_norm.together", nbytes)
+    y = b.add(
+        Op("kv_norm.copy", "memory_bound", Stream(2.0 * nbytes, "strided_copy"), (x,), (together,),
+           present=opposite(ctx.gathers), region=b.region, back=Back(2.0 * nbytes, 1, like="strided_copy", nodes=0.0))
+    )  # fmt: skip
+    return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, kept=x)
+
+
 def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     """Latent attention with split down-projections, gathered along their width, and an unfused rotary embedding.
 
@@ -146,7 +158,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
            back=Back(2 * t * (rank + rope_dim) * e, 1))
     )  # fmt: skip
     latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
-    latent = norm(b, ctx, latent, "kv_norm", rank)
+    latent = _latent_norm(b, ctx, latent, float(rank))
     b.region = "mla_up"
     if a.q_lora_rank is None:
         q = column_linear(b, ctx, q, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
@@ -155,22 +167,27 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     up = column_linear(b, ctx, latent, "kv_up", heads * (nope + a.v_head_dim), float(rank))
     q_bytes, v_bytes = t * heads * a.d_qk * e, t * heads * a.v_head_dim * e
     q_nope, q_pe = b.tensor("q.nope", t * heads * nope * e), b.tensor("q.pe", t * heads * rope_dim * e)
-    b.add(Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0, back=Back(2 * q_bytes, 1)))
+    b.add(
+        Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0,
+           back=Back(2 * q_bytes, 1, like="join_heads"))
+    )  # fmt: skip
     k_nope, v_part = b.tensor("k.nope", t * heads * nope * e), b.tensor("v.part", v_bytes)
     b.add(
         Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
-           back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1))
+           back=Back(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
     )  # fmt: skip
     q_pe = turn(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
     k_pe = turn(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
     query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
-    b.add(Op("q.cat", "memory_bound", Stream(2 * q_bytes), (q_nope, q_pe), (query,), back=Back(0.0, 0)))
+    joined = Stream(2 * q_bytes, "join_heads")
+    b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=Back(0.0, 0)))
     # backward sums the gradient of the shared rotary key over the heads
     b.add(
-        Op("k.cat", "memory_bound", Stream(2 * q_bytes), (k_nope, k_pe), (key,),
+        Op("k.cat", "memory_bound", joined, (k_nope, k_pe), (key,),
            back=Back(work=Stream(t * heads * rope_dim * e), family="memory_bound", view=True))
     )  # fmt: skip
-    b.add(Op("v.copy", "memory_bound", Stream(2 * v_bytes), (v_part,), (value,), back=Back(0.0, 0)))
+    moved = Stream(2 * v_bytes, "strided_copy")
+    b.add(Op("v.copy", "memory_bound", moved, (v_part,), (value,), back=Back(0.0, 0)))
     b.region = ""
     return query, key, value
 

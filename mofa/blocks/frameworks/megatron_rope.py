@@ -10,23 +10,28 @@ from mofa.blocks.parts import hold
 def turn(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
     """Unfused rotary embedding: 6 kernels over x and 6 over the table, cosine and sine kept (rope_utils.py:94-133).
 
-    Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2;
-    ``pairs`` first gathers even and odd elements, 2 more. Three tensors of its size are alive at the add. Backward, a
-    node of autograd's each: two products 4, a half negated 1, the halves back together 2, the sum 3, and zeros for
-    what is not turned, which is nothing, with their addition 4 (mc1-qwen06b-host-bound-traced, mc2-tp2-llama-6l-traced:
-    seven kernels each, of 119 and 38 us for queries and keys of 17 and 4 MB).
+    Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2.
+    Three tensors of its size are alive at the add. Backward, a node of autograd's each: two products 4, a half negated
+    1, the halves back together 2, the sum 3, and zeros for what is not turned, which is nothing, with their addition 4
+    (mc1-qwen06b-host-bound-traced, mc2-tp2-llama-6l-traced: seven kernels each, of 119 and 38 us for queries and keys
+    of 17 and 4 MB).
+
+    ``pairs`` first joins the even and the odd elements; backward each half goes back into zeros and the two are added:
+    zeros 2, halves 2, the sum 3 (mc1-dsv2lite-8l-16e: 13 and 12 kernels, of 303 and 348 us for queries of 34 MB).
     """
     out = b.tensor(f"{name}.rope", nbytes)
     table = ctx.seq_len / ctx.cp * rope_dim
     cos, sin = (b.tensor(f"{name}.{which}", table * ctx.element, grad=False) for which in ("cos", "sin"))
-    extra = 2.0 if pairs else 0.0
-    moved = (12.0 + extra) * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
+    if pairs:
+        halves = b.tensor(f"{name}.halves", nbytes)
+        back = Back(7.0 * nbytes, 5, like="rope_half", nodes=3.0)
+        x = b.add(Op(f"{name}.pairs", "memory_bound", Stream(2.0 * nbytes, "join_heads"), (x,), (halves,), back=back))
+    moved = 12.0 * nbytes + 2 * (8.0 + 8.0 + 6.0) * table
     b.add(
         Op(f"{name}.rope", "memory_bound", Stream(moved, "rope_half"), (x,), (out, cos, sin), (cos, sin),
-           scratch=(2.0 + extra / 2) * nbytes, launches=13 if pairs else 12,
-           order=None if pairs else _forward(nbytes, 4.0 * table),
-           back=Back((14.0 + extra) * nbytes, 8 if pairs else 7, 2.5 * nbytes, like="rope_half",
-                     nodes=8.0 if pairs else 7.0, order=None if pairs else _backward(nbytes)))
+           scratch=2.0 * nbytes, launches=12, order=None if pairs else _forward(nbytes, 4.0 * table),
+           back=Back(14.0 * nbytes, 7, 2.5 * nbytes, like="rope_half", nodes=7.0,
+                     order=None if pairs else _backward(nbytes)))
     )  # fmt: skip
     return out
 
