@@ -186,6 +186,8 @@ def test_selective_checkpoint_of_latent_attention_and_experts() -> None:
     model = llama(attention=LATENT, moe={**EXPERTS, "shared_hidden": 256})
     ctx = context(model, ep=2)
     kept = kept_outputs(layer(ctx).forward, model)
+    in_parts = kept_outputs(layer(ctx).forward, model, products=False)  # compiled: mm.out is not in the list
+    assert "attn.core" in in_parts and in_parts < kept
     assert {"wq_a", "wkv_a", "wo", "shared.w3"} == {n for n in kept if n.startswith(("w", "shared"))}
     assert {"moe.dispatch", "moe.combine"} <= kept
     for more, exchanges in (({}, False), ({"qk_norm": True}, False), ({"sinks": True}, True)):

@@ -49,7 +49,8 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
     early_stop = framework.compile and not parted
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
-        kept = kept_outputs(forward, model, attention=framework.saves_attention)
+        compiled = framework.compile and parted
+        kept = kept_outputs(forward, model, attention=framework.saves_attention, products=not compiled)
         return Recompute(kind="full", keep_outputs=kept, early_stop=early_stop)
     return Recompute(kind="full", early_stop=early_stop)
 

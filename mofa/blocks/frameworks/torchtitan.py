@@ -393,12 +393,14 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
 # -- selective activation checkpointing by op
 
 
-def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True) -> frozenset[str]:
+def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, products: bool = True) -> frozenset[str]:
     """Ops whose outputs ``selective: op`` keeps (activation_checkpoint.py): every other matrix product from the first,
     ``attention`` (``saves_attention``), reduce-scatters, and all-to-alls but for Qwen3, whose list lacks them
     (models/qwen3/infra/parallelize.py) and which is what runs experts behind grouped-query attention without sinks.
 
-    Products of the router's gate are neither kept nor counted; grouped products are not in the list.
+    Products of the router's gate are neither kept nor counted; grouped products are not in the list. ``products`` is
+    False where parts of a block are compiled inside of the checkpoint: they multiply into memory of their own choice
+    (``aten.mm.out``), which is another op than the list has, while attention is called as ever.
     """
     kept: set[str] = set()
     qwen = model.attention.kind == "gqa" and not model.attention.sinks
@@ -407,7 +409,7 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True) -> 
         work = op.work
         if isinstance(work, Gemm) and op.name != "router.gate":
             count += 1
-            if count % 2:
+            if products and count % 2:
                 kept.add(op.name)
         elif (attention and isinstance(work, Attention)) or (
             isinstance(work, Collective) and (work.kind == "reduce_scatter" or (work.kind == "all_to_all" and not qwen))
