@@ -265,10 +265,14 @@ def _smallest(curves: dict[int, _Curves], ratios: FloatA, stage: IntA, limit: fl
 
 
 def _most(curve: _Curves, limit: float) -> FloatA:
-    """The largest load over the mean with which each stage fits, up to the grid's last; 0 where none does. (pp,)"""
+    """The largest load over the mean up to which each stage fits, at most the grid's last; 0 where none does. (pp,)
+
+    Reserved memory may fall again with more rows, as blocks are used again: a load that fits behind one that does not
+    is no bound.
+    """
     fine = np.linspace(curve.grid[0], curve.grid[-1], 2001)
     most = []
     for column in curve.stage_bytes.T:
-        fits = np.interp(fine, curve.grid, column) <= limit
+        fits = np.logical_and.accumulate(np.interp(fine, curve.grid, column) <= limit)
         most.append(float(fine[fits][-1]) if fits[0] else 0.0)
     return np.array(most)

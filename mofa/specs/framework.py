@@ -191,6 +191,9 @@ class FrameworkSpec(Spec):
             raise ValueError(f"ends_apart is an option of torchtitan's groups of FSDP, not of {self.name}")
         if not self.overlap_input_grads and self.name in PYTORCH_MODULES:
             raise ValueError(f"overlap_input_grads is an option of Megatron's linears, not of {self.name}")
+        for overlap in ("overlap_grad_reduce", "overlap_param_gather"):
+            if self.name in PYTORCH_MODULES and not getattr(self, overlap):
+                raise ValueError(f"{overlap} is an option of Megatron's; {self.name} always overlaps, leave it out")
         if self.fp8_params and self.name != "megatron":
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.flat_params and self.name != "fsdp1":

@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError, StrategyError
-from mofa.search.chunks import plan_chunks
+from mofa.search.chunks import _Curves, _most, plan_chunks
 from mofa.specs.routing import RoutingSpec
 
 DOCS = (Path(__file__).parents[2] / "docs" / "moe.md").read_text(encoding="utf-8")
@@ -40,6 +40,12 @@ def test_mact_fits_where_no_chunks_do_not_and_is_faster_than_the_most() -> None:
     assert most == sorted(most) and most[-1] > most[0]
     assert most[0] < report.largest_rows == pytest.approx(most[-1])
     assert len(report.to_frame()) == 20
+
+
+def test_rows_that_fit_end_at_the_first_load_that_does_not() -> None:
+    grid, flat = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+    curve = _Curves(grid, np.array([[1.0, 3.0, 1.0], [3.0, 1.0, 1.0], [1.0, 3.0, 2.0]]), np.zeros((3, 3)), flat)
+    assert _most(curve, 2.0) == pytest.approx([1.5, 0.0, 3.0], abs=1e-3)
 
 
 def test_with_much_memory_nothing_is_chunked_and_with_little_nothing_fits() -> None:

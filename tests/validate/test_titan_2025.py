@@ -56,3 +56,10 @@ def test_closed_form_has_the_root_too() -> None:
 def test_of_torchtitan_alone() -> None:
     with pytest.raises(SpecError, match="ends_apart is an option of torchtitan"):
         mofa.load_framework("fsdp1", overrides={"ends_apart": False})
+
+
+@pytest.mark.parametrize("overlap", ["overlap_grad_reduce", "overlap_param_gather"])
+@pytest.mark.parametrize("name", ["fsdp1", "torchtitan"])
+def test_fsdp_always_overlaps(name: str, overlap: str) -> None:
+    with pytest.raises(SpecError, match=f"{overlap} is an option of Megatron's; {name} always overlaps, leave it out"):
+        mofa.load_framework(name, overrides={overlap: False})
