@@ -36,6 +36,8 @@ class New:
     bytes: int
     stream: int
     kind: int
+    expert: int = -1
+    """Whose tokens alone it holds, of a rank's experts; -1: of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,9 @@ def _of_one(deed: Deed, expert: int, share: float, cut: set[str], each: set[str]
     def sized(items: tuple[New, ...]) -> tuple[New, ...]:
         if deed.weight:
             return tuple(item for item in items if shared or item.name in each)
-        return tuple(replace(item, name=name_of(item.name), bytes=int(item.bytes * share)) for item in items)
+        return tuple(
+            replace(item, name=name_of(item.name), bytes=int(item.bytes * share), expert=expert) for item in items
+        )
 
     return replace(
         deed, new=sized(deed.new), scratch=sized(deed.scratch),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ class Act(NamedTuple):
     group: int
     name: str
     op: str
+    expert: int = -1
 
 
 OUTSIDE = -1
@@ -126,6 +127,19 @@ class Journal:
         self.closed.append((acts, sizes))
         self.num_closed += len(acts)
         return self.num_closed
+
+    def mark(self) -> tuple[int, ...]:
+        """Where it ends."""
+        return tuple(map(len, self._growing()))
+
+    def cut(self, mark: tuple[int, ...]) -> None:
+        """Forget what came behind a mark, since which nothing was repeated from notes."""
+        for items, length in zip(self._growing(), mark, strict=True):
+            del items[length:]
+        self._read = None
+
+    def _growing(self) -> tuple[list[Any], ...]:
+        return self.new_acts, self.new_sizes, self.new_passages, self.computations, self.grown, self.steps
 
     # -- reading
     @property

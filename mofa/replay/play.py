@@ -70,7 +70,8 @@ def play(
 
     Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. A step
     that begins in the state in which the last one began is not played again, nor are rounds of a step that repeat
-    others (:class:`mofa.replay.rounds.Rounds`).
+    others (:class:`mofa.replay.rounds.Rounds`). Behind them come steps with other tokens (:mod:`mofa.replay.wander`),
+    where routers' counts are known: what is reserved is theirs too, what is allocated and written down is not.
 
     Parameters
     ----------
@@ -93,7 +94,11 @@ def play(
                 break
             before = state
             player.run_step()
-    peak, start, before, end = max(player.highest[2:], key=lambda item: item[0])
+        mark, num_highest = player.journal.mark(), len(player.highest)
+        for _ in range(rank.wander.steps(len(rank.computations)) - num_steps if rank.wander is not None else 0):
+            player.wander()
+            player.run_step()
+    peak, start, before, end = max(player.highest[2:num_highest], key=lambda item: item[0])
     journal = player.journal
     failed, missing = None, 0
     if player.failed is not None:
@@ -104,6 +109,8 @@ def play(
             journal_then.alive, journal_then.tensors,
         )  # fmt: skip
         missing = max(full.reserved + full.wanted - full.capacity, 0)
+    if rank.wander is not None:
+        journal.cut(mark)
     return MemoryPlayed(
         peak, allocator.peak_reserved, allocator.allocated, ready, max(h[0] for h in player.highest[:2]),
         allocator.num_retries, missing, journal, (start, end, before), failed,
@@ -153,7 +160,7 @@ def may_be_fullest(
 def _of_few(rank: Rank) -> Rank:
     """The rank in a step of fewer micro-batches: those in flight and some more."""
     in_flight = next((n for n, (kind, _, _) in enumerate(rank.computations) if kind != "F"), 0)
-    return replace(rank, computations=tuple(act for act in rank.computations if act[2] < in_flight + ROUNDS))
+    return replace(rank, computations=tuple(a for a in rank.computations if a[2] < in_flight + ROUNDS), wander=None)
 
 
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:

@@ -44,6 +44,7 @@ from mofa.replay.script import (
 )
 from mofa.replay.sends import Sends
 from mofa.replay.steady import Steady
+from mofa.replay.wander import Drawn
 
 
 class Player:
@@ -73,6 +74,7 @@ class Player:
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.whole_buckets: list[Kept] = []
+        self.drawn: Drawn | None = None
         self.sends = Sends(self)
         self.steady = Steady(self, skip_rounds=skip_rounds)
 
@@ -80,6 +82,18 @@ class Player:
     def scripts(self) -> list[list[Script]]:
         """Those of its pieces, per chunk."""
         return self.repertoire.scripts(self.rank)
+
+    def codes(self, c: int, i: int) -> list[Script]:
+        """The scripts of a chunk's pieces in a micro-batch."""
+        return self.scripts[c] if self.drawn is None else self.drawn.scripts(c, i)
+
+    def wander(self) -> None:
+        """The next step has tokens of its own, as have all after it, and nothing repeats."""
+        if self.drawn is None:
+            assert self.rank.wander is not None
+            self.drawn = Drawn(self.rank.wander, self.repertoire.script, self.scripts)
+            self.steady = Steady(self, skip_rounds=False)
+        self.drawn.step()
 
     # -- memory
     def new(self, nbytes: int, act: Act) -> Kept:
@@ -279,7 +293,7 @@ class Player:
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gathered(self, INPUT, "receive of an input")
         at = Pass()
-        for piece, code in zip(r.chunks[c], self.scripts[c], strict=True):
+        for piece, code in zip(r.chunks[c], self.codes(c, i), strict=True):
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.x] = x
@@ -349,7 +363,7 @@ class Player:
             self.begun.add(c)
         deepspeed.before_backward(self)
         for n in range(len(at.slots) - 1, -1, -1):
-            code, slots = self.scripts[c][n], at.slots[n]
+            code, slots = self.codes(c, i)[n], at.slots[n]
             if dy is not None and code.given >= 0:
                 slots[code.given] = dy
             phase = "backward by inputs" if hold else "backward"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mofa.cost.lives import Life
 from mofa.cost.weights import FlatBuffer, Weight
+from mofa.replay.wander import Wander
 
 __all__ = ["FlatBuffer", "Piece", "Rank", "Weight"]
 
@@ -72,3 +73,5 @@ class Rank:
     """Whether the host waits behind each launch."""
     casts_to_reduce: bool = False
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
+    wander: Wander | None = None
+    """What moves from step to step, where routers' counts are known."""

@@ -22,6 +22,7 @@ from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
 from mofa.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.routed import Routed
+from mofa.replay.wander import Moving, Wander
 from mofa.specs.strategy import SCHEDULES
 
 
@@ -121,9 +122,11 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     starts = _first_layers(rows)
     held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
     layers = [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
-    life_of = routed.of_rank(layers)
+    life_of, routers = routed.of_rank(layers), routed.routers(layers)
+    of_rank: list[dict[int, Moving | None]] = []
     for c, stage in enumerate(held):
         pieces: list[Piece] = []
+        of_rank.append({})
         if stage == 0:
             pieces.append(Piece("the embedding", lives["embedding"]))
             costs.append(rows.costs.embedding)
@@ -136,6 +139,11 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
             layer = starts[stage] + j
             mine = life_of(label, layer)
             mine = gathering(mine, lives["embedding"]) if layer == 0 else mine
+            moves = routed.moving(label, layer)
+            if moves is not None and layer == 0:
+                ends = (gathering(one, lives["embedding"]) for one in (moves.some, moves.more))
+                moves = replace(moves, some=next(ends), more=next(ends))
+            of_rank[-1][len(pieces)] = moves
             pieces.append(Piece(f"block {layer}", mine))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
@@ -172,6 +180,9 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
     weights = _held_in_fp8(rows, lives, chunks, weights_of(rows, params, r, data_rank))
+    moving = tuple(tuple(of.get(n) for n in range(len(c))) for of, c in zip(of_rank, chunks, strict=True))
+    # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
+    wander = Wander(routers, moving) if routers is not None and not (_apart(rows.schedule) or ds) else None
     return Rank(
         weights=weights, chunks=tuple(chunks), computations=acts,
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
@@ -188,7 +199,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         buckets=ddp_buckets([[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), tied=tied)
         if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0, launch_blocking=fw.launch_blocking,
-        casts_to_reduce=fw.casts_to_reduce,
+        casts_to_reduce=fw.casts_to_reduce, wander=wander,
     )  # fmt: skip
 
 

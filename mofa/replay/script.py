@@ -87,7 +87,8 @@ class _Slots:
         elif item is not None:
             self.groups[name] = GROUP_OF[item.kind]
         size, stream = (round_size(item.bytes), item.stream) if item is not None else (0, 0)
-        return Act(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op)
+        expert = item.expert if item is not None else -1
+        return Act(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
 
     def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
