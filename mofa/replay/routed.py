@@ -50,10 +50,11 @@ class Routed:
     def __init__(
         self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf, *, emptiest: bool = False
     ) -> None:
-        self.lives, self.emptiest = lives, emptiest
+        self.lives, self.emptiest, self.estimator = lives, emptiest, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows = rows_by_layer(estimator)
         self.whole = {label: one_by_one(one) for label, one in lives.items()}
+        self.shares: FloatA | None = None
         if self.rows is None:
             return
         self.held = loads.memory.get(ep, 1.0)
@@ -63,11 +64,11 @@ class Routed:
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = lives_of(Estimator(*given, more))
         self.more = {label: one_by_one(one) for label, one in self.fuller.items()}
-        self.estimator = estimator
         self.made: dict[tuple[str, float, int], Life] = {}
         sequential = estimator.framework.experts == "sequential" and loads.shares is not None
         shares = loads.shares if sequential else None
-        self.shares = shares.reshape(len(routed), ep, -1) if shares is not None else None
+        if shares is not None:
+            self.shares = shares.reshape(len(routed), ep, -1)
 
     def of_rank(self, layers: Sequence[int]) -> Callable[[str, int], Life]:
         """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to."""
@@ -99,10 +100,10 @@ class Routed:
         In one block for all experts, tokens move little: of 12 such runs (fitting half, uneven tokens) drawn ones
         change one, from 1.5 % too little reserved to 1.4 % too much.
         """
-        shares = self.estimator.loads.shares
         here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
-        if not here or self.shares is None or shares is None:
+        if not here or self.shares is None:
             return None
+        shares = self.shares
         estimator, table, moe = self.estimator, self.estimator.table, self.estimator.workload.model.moe
         assert moe is not None
         steps, ep = estimator.loads.steps_before, int(table.ep[0])
@@ -110,7 +111,7 @@ class Routed:
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         spread = wandering(np.asarray(copies * shares)) if np.isfinite(steps) else 0.0
         return Routers(
-            shares.reshape(len(shares), ep, -1), self._rank(here), copies, spread, moe.top_k,
+            shares, self._rank(here), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,
         )  # fmt: skip
 
