@@ -143,6 +143,7 @@ def may_be_fullest(
     decides (40 to 480 micro-batches, of random plans and DeepSeek-V3's best on 2,048 GPUs, at whose ends up to 9 %
     differ) playing both whole gave the same rank in all; of 1,462 of a wider draw in all but four, where up to 1.2
     % less is then said to be reserved. With ranks of several chunks it failed in two of 81: they are played whole.
+    So no verdict is left to it: near the capacity all ends are played (:class:`mofa.replay.replay.Replayer`).
     """
     few = [_of_few(rank) for rank in ranks]
     if len(ranks) < 2 or len(ranks[0].chunks) > 1 or SHORTER * len(few[0].computations) > len(ranks[0].computations):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 import yaml
 
@@ -13,8 +16,9 @@ import mofa
 from mofa.cost.tensors import Bucketed, Param, _places, shares
 from mofa.replay.edges import in_optimizer
 from mofa.replay.play import may_be_fullest, play
+from mofa.replay.rank import Rank
 from mofa.replay.ranks import makers_of_ends, ranks_of, room_of
-from mofa.replay.replay import Replayer
+from mofa.replay.replay import ENDS_DIFFER, Replayer
 from mofa.search.playing import estimator_of
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.replay.runs import LOADER, MEASURED, load
@@ -86,6 +90,25 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
     assert may_be_fullest(short) == short
     assert may_be_fullest(ends, capacity=20 << 30) == ends
+
+
+def test_near_the_capacity_both_ends_of_the_shards_are_played() -> None:
+    """The stage of above, as though the rule took the emptier end: found out where it may not fit, and only there."""
+    strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
+    job, megatron = load_workload("deepseek-v3", global_batch=3840), load_framework("megatron")
+    nodes = load_cluster("h200-hgx", 512)
+    reserved = [play(make(14)).peak_reserved for make in makers_of_ends(estimator_of(job, nodes, megatron, strategy))]
+
+    def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
+        return (ranks[int(np.argmin(reserved))],)
+
+    usable = nodes.gpu.usable_memory_bytes.value
+    for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
+        one = Replayer(estimator_of(job, nodes, megatron, strategy))
+        one.context_bytes = usable * share - one.communicator_bytes[14] - min(reserved)
+        with mock.patch("mofa.replay.replay.may_be_fullest", wrong):
+            assert one.rank(14).peak_reserved == found
+    assert min(reserved) < max(reserved) < min(reserved) + ENDS_DIFFER * usable
 
 
 @pytest.mark.parametrize(
