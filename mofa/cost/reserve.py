@@ -159,32 +159,35 @@ def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[Array
 
     For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
     alive, which fits none of them: states and activations. The largest such sum is what is reserved if all else fits
-    somewhere.
+    somewhere. Of Megatron's buffers the fp8 copies of weights come with the first forward, two in the hole of one.
     """
     lay, static, at, layers = rows.layout, rows.static, rows.grid, rows.layers
-    fixed = (static.params + static.grads)[at] + buffers
+    fixed = (static.params + static.grads - static.buffers)[at] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
-    for i, (holes, states) in enumerate(_by_size(rows, made), start=1):
+    for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
         saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         peak = rows.most_of_layers(layers.large_peak[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
-        held = fixed + holes[at] + saved
+        held = fixed + (holes + copies)[at] + saved
         most = np.maximum(most, held + 3.0 * states[at] + peak)
         ahead = np.maximum(ahead, held + states[at] + rows.most_of_layers(layers.large_forward[..., i]))
     return most, ahead
 
 
-def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN]]:
-    """For each of the sizes that most parameters are in, holes of up to it and states of one kind that are larger. (g,
-    R) each [B]"""
+def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
+    """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
+    weights that are larger. (g, R) each [B]"""
     states = made.owned * made.taken
+    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.hole  # of layers alone
+    share = rows.static.buffers / np.maximum(made.staged(each), 1.0)
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
         yield (
             made.staged(np.where(made.hole <= size, made.room, 0.0)),
             made.staged(np.where(made.state > block_bytes(size), states, 0.0)),
+            made.staged(np.where(made.hole / 2.0 > block_bytes(size), each, 0.0)) * share,
         )
 
 
