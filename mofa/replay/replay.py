@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from mofa.cost.estimate import Estimator
@@ -58,11 +59,19 @@ class Replayer:
             known = self._repertoire
             fullest = may_be_fullest(ends, capacity=int(room), expandable=expandable, repertoire=known)
             ranks = *fullest, *emptiest
-            every = [play(one, capacity=int(room), expandable=expandable, repertoire=known) for one in ranks]
+
+            def played(one: Rank) -> MemoryPlayed:
+                return play(one, capacity=int(room), expandable=expandable, repertoire=known)
+
+            # steps with other tokens are played of the one that reserves most without them
+            every = [played(replace(one, wander=None)) for one in ranks]
+            tried = list(ranks)
             if self._may_not_fit(max(one.peak_reserved for one in every), room):
-                left = (one for one in ends if all(one is not other for other in fullest))
-                every += [play(one, capacity=int(room), expandable=expandable, repertoire=known) for one in left]
-            self._played[r] = max(every, key=lambda one: (one.peak_reserved, one.allocated))
+                left = [one for one in ends if all(one is not other for other in fullest)]
+                every += [played(replace(one, wander=None)) for one in left]
+                tried += left
+            most = max(range(len(every)), key=lambda n: (every[n].peak_reserved, every[n].allocated))
+            self._played[r] = every[most] if tried[most].wander is None else played(tried[most])
         return self._played[r]
 
     def _may_not_fit(self, reserved: int, room: float) -> bool:
