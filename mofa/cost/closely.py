@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.heap import HIGHEST
 from mofa.cost.held import Blocks, gathers_whole, plays, stage_of
 from mofa.cost.rows import Rows
 from mofa.cost.sequence import reserved_bytes
@@ -14,6 +15,8 @@ MAY_BE_FULLEST = 0.03
 """How far below the fullest stage another is not looked at, as a share: nine of ten closed forms are nearer. [-]"""
 ENDS_MAY_BE_FULLEST = 0.2
 """The same of stages with the embedding or the head where FSDP's pipelines make experts' gradients whole. [-]"""
+PLAYED = HIGHEST // 2
+"""Stages that hold more, 2 TiB, are not played: addresses would end. No device has a tenth. [B]"""
 
 
 def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int) -> None:
@@ -49,7 +52,7 @@ def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int
         far = ENDS_MAY_BE_FULLEST if end and whole_experts else MAY_BE_FULLEST
         if key in like:
             found = min(found, like[key])
-        elif found >= (1.0 - far) * most:
+        elif found >= (1.0 - far) * most and allocated[0, stage] < PLAYED:
             found = like[key] = float(reserved_bytes(stage_of(rows, stage, workspace, blocks)))
             most = max(most, found)
         reserved[0, stage] = max(found, allocated[0, stage])

@@ -17,8 +17,8 @@ _MIB = 1 << 20
 SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND, UNIT = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB, 512
 """PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge,
 kMinBlockSize. [B]"""
-HIGHEST = 2 << 40
-"""Segments lie below; only which is lower matters. [B]"""
+HIGHEST = 4 << 40
+"""Segments lie below, and above 0; only which is lower matters. [B]"""
 SHIFT = 24
 """Keys have a size in bytes above an address in units of 512 B: of up to 4 TiB, as the lowest 9 bits of sizes are 0."""
 

@@ -26,8 +26,9 @@ from mofa.orders.interleaved import rounds
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
-ROUNDS_BEHIND = 1
-"""Rounds that are played behind the last chunk's first backward of the first step. [-]"""
+ROUNDS_BEHIND = 2
+"""Rounds that are played behind the last chunk's first backward of the first step: the second takes the most where the
+scores of attention are tensors, and costs 5 % of a look. [-]"""
 LARGE = 1 << 40
 """A size of the large pool. [B]"""
 OUTSIDE_LAYERS = ("embedding", "head", "mtp")

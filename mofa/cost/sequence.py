@@ -3,7 +3,7 @@
 Which holes states come in, what is in flight when unsharded gradients are made, what a layer's temporaries leave of a
 block: what is reserved follows from the order of requests. So it is played, pool by pool (:mod:`mofa.cost.acts`) on the
 same lives as the replay's. Of many micro-batches some rounds stand for all, of which the first step, that leaves
-nothing but its segments, plays those up to one behind every chunk's first backward.
+nothing but its segments, plays those up to two behind every chunk's first backward.
 """
 
 from __future__ import annotations

@@ -159,6 +159,23 @@ def test_other_frameworks_and_options(
     assert found == play(rank_maker(estimator)(last)).peak_reserved
 
 
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("llama3-8b", "tp=4 pp=4 vpp=4 dp=2 micro_batch=4 recompute=selective"),  # its second round takes the most
+        ("llama3-70b", "tp=2 pp=1 dp=16 micro_batch=2 recompute=none"),  # 2.4 TiB: addresses would end
+    ],
+)
+def test_scores_of_attention_that_is_not_fused(name: str, strategy: str) -> None:
+    """The fullest stage within 2 %: blocks of GiB, of which one more in a hole or beside it is seen."""
+    job, machines = mofa.load_workload(name, global_batch=128), mofa.load_cluster("h100-hgx", 32)
+    unfused = mofa.load_framework("megatron-local", overrides={"attention": "unfused"})
+    estimator = estimator_of(job, machines, unfused, strategy)
+    detail = estimator.rows(detail=True, closely=True).detail
+    assert detail is not None
+    assert detail.reserved_bytes[0].max() == pytest.approx(play(rank_maker(estimator)(0)).peak_reserved, rel=0.02)
+
+
 def test_scripts_are_the_replays() -> None:
     """Of every block the same acts on as many bytes in the same order."""
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
