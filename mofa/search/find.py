@@ -346,16 +346,32 @@ def estimate(
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, jobs)
 
 
+def step_s(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
+) -> float:
+    """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
+    one = _candidate(workload, cluster, framework, strategy)
+    return one.time.step_s if replay else float(one.costed.step_s[0])
+
+
 def _estimate(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
     flops_convention: FlopsConvention, replay: bool, explain: bool, jobs: int,
 ) -> Plan:  # fmt: skip
+    check_asked({}, {}, 1, flops_convention)
+    one = _candidate(workload, cluster, framework, strategy, flops_convention)
+    with Workers(jobs) as workers:
+        return one.plan(replay=replay, explain=explain, workers=workers)
+
+
+def _candidate(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec | None, strategy: object,
+    flops_convention: FlopsConvention = "causal",
+) -> Candidate:  # fmt: skip
+    """What was asked for, checked."""
     from mofa.search.single import one_row
 
     framework = checked_facts(workload, cluster, framework)
-    check_asked({}, {}, 1, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = one_row(workload, cluster, framework, strategy)
-    one = Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)
-    with Workers(jobs) as workers:
-        return one.plan(replay=replay, explain=explain, workers=workers)
+    return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

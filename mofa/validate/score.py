@@ -13,7 +13,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mofa.calibrate.cases import Split
-from mofa.search.find import estimate
+from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan
 from mofa.specs.base import PROVENANCES, Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
@@ -279,9 +279,7 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
             other = reference.repeated(repeat)
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
-                steps[other.configuration] = estimate(
-                    workload, cluster, strategy, framework=framework, replay=played_out, explain=False
-                ).step_s
+                steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
             step = compare(repeat.step_s, steps[other.configuration])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)
