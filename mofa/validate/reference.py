@@ -42,6 +42,11 @@ class Outcome:
     """Every rank's, by rank."""
     oom: bool = False
 
+    @property
+    def peaks(self) -> tuple[float, ...]:
+        """The peaks that are known. [B]"""
+        return tuple(x for x in (self.allocated_bytes, self.reserved_bytes, self.device_bytes) if x is not None)
+
 
 @dataclass(frozen=True)
 class Repeat:

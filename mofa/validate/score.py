@@ -30,7 +30,8 @@ MAX_PLAYED = 100_000
 """Forward and backward passes of all stages in one step up to which a run is played out. A rule on its configuration:
 beyond it a step takes some seconds to play, and closed forms say its time and memory instead. [-]"""
 ALL_RANKS = 4
-"""Pipeline ranks up to which all are played; of deeper pipelines the fullest, unless every rank was measured. [-]"""
+"""Pipeline ranks up to which all are played; of deeper pipelines, and where no memory was measured, the fullest, unless
+every rank was. [-]"""
 BATCH = 4
 """Runs below which another process takes longer to start than it saves. [-]"""
 
@@ -210,7 +211,8 @@ def score_alike(references: Sequence[Reference]) -> Iterator[RunScore]:
     first = references[0]
     workload, cluster, framework, strategy = first.resolve()
     played_out = passes_of(strategy, workload) <= MAX_PLAYED
-    every = strategy.pp <= ALL_RANKS or any(r.outcome.ranks_allocated_bytes for r in references)
+    some = any(r.outcome.oom or r.outcome.peaks for r in references)
+    every = (some and strategy.pp <= ALL_RANKS) or any(r.outcome.ranks_allocated_bytes for r in references)
     plan = estimate(workload, cluster, strategy, framework=framework, replay=played_out, explain=played_out and every)
     for reference in references:
         yield _scored(reference, plan, workload, cluster, framework, played_out)
