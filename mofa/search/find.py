@@ -321,6 +321,7 @@ def estimate(
     flops_convention: FlopsConvention = "causal",
     replay: bool = True,
     explain: bool = True,
+    over_time: bool = True,
     jobs: int = 1,
 ) -> Plan:
     """Cost one strategy.
@@ -333,7 +334,9 @@ def estimate(
     replay
         Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
     explain
-        Whether the memory of all pipeline ranks is played, and told over time; else that of the fullest.
+        Whether the memory of all pipeline ranks is played; else that of the fullest.
+    over_time
+        Whether what is played of all is told over time as well.
     jobs
         Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
@@ -343,7 +346,7 @@ def estimate(
         If the framework cannot run it on these GPUs.
     """
     with nullcontext() if replay else no_collection():  # the closed forms make no cycles
-        return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, jobs)
+        return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 
 def step_s(
@@ -356,12 +359,12 @@ def step_s(
 
 def _estimate(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
-    flops_convention: FlopsConvention, replay: bool, explain: bool, jobs: int,
+    flops_convention: FlopsConvention, replay: bool, explain: bool, over_time: bool, jobs: int,
 ) -> Plan:  # fmt: skip
     check_asked({}, {}, 1, flops_convention)
     one = _candidate(workload, cluster, framework, strategy, flops_convention)
     with Workers(jobs) as workers:
-        return one.plan(replay=replay, explain=explain, workers=workers)
+        return one.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 
 
 def _candidate(

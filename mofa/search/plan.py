@@ -146,8 +146,11 @@ class Candidate:
         """The plan whose time was played, its memory in closed form."""
         return self._plan(self.time, self.closed)
 
-    def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Plan:
-        """All that is known of it; ``explain``: every rank is played and has its memory over time, else the fullest."""
+    def plan(
+        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
+    ) -> Plan:
+        """All that is known of it; ``explain``: every rank is played, and has its memory ``over_time``, else the
+        fullest alone."""
         closed = self.closed
         if not replay:
             return self._plan(None, closed)
@@ -159,7 +162,7 @@ class Candidate:
         workers = enough([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
         ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
-        tasks = [(self, r, spans[r]) for r in ranks]
+        tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
         stages = workers.map(_stage, tasks, here=lambda task: self.stage(*task[1:]))
         return self._plan(self.time, replayed_memory(closed, stages))
 

@@ -213,7 +213,10 @@ def score_alike(references: Sequence[Reference]) -> Iterator[RunScore]:
     played_out = passes_of(strategy, workload) <= MAX_PLAYED
     some = any(r.outcome.oom or r.outcome.peaks for r in references)
     every = (some and strategy.pp <= ALL_RANKS) or any(r.outcome.ranks_allocated_bytes for r in references)
-    plan = estimate(workload, cluster, strategy, framework=framework, replay=played_out, explain=played_out and every)
+    plan = estimate(
+        workload, cluster, strategy, framework=framework, replay=played_out, explain=played_out and every,
+        over_time=False,
+    )  # fmt: skip
     for reference in references:
         yield _scored(reference, plan, workload, cluster, framework, played_out)
 
