@@ -130,7 +130,7 @@ def test_a_row_that_is_slower_than_those_looked_at_waits_for_its_place() -> None
 
 
 def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> None:
-    job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": "85.1 GB"})
+    job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": "84.2 GB"})
     fix = {"pp": 3, "micro_batch": 1}
     closed = find_plans(job, machines, fix=fix, replay=False)
     search = find_plans(job, machines, fix=fix)
