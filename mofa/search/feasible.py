@@ -16,7 +16,7 @@ from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 BoolN = NDArray[np.bool_]
@@ -200,9 +200,7 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    again = _puts_off(t) & np.array([
-        spec.kind == "ops" or (spec.kind != "none" and job.framework.compile) for spec in t.recompute_modes
-    ])[t.recompute]  # fmt: skip
+    again = _puts_off(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
     return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none | again, dtype=float)
 
 
@@ -216,11 +214,16 @@ def _puts_off(t: StrategyTable) -> BoolN:
     return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
 
 
+def _once_only(job: Job, spec: RecomputeSpec) -> bool:
+    """Whether a recomputation can't be repeated for each weight whose gradient is put off, or is not known to be."""
+    return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
+
+
 def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
     if (why := unsupported(job.framework, spec, job.workload.model)) is not None:
         return why
-    if _puts_off(t)[0] and (spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)):
+    if _puts_off(t)[0] and _once_only(job, spec):
         schedule = SCHEDULES[int(t.schedule[0])]
         if spec.kind == "ops":
             return (
