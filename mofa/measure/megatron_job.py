@@ -142,7 +142,8 @@ def megatron_job(run: ExpandedRun) -> dict[str, Any]:
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "hidden_dropout": model.dropout,
         "attention_dropout": model.dropout,
-        "bias_activation_fusion": True,
+        # Megatron fuses a GELU with its bias alone, and refuses the option where there is none
+        "bias_activation_fusion": model.mlp.activation == "swiglu" or model.mlp.bias,
         "bias_dropout_fusion": True,
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,

@@ -230,6 +230,14 @@ def test_megatron_has_the_biases_and_positions_of_gpt3(tmp_path: Path) -> None:
     assert (job["positions"], job["tied"], job["config"]["gated_linear_unit"]) == ("learned_absolute", True, False)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_megatron_fuses_a_gelu_with_its_bias_alone(tmp_path: Path, bias: bool) -> None:
+    attention = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 1, "head_dim": 128, "qkv_bias": bias, "out_bias": bias}
+    mlp = {"activation": "gelu", "ffn_hidden": 16384, "bias": bias}
+    raw = raw_run(framework={"name": "megatron-local"}, model={"base": "llama3-8b", "attention": attention, "mlp": mlp})
+    assert task_of(tmp_path, raw).job["megatron"]["config"]["bias_activation_fusion"] is bias
+
+
 def test_megatron_pads_the_vocabulary_and_keeps_the_environment(tmp_path: Path) -> None:
     raw = raw_run(gpus=2, strategy={"tp": 2}, framework={"name": "megatron-local", "allocator": "expandable"})
     task = task_of(tmp_path, raw)
