@@ -8,6 +8,8 @@ python scripts/blind.py predict reference_runs/blind_h100.csv reference_runs/pla
 python scripts/blind.py predict reference_runs/blind_fifth.csv reference_runs/plans/thirteenth.yaml
 python scripts/blind.py predict reference_runs/blind_sixth.csv reference_runs/plans/fourteenth.yaml
 python scripts/blind.py predict reference_runs/blind_seventh.csv reference_runs/plans/sixteenth.yaml
+python scripts/blind.py predict reference_runs/blind_eighth.csv reference_runs/plans/seventeenth.yaml
+python scripts/blind.py predict reference_runs/blind_h100_second.csv reference_runs/plans/h100-second.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -45,6 +47,8 @@ SETS = (
     "blind_fifth",
     "blind_sixth",
     "blind_seventh",
+    "blind_eighth",
+    "blind_h100_second",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

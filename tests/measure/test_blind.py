@@ -14,7 +14,12 @@ from mofa.measure.runs import plan_task
 from mofa.specs.load import load_runs
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
-PLANS = {"blind.csv": ("eighth", "ninth"), "blind_second.csv": ("tenth",)}
+PLANS = {
+    "blind.csv": ("eighth", "ninth"),
+    "blind_second.csv": ("tenth",),
+    "blind_eighth.csv": ("seventeenth",),
+    "blind_h100_second.csv": ("h100-second",),
+}
 
 
 def column(name: str, key: str) -> list[str]:
