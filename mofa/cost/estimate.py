@@ -27,6 +27,8 @@ from mofa.specs.workload import WorkloadSpec
 
 CHUNK_STAGES = 200_000
 """Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
+ALLOCATED_IS_OFF = 0.02
+"""How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
 
 
 def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tuple[NDArray[np.intp], Mode]]:
@@ -164,14 +166,24 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        out = np.empty(len(which))
+        return self.device_bounds(which, recompute_layers, progress)[0]
+
+    def device_bounds(
+        self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        """The same, and the least that it can be: what is allocated, less what that may be off, and nothing cached
+        beside it. (len(which),) each [B]"""
+        out, least = np.empty((2, len(which)))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
-            out[chosen] = row_max(stage_bytes(rows).device)
+            stages = stage_bytes(rows)
+            out[chosen] = row_max(stages.device)
+            least[chosen] = row_max(stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated)
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        return out
+        return out, least
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool

@@ -19,7 +19,7 @@ from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
 from mofa.search.chunk_choice import JointChoice, choose_jointly
-from mofa.search.plan import margin_bytes
+from mofa.search.plan import room_bytes
 from mofa.search.prepare import with_numerics
 from mofa.search.single import one_row
 from mofa.specs.base import Spec
@@ -181,7 +181,7 @@ def plan_chunks(
     grid = np.linspace(1.0, top, GRID)
     curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}
     stage = _stages_of(workload, framework, spec)
-    limit = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+    limit = room_bytes(cluster)
     chosen = _smallest(curves, ratios, stage, limit)
     expected = np.minimum(seen_before(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus

@@ -14,7 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.loads import RoutingLoads
 from mofa.search.feasible import CHECKS, Job
 from mofa.search.layers import solve_layers
-from mofa.search.plan import margin_bytes
+from mofa.search.plan import room_bytes
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.workers import Workers
 from mofa.specs.strategy import StrategyTable
@@ -35,7 +35,8 @@ PARTS = 1
 class Costed:
     """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
 
-    Of rows that do not fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be.
+    Of rows that cannot fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be. What is
+    too big but allocates no more than fits is in doubt (:mod:`mofa.search.doubt`), and timed too.
     """
 
     rows: NDArray[np.intp]
@@ -103,7 +104,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PartCosts:
-    """What became of the legal rows of a part, in their order, and what those that fit cost, in theirs.
+    """What became of the legal rows of a part, in their order, and what those that are ``timed`` cost, in theirs.
 
     ``device_bytes`` is NaN where no number of recomputed layers was worth weighing.
     """
@@ -112,6 +113,7 @@ class PartCosts:
     short: FloatN
     layers: IntN
     device_bytes: FloatN
+    timed: NDArray[np.bool_]
     step_s: FloatN
     allocated_bytes: FloatN
     exposed_s: FloatN
@@ -159,13 +161,13 @@ def cost_rows(
     layers = space.recompute_layers.copy()
     reason[rows], short[rows], layers[rows] = of_all("reason"), of_all("short"), of_all("layers")
     space = Combinations(space.degrees, space.recompute, layers)
-    device = of_all("device_bytes")
+    device, timed = of_all("device_bytes"), of_all("timed")
     order = np.concatenate([np.flatnonzero(~solved), np.flatnonzero(solved & ~np.isnan(device))])
     costed = Costed.of(rows[order], space.take(rows[order]), device[order])
-    fits = np.flatnonzero(reason[rows[order]] < 0)
-    by_row = np.argsort(order[fits])  # parts have them in the order of their rows
+    timed = np.flatnonzero(timed[order])
+    by_row = np.argsort(order[timed])  # parts have them in the order of their rows
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
-        getattr(costed, name)[..., fits[by_row]] = of_all(name)
+        getattr(costed, name)[..., timed[by_row]] = of_all(name)
     return Found(space, costed, reason, short)
 
 
@@ -190,17 +192,18 @@ def _of_degrees(legal: NDArray[np.bool_], degrees: NDArray[np.intp], space: Comb
 
 
 def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCosts:
-    """Weigh all legal rows of a part, solve how many layers they recompute where that is open, time those that fit.
+    """Weigh all legal rows of a part, solve how many layers they recompute where that is open, time what may fit.
 
     ``tell`` is told how many rows are weighed.
     """
     job, space = part.job, part.space
     rows = np.flatnonzero(part.legal)
-    limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
+    limit = room_bytes(job.cluster)
     estimator = Estimator(job.workload, job.cluster, job.framework, space.take(rows), part.loads)
     at = np.full(len(space), -1, dtype=np.intp)
     at[rows] = np.arange(len(rows))
     device, short = np.full(len(space), np.nan), np.zeros(len(space))
+    may_fit = np.zeros(len(space), dtype=bool)
     reason = np.full(len(space), -1, dtype=np.int64)
     layers = space.recompute_layers
 
@@ -209,7 +212,8 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
             if tell is not None:
                 tell(done + count)
 
-        device[some] = estimator.device_bytes(at[some], layers[some], progress=progress)
+        device[some], least = estimator.device_bounds(at[some], layers[some], progress)
+        may_fit[some] = least <= limit
         bad = some[device[some] > limit]
         reason[bad], short[bad] = MEMORY, device[bad] - limit
 
@@ -219,10 +223,11 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
     codes = NEEDLESS, MEMORY
     solved, layers = solve_layers(job, estimator, at, space, open_, device, limit, reason, short, codes)
     weigh(solved, len(legal))
-    fit = rows[(reason[rows] < 0)]
+    timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
+    to_time = rows[timed]
     times = [
         estimator.rows(at[some], recompute_layers=layers[some])
-        for start in range(0, len(fit), AT_ONCE) for some in (fit[start : start + AT_ONCE],)
+        for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
 
     def of_all(name: str) -> FloatN:
@@ -235,6 +240,7 @@ def cost_part(part: Part, tell: Callable[[int], None] | None = None) -> PartCost
         short[rows],
         layers[rows],
         device[rows],
+        timed,
         of_all("step_s"),
         of_all("allocated_bytes"),
         exposed,

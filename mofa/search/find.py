@@ -17,10 +17,11 @@ from mofa.errors import SpecError, StrategyError
 from mofa.replay.collection import no_collection
 from mofa.search.asked import check_asked, checked_facts
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
+from mofa.search.doubt import fewer_layers, look_again
 from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.final import PATIENCE, Final, replay_best
+from mofa.search.final import PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.minimum import smallest_number_of_gpus
-from mofa.search.plan import Candidate, margin_bytes
+from mofa.search.plan import Candidate, room_bytes
 from mofa.search.prepare import loads_of, with_numerics
 from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
@@ -59,16 +60,18 @@ class Search:
     def table(self) -> pd.DataFrame:
         """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
 
-        Rows that do not fit are not timed: all but their ``device_bytes`` is NaN.
+        Of rows that do not fit all but their ``device_bytes`` is NaN.
         """
         import pandas as pd
 
         c = self.costed
         t = c.table
+        fits = self.reasons[c.rows] < 0
+        step_s = np.where(fits, c.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.gemm].value
         flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
-        rate = tokens / c.step_s / self.cluster.num_gpus
+        rate = tokens / step_s / self.cluster.num_gpus
         names = np.array([m.text for m in t.recompute_modes], dtype=object)[t.recompute]
         solved = t.recompute_layers >= 0
         names[solved] = [f"full:{n}" for n in t.recompute_layers[solved]]
@@ -81,12 +84,12 @@ class Search:
                 "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
                 "token_chunks": t.token_chunks,
                 "balancing": np.array(BALANCING, dtype=object)[t.balancing],
-                "step_s": c.step_s,
+                "step_s": step_s,
                 "tokens_per_s_per_gpu": rate,
                 "mfu": rate * flops / peak,
-                "allocated_bytes": c.allocated_bytes,
+                "allocated_bytes": np.where(fits, c.allocated_bytes, np.nan),
                 "device_bytes": c.device_bytes,
-                "fits": self.reasons[c.rows] < 0,
+                "fits": fits,
             }
         )
 
@@ -173,7 +176,6 @@ def find_plans(
         if judge is not None:
             judge = replace(judge, workload=workload, framework=framework)
             key = _judged(judge, found)
-        best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
         loads = loads_of(workload, found.space.degrees)
 
         def candidate(i: int) -> Candidate:
@@ -181,18 +183,24 @@ def find_plans(
             solved = space.recompute[mode][1] == SOLVED
             return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
 
+        if replay:
+            look_again(found, key, room_bytes(cluster), candidate, workers)
+        best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
         final = Final()
+        if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
+            found = found.with_layers({i: one.costed for i, one in fewer.items()})
+            costed = found.costed
+            best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.order if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
         found = found.with_layers({i: one.costed for i, one in final.changed.items()})
         costed = found.costed
-        some = costed.take(best)
-        best = best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
+        best = _ranked_again(costed, best, judge)
     for i, over in final.too_big.items():
         reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
-        costed.device_bytes[i] = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster) + over
+        costed.device_bytes[i] = room_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
     plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
@@ -281,8 +289,8 @@ def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:
     timed = np.flatnonzero(np.isfinite(costed.step_s))
     some = costed.take(timed)
     key = np.full(len(costed.rows), np.nan)
-    key[timed] = judge.key(some)
     lack = judge.host_bytes_short(some.checkpoint_bytes)
+    key[timed] = np.where(lack > 0, np.inf, judge.key(some))
     full = (lack > 0) & (found.reason[some.rows] < 0)
     found.reason[some.rows[full]], found.short[some.rows[full]] = host, lack[full]
     return key
@@ -297,6 +305,12 @@ def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], t
         fits = fits[value <= np.partition(value, 10 * top)[10 * top] * (1 + 1e-12)]
     order = np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))
     return fits[order[:top]]
+
+
+def _ranked_again(costed: Costed, best: NDArray[np.intp], judge: LongRuns | None) -> NDArray[np.intp]:
+    """The best rows in the order of what they cost by now."""
+    some = costed.take(best)
+    return best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
 
 
 def _defaults(

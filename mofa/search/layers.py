@@ -1,4 +1,4 @@
-"""How many layers of each chunk to recompute whole: as few as fit, and more where a replay finds them too few."""
+"""How many layers of each chunk to recompute whole: as few as fit, and more or fewer where others know better."""
 
 from __future__ import annotations
 
@@ -89,6 +89,17 @@ def more_layers(
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
     too_few = numbers[device[0] - device <= lacking_bytes]
     return max(fewest, int(too_few[-1]))
+
+
+def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
+    """The fewest layers of a chunk to recompute, one at least, in place of those of a strategy that leaves so much
+    free, if each takes what it does in closed form: its own where that is not less.
+
+    ``estimator`` as in :func:`more_layers`.
+    """
+    numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
+    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    return int(numbers[device - device[-1] <= max(free_bytes, 0.0)][0])
 
 
 def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int) -> int:

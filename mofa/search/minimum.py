@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.search.feasible import Job, check
-from mofa.search.plan import Candidate, margin_bytes
+from mofa.search.plan import Candidate, room_bytes
 from mofa.search.prepare import loads_of
 from mofa.search.space import MAX_PP, Space, default_space, divisors, product
 from mofa.specs.complete import default_zero
@@ -49,13 +49,13 @@ def smallest_number_of_gpus(
     judge
         Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
-    limit = job.cluster.gpu.usable_memory_bytes.value - margin_bytes(job.cluster)
+    limit = room_bytes(job.cluster)
     table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
-        device = estimator.device_bytes(np.arange(len(some)), some.recompute_layers)
-        fits, num_gpus = device <= limit, _num_gpus(some)
+        device, least = estimator.device_bounds(np.arange(len(some)), some.recompute_layers)
+        fits, num_gpus = (least if replay else device) <= limit, _num_gpus(some)
         if judge is not None:
             fits = _keeps(replace(judge, cluster=_most(job)), estimator, fits, num_gpus)
         for number in np.unique(num_gpus[fits]).tolist():

@@ -19,7 +19,7 @@ from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
-from mofa.search.layers import more_layers
+from mofa.search.layers import fewer_layers, more_layers
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory, replayed_stage
 from mofa.search.result import Plan, Time
@@ -45,6 +45,11 @@ SMALL = 10_000
 def margin_bytes(cluster: ClusterSpec) -> float:
     """What a plan leaves free for what the model does not see: the 99 % quantile of measured residuals. [B]"""
     return load_residuals().device_memory.value * cluster.gpu.usable_memory_bytes.value
+
+
+def room_bytes(cluster: ClusterSpec) -> float:
+    """Device memory that a plan may fill. [B]"""
+    return cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
 
 
 _numbers = count()
@@ -117,17 +122,34 @@ class Candidate:
         """
         detail = self.estimator.rows(detail=True, closely=True).detail
         assert detail is not None
-        cluster = self.job[1]
-        room = cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+        room = room_bytes(self.job[1])
         return self.replayer.fullest_bytes(detail.device_bytes[0].tolist(), room) - room
+
+    def device_bytes(self) -> float:
+        """Of the fullest rank, at a closer look, which costs some ten milliseconds. [B]"""
+        return float(self.estimator.rows(closely=True).device_bytes[0])
+
+    def fewest_layers(self) -> int | None:
+        """Recomputed layers of a chunk that fit at a closer look where the search chose more; None where none do."""
+        own, room = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
+        if not self.solved or own < 2:
+            return None
+        first = fewer_layers(self.estimator, room - self.device_bytes())
+        tried = range(max(first - 1, 1), min(first + 1, own))  # layers may take a little less than in closed form
+        return next((number for number in tried if self.recomputing(number).device_bytes() <= room), None)
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
         """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
-        workload, cluster, framework, row = self.job
+        workload, _, framework, _ = self.job
         number = more_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
             return None
-        row = replace(row, recompute_layers=np.array([number]))
+        return self.recomputing(number)
+
+    def recomputing(self, layers: int) -> Candidate:
+        """The same with another number of recomputed layers."""
+        workload, cluster, framework, row = self.job
+        row = replace(row, recompute_layers=np.array([layers]))
         return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
 
     def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:

@@ -1,0 +1,89 @@
+"""What the search finds too full, or to recompute so much, and may be wrong about: looked at closely, where it would be
+among the best.
+
+All rows of a search are weighed at once, by an estimate of reserved memory that is up to a quarter off. What it lets
+pass is played, so that nothing too full is called fitting. What it rejects though no more is *allocated* than fits, or
+what recomputes more layers by it than it has to, is in doubt: a closer look at single rows
+(:mod:`mofa.cost.closely`) is as good as the replay, and a hundred times as quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.replay.collection import no_collection
+from mofa.search.costing import MEMORY, Found
+from mofa.search.final import PATIENCE, REPLAYED
+from mofa.search.plan import Candidate
+from mofa.search.workers import Workers
+
+FloatN = NDArray[np.float64]
+LOOKED_AT = PATIENCE
+"""Rows in doubt that are looked at: as many as are played where few fit. [-]"""
+
+
+def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
+    """Positions of costed rows whose allocated memory fits, not so what they are estimated to reserve, that would be
+    among the best :data:`~mofa.search.final.REPLAYED` otherwise.
+
+    Parameters
+    ----------
+    key
+        What is made smallest; NaN of rows that cannot fit. (n,)
+
+    Returns
+    -------
+    array
+        The best :data:`LOOKED_AT`, from the best on; from the least full on where too few fit to be surpassed.
+    """
+    costed = found.costed
+    why = found.reason[costed.rows]
+    fitting = key[why < 0]
+    last = np.partition(fitting, REPLAYED - 1)[REPLAYED - 1] if len(fitting) >= REPLAYED else np.inf
+    rows = np.flatnonzero((why == MEMORY) & (key < last))  # a NaN is less than nothing
+    first = costed.device_bytes[rows] if np.isinf(last) else key[rows]
+    return rows[np.argsort(first, kind="stable")[:LOOKED_AT]]
+
+
+def look_again(
+    found: Found, key: FloatN, room: float, candidate: Callable[[int], Candidate], workers: Workers
+) -> None:  # fmt: skip
+    """Let the rows in doubt pass that fit at a closer look; ``found`` says how full all that were looked at are.
+
+    Parameters
+    ----------
+    key
+        As in :func:`rows_in_doubt`.
+    room
+        What a plan may fill. [B]
+    candidate
+        Gives the strategy of a costed row.
+    workers
+        What looks.
+    """
+    costed = found.costed
+    rows = rows_in_doubt(found, key)
+    for i, device in zip(rows.tolist(), workers.map(_device_bytes, [candidate(i) for i in rows.tolist()]), strict=True):
+        at, costed.device_bytes[i] = costed.rows[i], device
+        found.reason[at], found.short[at] = (-1, 0.0) if device <= room else (MEMORY, device - room)
+
+
+def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers: Workers) -> dict[int, Candidate]:
+    """Of the best rows those that fit with fewer recomputed layers than the search chose, with as many."""
+    ones = [candidate(i) for i in best]
+    numbers = workers.map(_fewest_layers, ones)
+    found = zip(best, ones, numbers, strict=True)
+    return {i: one.recomputing(number) for i, one, number in found if number is not None}
+
+
+def _device_bytes(one: Candidate) -> float:
+    with no_collection():
+        return one.device_bytes()
+
+
+def _fewest_layers(one: Candidate) -> int | None:
+    with no_collection():
+        return one.fewest_layers()
