@@ -291,14 +291,14 @@ class RankTime:
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
-    def lengthen(self, rounds: int, round_s: float) -> None:
-        """Put so many rounds of a micro-batch, like the one in front of the last mark, there."""
+    def lengthen(self, rounds: int, round_s: float, each: int) -> None:
+        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there."""
         *_, begin, end = self.marks
         before, after = self.marks[begin], self.marks[end]
         spans = self.spans[:end]
         for n in range(1, rounds + 1):
-            spans += _later(self.spans[begin:end], n, round_s)
-        self.spans = spans + _later(self.spans[end:], rounds, round_s)
+            spans += _later(self.spans[begin:end], n * each, n * round_s)
+        self.spans = spans + _later(self.spans[end:], rounds * each, rounds * round_s)
         counted = (rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
         for name, more in zip(("pp_s", "bubble_s", "hidden_pp_s"), counted, strict=True):
             setattr(self, name, getattr(self, name) + more)
@@ -319,7 +319,6 @@ class RankTime:
         return total
 
 
-def _later(spans: list[Computation], rounds: int, round_s: float) -> list[Computation]:
-    """Computations so many rounds later."""
-    seconds = rounds * round_s
-    return [Computation(kind, c, i + rounds, start + seconds, end + seconds) for kind, c, i, start, end in spans]
+def _later(spans: list[Computation], micro_batches: int, seconds: float) -> list[Computation]:
+    """Computations so much later, of other micro-batches."""
+    return [Computation(kind, c, i + micro_batches, start + seconds, end + seconds) for kind, c, i, start, end in spans]

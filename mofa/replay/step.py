@@ -82,7 +82,7 @@ def time_of(
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
-        for stretch in stretches(rows.schedule, stages.pp, num) if plain else ():
+        for stretch in stretches(rows.schedule, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
             ranks = _ranks(plan, wiring.program.order, stretch)
             run(wiring, ranks, plan.hop_s)

@@ -17,43 +17,65 @@ from mofa.replay.rank_time import RankTime
 
 ALIKE = 3
 """Rounds that are compared: as many begin by the same time after the one before them. [-]"""
+BEHIND = 3
+"""Interleaved rounds behind those compared: ranks are two of them apart at most. [-]"""
+LONG = 50_000
+"""Computations of an interleaved step that is lengthened: half a second's play. [-]"""
 SAME = 1e-9
 """What times of rounds may differ by, relative to a round, and still be the same. [-]"""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """``played`` micro-batches stand for ``played + rounds``: as many rounds are put in front of forward ``cut``."""
+    """``played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``each`` micro-batches are put in
+    front of forward ``cut``."""
 
     played: int
     cut: int
     rounds: int
+    each: int = 1
 
     def marks(self, order: Order, rank: int) -> tuple[int, ...]:
         """The computations in front of which rounds begin: those compared, and the one behind them."""
-        return tuple(order.ranks[rank].index(Action("F", rank, self.cut - k)) for k in range(ALIKE, -1, -1))
+        first = (Action("F", rank, self.cut - k * self.each) for k in range(ALIKE, -1, -1))
+        return tuple(map(order.ranks[rank].index, first))
 
 
-def stretches(schedule: str, pp: int, num_micro_batches: int) -> Iterator[Stretch]:
+def stretches(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Iterator[Stretch]:
     """What may stand for a step, the shortest first; nothing where it has few micro-batches.
 
-    A round of 1F1B is a forward and a backward. In front of those compared all ranks fill and even out: as many
-    micro-batches as there are ranks, mostly. Behind them no rank may be out of forwards yet, nor any on which it waits:
-    a round further on by rank. Other schedules are not lengthened: GPipe has two steady states, and Megatron's
-    interleaved first and last ranks launch receives ever further ahead.
+    A round of 1F1B is a forward and a backward, interleaved those of pp micro-batches in all chunks. In front of those
+    compared all ranks fill and even out: as many micro-batches as there are ranks, mostly. Behind them no rank may be
+    out of forwards yet, nor any on which it waits: a round further on by rank. Other schedules are not lengthened:
+    GPipe has two steady states, and zero bubbles end in weights that were put off.
+
+    Megatron's interleaved first and last ranks launch receives ever further ahead, and none in the last tenth of the
+    rounds, where computing loses nothing to them: so long steps alone are lengthened, which become up to 2e-4 longer
+    by it than if they were played whole.
 
     Examples
     --------
-    >>> next(iter(stretches("1f1b", 16, 240)))
-    Stretch(played=38, cut=20, rounds=202)
-    >>> list(stretches("1f1b", 16, 40)), list(stretches("gpipe", 16, 240))
+    >>> next(iter(stretches("1f1b", 16, 1, 240)))
+    Stretch(played=38, cut=20, rounds=202, each=1)
+    >>> next(iter(stretches("interleaved", 16, 4, 512)))
+    Stretch(played=144, cut=96, rounds=23, each=16)
+    >>> list(stretches("1f1b", 16, 1, 40)), list(stretches("gpipe", 16, 1, 240))
+    ([], [])
+    >>> list(stretches("interleaved", 16, 2, 256)), list(stretches("interleaved", 16, 4, 520))
     ([], [])
     """
-    for fill in (pp, 3 * pp) if schedule == "1f1b" else ():
-        cut = fill + ALIKE + 1
-        played = cut + pp + 2
-        if played <= num_micro_batches // 2:
-            yield Stretch(played, cut, num_micro_batches - played)
+    if schedule == "1f1b":
+        for fill in (pp, 3 * pp):
+            cut = fill + ALIKE + 1
+            played = cut + pp + 2
+            if played <= num_micro_batches // 2:
+                yield Stretch(played, cut, num_micro_batches - played)
+    if schedule == "interleaved" and num_micro_batches % pp == 0 and 2 * num_micro_batches * pp * vpp >= LONG:
+        for fill in (2, 6):
+            cut = fill + ALIKE + 1
+            played = cut + BEHIND
+            if 3 * played * pp <= 2 * num_micro_batches:
+                yield Stretch(played * pp, cut * pp, num_micro_batches // pp - played, pp)
 
 
 def lengthen(stretch: Stretch, ranks: Sequence[RankTime]) -> bool:
@@ -63,7 +85,7 @@ def lengthen(stretch: Stretch, ranks: Sequence[RankTime]) -> bool:
     if not all(_alike(rank, round_s) for rank in ranks):
         return False
     for rank in ranks:
-        rank.lengthen(stretch.rounds, round_s)
+        rank.lengthen(stretch.rounds, round_s, stretch.each)
     return True
 
 
