@@ -27,6 +27,8 @@ from mofa.search.workers import Workers, cores
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 DENSE = "tp=4 sp=true pp=16 vpp=4 micro_batch=1 recompute=selective"
+SEARCHES = (("deepseek-v3", "h800-hgx", 2048), ("llama3-405b", "h100-hgx", 512))
+"""Whose best plans are played: many GPUs, and 2,048 micro-batches on few."""
 MOE = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mla_up_proj+mlp+moe_act"
 
 
@@ -44,7 +46,7 @@ def whole(one: Replayer) -> None:
         one.rank(r)
 
 
-def best_plans() -> list[Candidate]:
+def best_plans(workload: str, cluster: str, gpus: int) -> list[Candidate]:
     """The rows that a search would play."""
     found: list[Candidate] = []
 
@@ -53,7 +55,7 @@ def best_plans() -> list[Candidate]:
         raise StopIteration
 
     with mock.patch("mofa.search.find.replay_best", keep), suppress(StopIteration):
-        find_plans(load_workload("deepseek-v3"), load_cluster("h800-hgx", 2048))
+        find_plans(load_workload(workload), load_cluster(cluster, gpus))
     return found
 
 
@@ -80,19 +82,22 @@ def speed(*, smoke: bool) -> None:
         print(f"{name}: {cpu:.2f} s, {wall:.2f} s")
     if smoke:
         return
-    plans = best_plans()
-    for jobs in sorted({1, cores()}):
-        ones = [Candidate(*one.job, one.loads, one.convention) for one in plans]
-        with Workers(jobs) as workers:
-            cpu, wall = seconds(partial(replay_best, range(len(ones)), ones.__getitem__, 10, workers=workers))
-        print(f"the best {REPLAYED} plans of DeepSeek-V3 on 2,048 GPUs, {jobs} processes: {cpu:.2f} s, {wall:.2f} s")
+    for job in SEARCHES:
+        plans = best_plans(*job)
+        for jobs in sorted({1, cores()}):
+            ones = [Candidate(*one.job, one.loads, one.convention) for one in plans]
+            with Workers(jobs) as workers:
+                cpu, wall = seconds(partial(replay_best, range(len(ones)), ones.__getitem__, 10, workers=workers))
+            print(
+                f"the best {REPLAYED} plans of {' '.join(map(str, job))}, {jobs} processes: {cpu:.2f} s, {wall:.2f} s"
+            )
 
 
 def rounds() -> None:
     """Print what leaving out rounds changes, on ranks of plans of many micro-batches."""
     changed: list[tuple[float, float]] = []
     spent = np.zeros(2)
-    for one in best_plans()[:REPLAYED]:
+    for one in best_plans(*SEARCHES[0])[:REPLAYED]:
         make = rank_maker(one.estimator)
         pp = int(one.job[3].pp[0])
         for r in sorted({0, 1, pp // 2, pp - 1}):

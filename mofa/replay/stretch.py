@@ -27,8 +27,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Stretch:
-    """``played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``each`` micro-batches are put in
-    front of forward ``cut``."""
+    """``played`` micro-batches stand for ``played + rounds * each``: so many rounds of ``each`` micro-batches are put
+    in front of forward ``cut``."""
 
     played: int
     cut: int

@@ -109,9 +109,10 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
     """Megatron's ends launch receives ahead, none in the last tenth of the rounds, by which computing loses a little
     less than the rounds put in say."""
     case = ("llama3-8b", "h100-hgx", 8, "pp=2 vpp=4 dp=4 micro_batch=1 recompute=full", framework, 256)
-    with mock.patch("mofa.replay.stretch.LONG", 0), mock.patch("mofa.replay.step.lengthen", side_effect=lengthen) as put:
+    watched = mock.patch("mofa.replay.step.lengthen", side_effect=lengthen)
+    with mock.patch("mofa.replay.stretch.LONG", 0), watched as lengthened:
         short = time_of(estimator(case), detail=False)
-        assert put.call_args.args[0].played < 64
+        assert lengthened.call_args.args[0].played < 64
     whole = time_of(estimator(case), detail=True)
     assert short.step_s == pytest.approx(whole.step_s, rel=off) and short.slowest == whole.slowest
     for mine, other in zip((*short.ranks, *short.idle), (*whole.ranks, *whole.idle), strict=True):
