@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from mofa.replay.collection import no_collection
 from mofa.search.costing import MEMORY, Found
-from mofa.search.final import PATIENCE, REPLAYED
+from mofa.search.final import REPLAYED
 from mofa.search.plan import Candidate
 from mofa.search.workers import Workers
 
 FloatN = NDArray[np.float64]
-LOOKED_AT = PATIENCE
-"""Rows in doubt that are looked at: as many as are played where few fit. [-]"""
+LOOKED_AT = REPLAYED
+"""Rows in doubt that are looked at: as many as are played. [-]"""
 
 
 def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
@@ -37,15 +37,14 @@ def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
     Returns
     -------
     array
-        The best :data:`LOOKED_AT`, from the best on; from the least full on where too few fit to be surpassed.
+        The :data:`LOOKED_AT` that are least full by the estimate, the likeliest to fit, from the least full on.
     """
     costed = found.costed
     why = found.reason[costed.rows]
     fitting = key[why < 0]
     last = np.partition(fitting, REPLAYED - 1)[REPLAYED - 1] if len(fitting) >= REPLAYED else np.inf
     rows = np.flatnonzero((why == MEMORY) & (key < last))  # a NaN is less than nothing
-    first = costed.device_bytes[rows] if np.isinf(last) else key[rows]
-    return rows[np.argsort(first, kind="stable")[:LOOKED_AT]]
+    return rows[np.argsort(costed.device_bytes[rows], kind="stable")[:LOOKED_AT]]
 
 
 def look_again(

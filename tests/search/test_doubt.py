@@ -78,10 +78,10 @@ def test_in_doubt_is_what_would_be_among_the_best() -> None:
     fits = list(range(10, 10 + REPLAYED))
     key = np.array([*fits, 9.0, 8.0, np.nan, 7.0, np.inf, 1e3], dtype=float)
     found = _found([-1] * REPLAYED + [MEMORY, MEMORY, MEMORY, NEEDLESS, MEMORY, MEMORY], [1.0] * len(key))
-    assert rows_in_doubt(found, key).tolist() == [REPLAYED + 1, REPLAYED]
+    assert rows_in_doubt(found, key).tolist() == [REPLAYED, REPLAYED + 1]
 
 
-def test_where_few_fit_the_least_full_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_full_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
     key = np.array([1.0, 2.0, 3.0, 4.0])
     assert rows_in_doubt(found, key).tolist() == [2, 3, 1]

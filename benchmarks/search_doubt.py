@@ -1,0 +1,69 @@
+"""Whether a search loses plans that it finds too full: rows in doubt, looked at closely, and a sample of the others.
+
+python benchmarks/search_doubt.py           # six searches; some minutes
+python benchmarks/search_doubt.py --smoke   # that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.search.costing import MEMORY, Found
+from mofa.search.doubt import rows_in_doubt
+from mofa.search.find import find_plans
+from mofa.search.plan import Candidate, room_bytes
+from mofa.search.prepare import loads_of
+from mofa.specs.load import load_cluster, load_framework, load_workload
+
+SEARCHES = (
+    ("llama3-70b", "h100-hgx", 64, "torchtitan"),
+    ("deepseek-v3", "h800-hgx", 2048, "megatron"),
+    ("llama3-70b", "h100-hgx", 64, "megatron"),
+    ("qwen3-30b-a3b", "h100-hgx", 64, "torchtitan"),
+    ("mixtral-8x22b", "h200-hgx", 64, "megatron"),
+    ("gpt-oss-120b", "h100-hgx", 64, "torchtitan"),
+)
+NEAR = 0.04
+"""How far above what a plan may fill the least that a sampled row takes is, as a share: the likeliest to be wrong."""
+
+
+def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) -> None:
+    """Print what a search rejects by memory, and what a closer look says of rows in doubt and of a sample beyond it."""
+    search = find_plans(
+        load_workload(workload), load_cluster(cluster, gpus), framework=load_framework(framework), replay=False
+    )
+    facts, costed = (search.workload, search.cluster, search.framework), search.costed
+    room, loads = room_bytes(search.cluster), loads_of(search.workload, search.whole.degrees)
+
+    def fitting(positions: NDArray[np.intp]) -> int:
+        """How many fit at a closer look."""
+        rows = (costed.table.take(positions[i : i + 1]) for i in range(len(positions)))
+        return sum(Candidate(*facts, row, loads, "causal").device_bytes() <= room for row in rows)
+
+    rejected = search.reasons[costed.rows] == MEMORY
+    doubtful = rejected & np.isfinite(costed.step_s)
+    found = Found(search.whole, costed, search.reasons, search.short)
+    asked = rows_in_doubt(found, costed.step_s)
+    others = np.flatnonzero(rejected & ~doubtful)
+    table = costed.table.take(others)
+    _, least = Estimator(*facts, table, loads).device_bounds(np.arange(len(others)), table.recompute_layers)
+    near = others[least <= (1.0 + NEAR) * room]
+    some = np.random.default_rng(0).choice(near, min(sample, len(near)), replace=False)
+    print(
+        f"{framework}, {workload} on {gpus} {cluster}: {np.sum(rejected):,} of {len(costed.rows):,} rows too full, "
+        f"{np.sum(doubtful):,} of them allocate no more than fits; {len(asked)} would be among the best, of which "
+        f"{fitting(asked)} fit; of the others {len(near):,} are near, of {len(some)} of these {fitting(some)} fit",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="one search, few rows: only that it runs")
+    chosen = parser.parse_args()
+    for one in SEARCHES[:1] if chosen.smoke else SEARCHES:
+        look(*one, sample=2 if chosen.smoke else 60)
