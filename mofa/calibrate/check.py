@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mofa.blocks.op import Way
 from mofa.calibrate.cases import Split
 from mofa.calibrate.fit import Curves, fit_curves, predict
 from mofa.calibrate.measurements import Row, read_environment, read_rows
+from mofa.cost.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
+from mofa.specs.load import load_cluster
 
+BUNDLED = "unaligned_gemm"
+"""The family that no folder's own curves say: it is predicted with the bundled profile of its GPU."""
 FAMILY = {"compiled": "memory_bound", "routed": "memory_bound"}
-FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6}
+FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
 FLOOR_BYTES = {"collective": 2**20}
 TARGETS = {"gemm": (0.04, 0.10), "attention": (0.04, 0.10), "memory_bound": (0.04, 0.10), "grouped_gemm": (0.08, 0.15),
@@ -32,7 +38,8 @@ def check(
     dict
         ``families{NAME{points, median_abs_error, p90_abs_error, bias, extrapolated}}``; errors are fractions of the
         measured time, bias is the median signed one. ``by_op`` adds ``ops``, the same per op. ``split`` chooses the
-        held-out set. Without ``needed`` folders may have no held-out rows.
+        held-out set. Without ``needed`` folders may have no held-out rows. Products with unaligned widths are predicted
+        with the bundled profile of their GPU.
 
     Raises
     ------
@@ -51,7 +58,7 @@ def check(
                 f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
             )
         held = [r for r in rows if r.case.split == split and judged(r)]
-        predicted, outside = predict(curves, held)
+        predicted, outside = _predict(curves, held, folder)
         for row, time_s, far in zip(held, predicted, outside, strict=True):
             if np.isfinite(time_s):
                 family = FAMILY.get(row.case.family, row.case.family)
@@ -83,7 +90,7 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for folder in folders:
         rows, curves = fit_folder(folder)
-        for row, time_s, far in zip(rows, *predict(curves, rows), strict=True):
+        for row, time_s, far in zip(rows, *_predict(curves, rows, folder), strict=True):
             if np.isfinite(time_s):
                 case = row.case
                 found.append(
@@ -101,6 +108,20 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
                     }
                 )
     return found
+
+
+def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """What a folder's curves say, and of products with unaligned widths what its GPU's profile does. [s]"""
+    time_s, outside = predict(curves, rows)
+    at = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
+    if at:
+        from mofa.calibrate.profile import base_of  # which reads folders through this file
+
+        gpu = load_cluster(base_of(curves.gpu, folder)[1], 1).gpu
+        m, n, k = (np.array([[float(rows[i].case.size(x))] for i in at]) for x in "mnk")
+        ways: list[Way] = [rows[i].case.op for i in at]  # type: ignore[misc]
+        time_s[at] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
+    return time_s, outside
 
 
 def judged(row: Row) -> bool:

@@ -150,7 +150,8 @@ def calibrate_check(
     """Compare predicted and measured times on shapes that the fit has not seen.
 
     Errors are fractions of the measured time; bias is the median with its sign. MoE layers in token chunks
-    (`run --families chunked_moe`) are predicted with the bundled profile of their GPU, time and memory.
+    (`run --families chunked_moe`) are predicted with the bundled profile of their GPU, time and memory, and
+    so are products with unaligned widths, time alone.
     """
     import sys
 

@@ -147,6 +147,15 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
         check([tmp_path])
 
 
+@pytest.mark.parametrize(("folder", "median"), [("h200-1gpu-unaligned", 0.02), ("h100-1gpu-unaligned", 0.045)])
+def test_products_with_unaligned_widths_are_checked_with_the_bundled_profile(folder: str, median: float) -> None:
+    found = check([ROOT / "measurements" / folder])["families"]["unaligned_gemm"]
+    assert found["points"] == 30
+    assert found["median_abs_error"] < median and abs(found["bias"]) < 0.04
+    points = predictions([ROOT / "measurements" / folder])
+    assert len(points) == 144 and {point["family"] for point in points} == {"unaligned_gemm"}
+
+
 def test_environment_of_another_gpu(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS[1], tmp_path / "m")
     environment = tmp_path / "m" / "environment.json"
