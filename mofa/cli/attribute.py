@@ -22,12 +22,16 @@ def attribute(
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
     from mofa.validate.attribute import attribute as put_beside
-    from mofa.validate.attribute import read_trace
-    from mofa.validate.reference import run_of_file
+    from mofa.validate.attribute import doubts, read_profile
+    from mofa.validate.reference import identity_of_file, run_of_file
 
-    kernels = read_trace(trace)
+    profile = read_profile(trace)
     workload, cluster, framework, strategy = run_of_file(run)
-    found = put_beside(kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
+    found = put_beside(profile.kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
+    warnings = doubts(profile, found, cluster.num_gpus, *identity_of_file(run))
+    found = found.model_copy(update={"warnings": tuple(warnings)})
+    for warning in warnings:
+        print(f"mofa: warning: {warning}", file=sys.stderr)
     if json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     else:

@@ -295,3 +295,12 @@ def run_of_file(path: Path) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, S
     if len(runs) != 1:
         raise SpecError(f"{path}: holds {len(runs)} runs; name a file of one")
     return resolve_run(runs[0], path.parent)
+
+
+def identity_of_file(path: Path) -> tuple[str | None, str | None]:
+    """What the run of a file is called and the device's name that its record holds; None where neither is said."""
+    raw = load_yaml(path)
+    if "measured" in raw:
+        record = read_record(path)
+        return record.run.id, record.environment.gpu
+    return load_runs(path)[0].id, None

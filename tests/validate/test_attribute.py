@@ -10,8 +10,8 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.validate.attribute import Kernel, attribute, busy_s, family_of, read_trace
-from mofa.validate.reference import run_of_file
+from mofa.validate.attribute import Kernel, attribute, busy_s, doubts, family_of, read_profile, read_trace
+from mofa.validate.reference import identity_of_file, run_of_file
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
@@ -75,15 +75,51 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name.split(".")[0])
 def test_every_kept_trace(trace: Path) -> None:
     """All seconds of the trace are in a family, and the products are near what is predicted for them."""
-    kernels = read_trace(trace)
-    workload, cluster, framework, strategy = run_of_file(REFERENCES / "measured" / f"{trace.name.split('.')[0]}.yaml")
-    found = attribute(kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
+    profile, run = read_profile(trace), REFERENCES / "measured" / f"{trace.name.split('.')[0]}.yaml"
+    kernels = profile.kernels
+    workload, cluster, framework, strategy = run_of_file(run)
+    plan = mofa.estimate(workload, cluster, strategy, framework=framework)
+    found = attribute(kernels, plan)
+    assert not doubts(profile, found, cluster.num_gpus, *identity_of_file(run))
     running = [item for item in found.families if item.family != "host_idle"]
     assert sum(item.measured_s for item in running) == pytest.approx(sum(k.duration_s for k in kernels))
     assert sum(item.kernels for item in running) == len(kernels)
     idle = next(item for item in found.families if item.family == "host_idle")
     assert idle.measured_s == pytest.approx(found.measured_step_s - busy_s(kernels))
     assert found.bubble_s == 0 or strategy.pp > 1
+
+
+def test_a_trace_of_another_run_is_told() -> None:
+    """By its name, and by the seconds of its products; of the run's own trace nothing is said."""
+    run = REFERENCES / "measured" / "tt1-llama-2l-traced.yaml"
+    workload, cluster, framework, strategy = run_of_file(run)
+    plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=False)
+    for name, words in (
+        ("tt1-llama-2l-traced", ()),
+        ("tt1-qwen06b-host-bound-traced", ("named after tt1-qwen06b", "products and attention")),
+    ):
+        profile = read_profile(REFERENCES / "traces" / f"{name}.0.json.gz")
+        said = doubts(profile, attribute(profile.kernels, plan), cluster.num_gpus, *identity_of_file(run))
+        assert len(said) == len(words)
+        assert all(word in line for word, line in zip(words, said, strict=True))
+
+
+def test_what_a_chrome_trace_says_of_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    marks = [{"cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": 0.0, "dur": 1.0} for i in (3, 3, 4)]
+    kernel = {"cat": "kernel", "name": "nvjet", "ts": 10.0, "dur": 5.0, "tid": 7}
+    content = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100"}], "distributedInfo": {"rank": 0, "world_size": 64}}
+    path.write_text(json.dumps({**content, "traceEvents": [*marks, kernel]}))
+    profile = read_profile(path)
+    assert (profile.gpu, profile.world_size, profile.steps) == ("NVIDIA A100", 64, 2)
+    plan = mofa.estimate(
+        mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8), "tp=2 micro_batch=1", replay=False
+    )
+    said = doubts(profile, attribute(profile.kernels, plan), 8, "other", "NVIDIA H100 80GB HBM3")
+    for words in ("2 marked steps", "64 ranks, the run of 8", "'NVIDIA A100', the run of 'NVIDIA H100"):
+        assert any(words in line for line in said)
+    path.write_text(json.dumps({"deviceProperties": [7], "distributedInfo": 3, "traceEvents": [kernel]}))
+    assert read_profile(path).world_size is None and read_profile(path).steps == 1
 
 
 def test_a_file_of_several_runs_is_refused(tmp_path: Path) -> None:
