@@ -87,15 +87,19 @@ def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str) -> list[_Mom
         if kind in ("B", "W"):
             flying[chunk] -= 1
             begun[chunk] = 1
-    return [one for one in seen if not any(other is not one and _covers(other, one) for other in seen)]
+    alike: dict[tuple[int, bool, bool], list[_Moment]] = {}
+    for one in seen:
+        alike.setdefault((one[0], *one[4:]), []).append(one)
+    covered = {one for ones in alike.values() for one in _covered(ones)}
+    return [one for one in seen if one not in covered]
 
 
-def _covers(other: _Moment, one: _Moment) -> bool:
-    """Whether another moment of the same chunk has at least as much of everything."""
-    alike = other[0] == one[0] and other[4:] == one[4:] and other[1:4] != one[1:4]
-    return alike and all(
-        a >= b for more, less in zip(other[1:4], one[1:4], strict=True) for a, b in zip(more, less, strict=True)
-    )
+def _covered(ones: list[_Moment]) -> Iterator[_Moment]:
+    """Those of different moments of a chunk of which another has at least as much of everything."""
+    much = np.array([sum(one[1:4], ()) for one in ones])
+    for i, one in enumerate(ones):
+        if np.all(much >= much[i], axis=1).sum() > 1:
+            yield one
 
 
 def _behind(rows: Rows) -> ArrayN:

@@ -172,7 +172,11 @@ class Clock:
 
     def _catch_up(self, start: float, end: float, step: Beside) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
-        waits = sum(max(min(end, b) - max(start, a), 0.0) for a, b in self.gaps)
+        waits = 0.0
+        for a, b in reversed(self.gaps):  # the last ones come first: there may be many before that are over
+            if b <= start:
+                break
+            waits += max(min(end, b) - max(start, a), 0.0)
         lost = step.slows * max(end - start - waits, 0.0)
         self.exposed[step.family] += lost
         self.compute += lost
