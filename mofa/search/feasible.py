@@ -337,6 +337,11 @@ def _of_deepspeed(job: Job) -> str:
     return f" with {said} (1f1b alone, vpp 1)" if said else ""
 
 
+def _unpadded(job: Job) -> str:
+    """A vocabulary that the framework does not pad, in words."""
+    return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
+
+
 def _rounds(job: Job, t: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if job.framework.name not in PYTORCH_MODULES:
@@ -361,8 +366,8 @@ CHECKS: tuple[Check, ...] = (
         f"{'' if j.framework.name in PYTORCH_MODULES else 'or be a multiple of '}num_kv_heads "
         f"({j.workload.model.attention.num_kv_heads}); lower tp")),
     Check("widths", "columns", _widths, lambda j, t: (
-        f"{_one(t, 'tp')} must divide the widths of the feed-forward layers and {_one(t, 'etp')} those of the experts; "
-        "lower it")),
+        f"{_one(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {_one(t, 'etp')} "
+        "those of the experts; lower it")),
     Check("experts", "experts", _experts, lambda j, t: (
         f"{_one(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else

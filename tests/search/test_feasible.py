@@ -204,6 +204,13 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
         assert value in message
 
 
+def test_a_vocabulary_that_is_not_padded_is_named() -> None:
+    job = workload(llama(num_layers=8, vocab=1001), global_batch=64)
+    with pytest.raises(MofaError, match=r"tp \(2\) must divide .* the vocabulary \(1001\)"):
+        one_row(job, cluster(16), framework("torchtitan"), "tp=2")
+    one_row(job, cluster(16), framework("megatron"), "tp=2")
+
+
 @pytest.mark.parametrize("name", ["megatron", "megatron-local", "torchtitan"])
 @pytest.mark.parametrize("model", [DENSE, MOE, mla_moe()], ids=lambda m: m.name)
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
