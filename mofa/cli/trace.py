@@ -91,6 +91,8 @@ def _one(jobs: list[Job], run: str | None, file: str) -> Job:
     names = ", ".join(str(job.id) for job in jobs)
     if run is not None:
         jobs = [job for job in jobs if job.id == run]
+        if not jobs and names == "None":  # one job, that options said
+            raise SpecError(f"--run: names a run of a file, and {file} is a workload; leave it out")
         if not jobs:
             raise SpecError(f"--run: {file} has no run {run}; its runs are {names}")
     if len(jobs) > 1:

@@ -100,7 +100,7 @@ class LongRuns:
         elif faults.restart is None:
             why = f"no restart times in {faults.name}; add the section restart"
         elif faults.storage is None:
-            why = f"no storage given beside {faults.name}; give its rate"
+            why = f"no storage given beside {faults.name}; give its rate (--storage)"
         elif faults.recovery == "replica":
             why = self._no_replicas()
         if why is not None:

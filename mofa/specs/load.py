@@ -29,7 +29,7 @@ from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import override, parse_set, parse_strategy
 from mofa.specs.run import RunSpec
-from mofa.specs.scaling import rescaled_gpu
+from mofa.specs.scaling import rescaled_gpu, rescaled_node
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -146,6 +146,8 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
         changed = {**changed, "gpu": rescaled_gpu(changed["gpu"], gpu)}
+    if overrides and isinstance(changed.get("node"), dict):
+        changed = {**changed, "node": rescaled_node(changed["node"], node)}
     given = {str(key) for key in overrides or {}}
     scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.usable_memory_bytes") for key in given)
     if scales and isinstance(changed.get("gpu"), dict):  # all of it, until it can be scaled

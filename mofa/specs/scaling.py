@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import ceil, log2
 from typing import Any
 
 from mofa.units import parse_quantity
 
 RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
+SHORTEST_S = 1e-7
+"""Start of a collective that a shorter latency would leave nothing of. [s]"""
 FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""
 
@@ -136,15 +139,8 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     """
 
     def ratio(*path: str, unit: str) -> float:
-        new, old = gpu, before
-        try:
-            for key in path:
-                new, old = new[key], old[key]
-            found = [f["value"] if isinstance(f, Mapping) else f for f in (new, old)]
-            values = [parse_quantity(f, unit) if unit else float(f) for f in found]
-        except (KeyError, TypeError, ValueError):
-            return 1.0
-        return values[0] / values[1] if values[0] > 0 and values[1] > 0 else 1.0
+        new, old = _both(gpu, before, path, unit)
+        return new / old if new > 0 and old > 0 else 1.0
 
     curves, formats = gpu.get("curves"), gpu.get("peak_flops_per_s")
     if not isinstance(curves, dict) or not isinstance(formats, Mapping) or curves != before.get("curves"):
@@ -161,3 +157,64 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     names = ("host", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
     kept = {name: curves[name] for name in names if name in curves}
     return {**gpu, "curves": {**scaled, **kept}}
+
+
+def rescaled_node(node: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's mapping with its measured collectives scaled to facts of the fast link that the user changed.
+
+    Rates go with what the link carries after its efficiency (all-to-alls have their own), starts grow by what the
+    collective's own start and its steps of latency do (:mod:`mofa.cost.collectives`). What comes out is assumed.
+    """
+    curves = node.get("collectives")
+    if not isinstance(curves, dict) or not curves or curves != before.get("collectives"):
+        return dict(node)
+
+    def pair(*path: str, unit: str = "") -> tuple[float, float]:
+        return _both(node, before, path, unit)
+
+    def ratio(efficiency: str) -> float:
+        new, old = (
+            bandwidth * share
+            for bandwidth, share in zip(
+                pair("intra", "bandwidth_bytes_per_s", unit="B/s"), pair("intra", efficiency), strict=True
+            )
+        )
+        return new / old if new > 0 and old > 0 else 1.0
+
+    rings, all_to_all = ratio("efficiency"), ratio("all_to_all_efficiency")
+    (new, old), (started, start) = pair("intra", "latency_s", unit="s"), pair("collective_startup_s", unit="s")
+    step_s, startup_s = new - old, started - start
+    if rings == all_to_all == 1.0 and step_s == startup_s == 0.0:
+        return dict(node)
+
+    def scaled(key: str, curve: Mapping[str, Any]) -> dict[str, Any]:
+        kind, group = key.split()[0], int(curve["form"]["group"])
+        rate = all_to_all if kind == "all_to_all" else rings
+        steps = {"send_recv": 1, "all_reduce": 2 * ceil(log2(group))}.get(kind, group - 1)
+        more_s = startup_s + steps * step_s
+        if rate == 1.0 and more_s == 0.0:
+            return dict(curve)
+        made = [
+            [_digits(max(start_s + more_s, SHORTEST_S)), _digits(bytes_per_s * rate)]
+            for start_s, bytes_per_s in curve["form"]["protocols"]
+        ]
+        kept = {name: value for name, value in curve.items() if name not in FIT_FIELDS}
+        words = f"set by the user: the curve of {before.get('name')} by the changes of its link"
+        return {**kept, "provenance": "assumed", "source": words, "form": {**curve["form"], "protocols": made}}
+
+    try:
+        return {**node, "collectives": {key: scaled(str(key), curve) for key, curve in curves.items()}}
+    except (AttributeError, KeyError, TypeError, ValueError):  # no curves: left for the check
+        return dict(node)
+
+
+def _both(new: Mapping[str, Any], old: Mapping[str, Any], path: Sequence[str], unit: str) -> tuple[float, float]:
+    """One fact of two mappings as numbers, 1 and 1 where it is no quantity."""
+    try:
+        for key in path:
+            new, old = new[key], old[key]
+        found = [fact["value"] if isinstance(fact, Mapping) else fact for fact in (new, old)]
+        values = [parse_quantity(fact, unit) if unit else float(fact) for fact in found]
+    except (KeyError, TypeError, ValueError):
+        return 1.0, 1.0
+    return values[0], values[1]

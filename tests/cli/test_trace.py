@@ -36,6 +36,7 @@ def test_errors_are_a_line(cli: Cli, tmp_path: Path) -> None:
     for words, says in (
         ((*JOB, "--strategy", "tp=2 pp=4", "--ranks", "4"), "--ranks: 4 is outside 0 to 3"),
         ((*JOB, "--strategy", "tp=2 pp=4", "--ranks", "a"), "no list of numbers"),
+        ((*JOB, "--strategy", "tp=2 pp=4", "--run", "first"), "llama3-8b is a workload"),
         ((*JOB, "--strategy", "tp=2 pp=4 vpp=64"), "strategy:"),
         (JOB, "--strategy: is missing"),
     ):

@@ -454,3 +454,24 @@ def test_a_changed_datasheet_fact_moves_the_curves_with_it() -> None:
     assert after.gemm["fp8"].form.tiles == before.gemm["fp8"].form.tiles
     assert after.gemm["bf16"].provenance == "assumed"
     assert load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.curves == before
+
+
+def test_a_changed_link_moves_the_measured_collectives_with_it() -> None:
+    """Twice the bandwidth and a latency 2 us longer: rates twice, starts by as many steps as the collective has."""
+    before = load_cluster("h100-hgx", 8).node
+    changes = {"node.intra.bandwidth_bytes_per_s": "900 GB/s", "node.intra.latency_s": "3.06 us"}
+    after = load_cluster("h100-hgx", 8, changes).node
+    assert set(after.collectives) == set(before.collectives)
+    for key, steps in (("all_gather 8", 7), ("all_reduce 8", 6), ("all_to_all 4", 3), ("send_recv 2", 1)):
+        new, old = (node.collectives[key].form.protocols for node in (after, before))
+        assert [rate for _, rate in new] == pytest.approx([2 * rate for _, rate in old], rel=1e-3)
+        assert [start for start, _ in new] == pytest.approx([start + steps * 2e-6 for start, _ in old], rel=1e-3)
+        assert after.collectives[key].provenance == "assumed"
+    slower = load_cluster("h100-hgx", 8, {"node.intra.all_to_all_efficiency": "0.385"}).node.collectives
+    assert slower["all_to_all 8"].form.protocols[-1][1] == pytest.approx(
+        before.collectives["all_to_all 8"].form.protocols[-1][1] / 2, rel=1e-3
+    )
+    assert slower["all_gather 8"] == before.collectives["all_gather 8"]
+    assert load_cluster("h100-hgx", 8, {"node.nic.bandwidth_bytes_per_s": "800 Gbit/s"}).node.collectives == (
+        before.collectives
+    )
