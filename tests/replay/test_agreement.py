@@ -137,7 +137,7 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
          "tp=4 pp=2 vpp=7 ep=2 etp=1 dp=2 micro_batch=1 sp=true"),
         ("qwen3-30b-a3b", 12, "h100-hgx", 32, (256, 4096), "megatron-local",
          "tp=4 pp=2 vpp=4 ep=4 etp=2 dp=4 micro_batch=8 recompute=selective sp=true"),
-        ("qwen3-30b-a3b", 12, "gb200-nvl72", 32, (64, 8192), "megatron-2022", "pp=8 ep=4 dp=4 micro_batch=4 sp=false"),
+        ("qwen3-30b-a3b", 12, "gb200-nvl72", 32, (64, 8192), "megatron-local", "pp=8 ep=4 dp=4 micro_batch=4 sp=false"),
         ("llama3-8b", 12, "h200-hgx", 16, (16, 1024), "megatron-local",
          "tp=2 pp=2 dp=4 micro_batch=1 recompute=selective sp=true"),
         ("llama3-8b", 12, "h800-hgx", 16, (32, 1024), "megatron-2022",

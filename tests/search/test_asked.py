@@ -8,7 +8,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from tests.cost.toy import cluster, framework, llama, workload
+from tests.cost.toy import cluster, framework, llama, moe_llama, workload
 
 JOB = workload(llama(num_layers=4))
 
@@ -38,6 +38,14 @@ def test_what_a_search_refuses(asked: dict[str, Any], says: str) -> None:
         mofa.find_plans(JOB, cluster(8), **{"framework": framework("megatron"), "replay": False, **asked})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_megatron_of_2022_has_no_experts() -> None:
+    job, facts = workload(moe_llama()), framework("megatron-2022")
+    with pytest.raises(SpecError, match=r"moe has experts, of which Megatron-LM v3\.0 has Switch's alone"):
+        mofa.find_plans(job, cluster(8), framework=facts)
+    with pytest.raises(SpecError, match="use framework megatron"):
+        mofa.estimate(job, cluster(8), "dp=8", framework=facts)
 
 
 def test_names_are_not_loaded() -> None:
