@@ -198,12 +198,34 @@ class FrameworkSpec(Spec):
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
         if self.flat_params and self.name != "fsdp1":
             raise ValueError(f"flat_params is what fsdp1 has, not {self.name}")
+        for field, (names, otherwise) in READ_BY.items():
+            if self.name not in names and (value := getattr(self, field)) != otherwise.get(self.name, False):
+                raise ValueError(
+                    f"{field} ({value}) is modelled for {' and '.join(names)}, not for {self.name}; leave it out"
+                )
+        if self.shards_params != (self.name in PYTORCH_MODULES):
+            raise ValueError(
+                f"shards_params ({self.shards_params}) is what {self.name} does, and no option; leave it out, "
+                "data_parallel says how a run shards"
+            )
         if self.compile and self.name not in PYTORCH_MODULES:
             raise ValueError(f"compile is torchtitan's option; {self.name} runs its own fused kernels")
         if self.dp_replicate > 1 and self.data_parallel not in ("fsdp", "hsdp"):
             raise ValueError(f"dp_replicate ({self.dp_replicate}) needs data_parallel: hsdp, not {self.data_parallel}")
         return self
 
+
+LOCAL: tuple[Family, ...] = ("megatron-2022", "megatron-local")
+READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, bool]]] = {
+    "fused_qkv": (("fsdp1",), {}),
+    "loss_metrics": (("fsdp1",), {}),
+    "fused_softmax": (LOCAL, {}),
+    "fused_rope": (LOCAL, {"megatron": True}),
+    "fused_swiglu": (LOCAL, {"megatron": True}),
+    "scatters_pipeline_sends": (("megatron", *LOCAL), {}),
+}
+"""Which frameworks' layers read a fact, and what it is for those others where it is not false: set to anything else it
+would change nothing."""
 
 OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
     "fsdp1": {

@@ -333,6 +333,25 @@ def test_broken_set_items(item: str, message: str) -> None:
     assert message in _refused(lambda: parse_set([item]))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("megatron", {"shards_params": True}),
+        ("torchtitan", {"shards_params": False}),
+        ("megatron", {"fused_rope": False}),
+        ("torchtitan", {"fused_swiglu": True}),
+        ("torchtitan", {"scatters_pipeline_sends": True}),
+        ("megatron-local", {"fused_qkv": True}),
+        ("torchtitan", {"loss_metrics": 2}),
+        ("megatron", {"fused_softmax": True}),
+    ],
+)
+def test_a_fact_that_the_framework_does_not_read_is_refused(name: str, options: dict[str, object]) -> None:
+    """It would change nothing, or what no framework does."""
+    said = _refused(lambda: load_framework(name, options))
+    assert next(iter(options)) in said and "leave it out" in said
+
+
 def test_a_path_is_set_once() -> None:
     assert "set twice" in _refused(lambda: parse_set(["workload.a=1", "workload.a=2"]))
 
