@@ -50,7 +50,7 @@ def buckets(player: Player) -> None:
     ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
-    act = outside(BUFFERS, "buffer", "DDP's buckets")
+    act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = player.note()
     if not player.whole_buckets and "backward" not in player.threads:
         player.whole_buckets = [player.new(sum(sizes), act) for sizes in player.rank.buckets]

@@ -337,6 +337,14 @@ def _of_deepspeed(job: Job) -> str:
     return f" with {said} (1f1b alone, vpp 1)" if said else ""
 
 
+def _what_of_zero(job: Job, t: StrategyTable) -> str:
+    """What to do about a ZeRO stage, in words."""
+    alone = job.framework.data_parallel == "ddp" and job.framework.name in PYTORCH_MODULES
+    if alone and int(t.tp[0] * t.pp[0] * t.cp[0]) > 1:
+        return "its DDP runs with tp, pp and cp 1 alone: set them to 1, or take fsdp"
+    return "leave zero out"
+
+
 def _unpadded(job: Job) -> str:
     """A vocabulary that the framework does not pad, in words."""
     return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
@@ -407,7 +415,7 @@ CHECKS: tuple[Check, ...] = (
     Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
-        f"{_one(t, 'tp', 'pp', 'cp')}; leave zero out")),
+        f"{_one(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
     Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
         f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {_one(t, 'ep', 'etp')} must be 1; set them to 1 "
         "or leave it out")),

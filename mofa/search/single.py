@@ -50,7 +50,8 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         return np.array([value], dtype=np.int64)
 
     zero = spec.zero
-    if framework.name == "torchtitan" and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
+    shards = framework.name == "torchtitan" and framework.data_parallel != "ddp"
+    if shards and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
         zero = 0  # asked for, but there is nothing to shard over
     ring = spec.cp_kind == "ring" and framework.name != "torchtitan"  # which never sets its rotate method in training
     row = StrategyTable(

@@ -118,3 +118,11 @@ def test_what_a_stage_holds_sums_to_its_device() -> None:
         live = found.detail.components_bytes[: len(LIVE_COMPONENTS)].sum(axis=0)
         np.testing.assert_allclose(live, found.detail.allocated_bytes, rtol=1e-9)
         assert int(found.fullest_stage[0]) == int(found.detail.device_bytes[0].argmax())
+
+
+def test_ddps_buckets_are_gradients() -> None:
+    """Both are whole and fp32, and a bucket is there before its gradients are."""
+    found = costed(DEEP, "dp=8 micro_batch=8", name="torchtitan", data_parallel="ddp")
+    params = component(found, "parameters")
+    assert params <= component(found, "gradients") <= 2.01 * params
+    assert component(found, "buffers") < 0.5 * params

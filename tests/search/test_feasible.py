@@ -204,6 +204,14 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
         assert value in message
 
 
+def test_ddp_beside_other_parallelism_is_named() -> None:
+    job, ddp = workload(DENSE, global_batch=64), framework("torchtitan", data_parallel="ddp")
+    with pytest.raises(MofaError, match="DDP runs with tp, pp and cp 1 alone"):
+        one_row(job, cluster(16), ddp, "pp=2")
+    with pytest.raises(MofaError, match="leave zero out"):
+        one_row(job, cluster(16), ddp, "zero=3")
+
+
 def test_a_vocabulary_that_is_not_padded_is_named() -> None:
     job = workload(llama(num_layers=8, vocab=1001), global_batch=64)
     with pytest.raises(MofaError, match=r"tp \(2\) must divide .* the vocabulary \(1001\)"):
