@@ -3,6 +3,7 @@
 python benchmarks/replay_agreement.py            # 500 strategies, the distribution of what differs
 python benchmarks/replay_agreement.py --num 40   # fewer, drawn alike
 python benchmarks/replay_agreement.py --time     # step times alone, which is quick
+python benchmarks/replay_agreement.py --num 100 --batches 8   # the same jobs with 8 times the global batch
 python benchmarks/replay_agreement.py --zero-bubble --num 60  # PyTorch's schedules that put weights' gradients off
 python benchmarks/replay_agreement.py --wider --num 240       # other frameworks and options, one line for each
 python benchmarks/replay_agreement.py --wider --only fsdp1 --verbose
@@ -156,9 +157,9 @@ def _recompute(table: StrategyTable, kind: str) -> NDArray[np.bool_]:
 
 
 @cache
-def _legal(index: int) -> tuple[str, Job, StrategyTable]:
+def _legal(index: int, batches: int = 1) -> tuple[str, Job, StrategyTable]:
     name, cluster, gpus, batch, framework, changes = JOBS[index]
-    job, table = _strategies(Line(((name, cluster, gpus, batch),), framework, {}, changes), 0)
+    job, table = _strategies(Line(((name, cluster, gpus, batches * batch),), framework, {}, changes), 0)
     return f"{name} {framework}", job, table
 
 
@@ -197,13 +198,13 @@ def wider_cases(num: int, seed: int = SEED, only: str = "") -> Iterator[Case]:
             yield Case(name, job, table.take(np.array([random.choice(fits)])))
 
 
-def cases(num: int, seed: int = SEED) -> Iterator[Case]:
-    """Random legal strategies, every kind of :data:`WANTED` in its turn."""
+def cases(num: int, seed: int = SEED, batches: int = 1) -> Iterator[Case]:
+    """Random legal strategies, every kind of :data:`WANTED` in its turn, of jobs of so many times their batch."""
     random = np.random.default_rng(seed)
     for i in range(num):
         want = list(WANTED.values())[i % len(WANTED)]
         while True:
-            name, job, table = _legal(int(random.integers(len(JOBS))))
+            name, job, table = _legal(int(random.integers(len(JOBS))), batches)
             found = np.flatnonzero(want(job, table))
             if len(found):
                 break
@@ -292,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num", type=int, default=500)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--batches", type=int, default=1, help="times the jobs' global batches")
     parser.add_argument("--time", action="store_true", help="step times alone")
     parser.add_argument("--zero-bubble", action="store_true", help="ZB-V and interleaved zero bubble alone")
     parser.add_argument("--wider", action="store_true", help="other frameworks and options than the search's usual")
@@ -300,8 +302,13 @@ def main() -> None:
     given = parser.parse_args()
     started = time.perf_counter()
     found: list[tuple[Case, Agreement]] = []
-    drawn = zero_bubble_cases if given.zero_bubble else cases
-    for case in wider_cases(given.num, given.seed, given.only) if given.wider else drawn(given.num, given.seed):
+    if given.wider:
+        drawn = wider_cases(given.num, given.seed, given.only)
+    elif given.zero_bubble:
+        drawn = zero_bubble_cases(given.num, given.seed)
+    else:
+        drawn = cases(given.num, given.seed, given.batches)
+    for case in drawn:
         found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]
