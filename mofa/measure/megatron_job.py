@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mofa.blocks.frameworks.recompute import unsupported
 from mofa.measure.expand import ExpandedRun
 from mofa.specs.model import MlaSpec, MoeSpec
 
@@ -78,6 +79,8 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     r = run.recompute
     if r.kind == "none":
         return {}
+    if (why := unsupported(run.framework, r, run.model)) is not None:
+        raise run.refuse("this recomputation", why)
     if r.kind == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(r.modules)}
     if r.kind == "full":

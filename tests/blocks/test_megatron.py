@@ -23,6 +23,7 @@ S, B, H, A, K, D, F = 256, 2, 512, 8, 4, 64, 1536
 TOKENS = S * B
 MOE = llama(moe=EXPERTS)
 MLA = llama(attention=LATENT)
+BIASED = llama(mlp={"activation": "swiglu", "ffn_hidden": 1536, "bias": True})
 
 
 def layer(
@@ -311,6 +312,11 @@ def test_dummy_weight_gradients_persist() -> None:
         ("megatron-local", "selective:layernorm", llama(), "Transformer Engine"),
         ("megatron-local", "selective:moe_act", MOE, "grouped"),
         ("megatron", "selective:mlp", MOE, "dense"),
+        ("megatron", "selective:mlp", BIASED, "biases"),
+        ("megatron-local", "selective:core_attn+mlp", BIASED, "biases"),
+        ("megatron-2022", "selective:mlp", llama(), "newer"),
+        ("megatron-2022", "selective", BIASED, None),
+        ("megatron-local", "full", BIASED, None),
         ("megatron", "full:2", llama(), None),
         ("megatron", "selective:core_attn+layernorm+mlp", llama(), None),
         ("megatron-local", "selective:core_attn+moe", MOE, None),

@@ -156,6 +156,25 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
         ),
         (
             raw_run(
+                model={
+                    "base": "llama3-8b",
+                    "attention": {
+                        "kind": "gqa",
+                        "num_heads": 32,
+                        "num_kv_heads": 8,
+                        "head_dim": 128,
+                        "qkv_bias": True,
+                        "out_bias": True,
+                    },
+                    "mlp": {"ffn_hidden": 14336, "bias": True},
+                },
+                framework={"name": "megatron-local"},
+                strategy={"recompute": "selective:mlp"},
+            ),
+            "MLPs with biases never ends",
+        ),
+        (
+            raw_run(
                 model="mixtral-8x7b",
                 gpus=4,
                 framework={"name": "megatron-local"},

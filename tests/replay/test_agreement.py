@@ -141,9 +141,9 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
         ("llama3-8b", 12, "h200-hgx", 16, (16, 1024), "megatron-local",
          "tp=2 pp=2 dp=4 micro_batch=1 recompute=selective sp=true"),
         ("llama3-8b", 12, "h800-hgx", 16, (32, 1024), "megatron-2022",
-         "pp=2 dp=8 micro_batch=1 recompute=selective:core_attn+mlp sp=false"),
+         "pp=2 dp=8 micro_batch=1 recompute=selective sp=false"),
         ("llama3-8b", 12, "gb200-nvl72", 8, (8, 1024), "megatron-2022",
-         "pp=2 vpp=6 dp=4 micro_batch=1 recompute=selective:core_attn+mlp sp=false"),
+         "pp=2 vpp=6 dp=4 micro_batch=1 recompute=selective sp=false"),
     ],
 )  # fmt: skip
 def test_a_host_that_exchanges_hold_has_no_lead(

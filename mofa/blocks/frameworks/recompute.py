@@ -83,6 +83,15 @@ def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec)
         return f"recompute: module mla_up_proj needs latent attention, {model.name} has none"
     if module == "mlp" and not model.num_dense_layers:
         return f"recompute: module mlp needs dense layers, {model.name} has none"
+    if module == "mlp" and model.mlp.bias:
+        # the checkpointed MLP hands out its bias, a parameter, as an output (transformer_layer.py:733, mlp.py):
+        # autograd makes the checkpoint its origin, whose backward is then led to itself (tensor_parallel/random.py:566)
+        return (
+            f"recompute: module mlp of MLPs with biases never ends in Megatron-Core, and {model.name} has them "
+            "(model.mlp.bias); use another module or full"
+        )
+    if framework.name == "megatron-2022" and module != "core_attn":
+        return f"recompute: module {module} is newer than megatron-2022, which has core_attn; use selective or full"
     if module == "moe_act" and framework.experts != "grouped":
         return "recompute: module moe_act needs grouped experts (framework.experts: grouped)"
     if framework.name in LOCAL_LAYERS and module in ("layernorm", "moe_act"):
