@@ -109,8 +109,8 @@ class _Differentiator:
     def run(self) -> Tape:
         for name in self.forward.outputs:
             self.grads[name] = self._gradient(f"d:{name}", name)
-        if self.recompute.kind == "full":
-            self._replay("full")
+        if self.recompute.kind == "full" and self.recompute.reentrant:
+            self._replay("full")  # else what was kept is asked for first: nodes behind that keep nothing come before
         for op in reversed(self.forward.ops):
             group = self.group_of[op.name]
             if group in self.framed:

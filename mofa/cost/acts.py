@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS = range(9)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM = range(10)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
-block's first product begins; its loss does."""
+block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
+summand."""
 TAKES = TAKE, CLAIM
-EVERYWHERE = DROP, KEEP, PRODUCT, LOSS
+EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM
 """What matters whatever the pool."""
 Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
@@ -108,6 +109,8 @@ class _Slots:
                 made[0] = CLAIM, *made[0][1:]
                 self.claims[made[0][1]] = deed.claim
             early = {f"-{name}": self.free(name) for name in deed.free if f"-{name}" in deed.order}
+            if deed.sums:
+                out.append(self.free(self.life.given, SUM))
             out += in_order(deed, scratch, made, [self.free(name) for name in names], early)
             if ends is not None and deed.op.endswith(ends):
                 out.append((PRODUCT, 0, 0, 0))
@@ -219,6 +222,7 @@ class _Course:
         self.out = -1
         self.product: int | None = None
         self.loss, self.gradient = 0, -1
+        self.received = False
         self.held: dict[str, int] = {}
         self.cache: list[int] = []
         self.places: list[list[int]] = []
@@ -271,7 +275,8 @@ class _Course:
     def backward(self, *, first: bool) -> tuple[Requests, tuple[tuple[int, ...], ...]]:
         ends = self.ends
         out: Requests = [(0, self.out)] if self.out >= 0 and not ends.kept else []
-        dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends else -1
+        dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends and not ends.kept else -1
+        self.received = ends.sends and ends.kept
         gradients: list[tuple[int, ...]] = []
         for n in reversed(range(len(self.chunk))):
             one, place = self.chunk[n], self.places[n].copy()
@@ -311,6 +316,12 @@ class _Course:
                     out.append((size, num))
                     place[slot] = num
                     num += 1
+            elif code == SUM:
+                if self.received and place[slot] < 0 and pool_of(self.ends.boundary) == mine:
+                    out.append((self.ends.boundary, num))
+                    place[slot] = num
+                    num += 1
+                self.received = False
             elif code == LOSS:
                 self.loss = len(out)
             elif code == PRODUCT:

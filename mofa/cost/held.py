@@ -19,6 +19,7 @@ from mofa.cost.lives import Life, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows
+from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.weights import FlatBuffer, Weight, ddp_buckets, flat_buffers, stepped, weights_of
 from mofa.orders import order_of
@@ -47,10 +48,10 @@ class Stage:
     """What a stage holds and does. [B]
 
     ``acts`` are its computations, of which the first step plays ``behind`` after the last chunk's first backward.
-    ``buffers`` are there from the start, ``lazy`` from the first forward, a ``workspace`` from the first product of
-    each of two threads on. ``received`` are how many buffers of what stages send each other are made in front of the
-    first step, for each chunk's inputs and, last, for all gradients. DDP has ``buckets``
-    (:func:`mofa.cost.weights.ddp_buckets`). ``accumulates`` is what becomes of gradients
+    ``rotations`` are each part's table and what it is made of, ``lazy`` buffers come with the first forward, a
+    ``workspace`` with the first product of each of two threads. ``received`` are how many buffers of what stages send
+    each other are made in front of the first step, for each chunk's inputs and, last, for all gradients. DDP has
+    ``buckets`` (:func:`mofa.cost.weights.ddp_buckets`). ``accumulates`` is what becomes of gradients
     (:func:`mofa.cost.acts.course`).
     """
 
@@ -61,7 +62,7 @@ class Stage:
     ends: tuple[Ends, ...]
     acts: Acts
     behind: int
-    buffers: tuple[int, ...]
+    rotations: tuple[int, ...]
     received: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
     lazy: tuple[int, ...]
@@ -159,7 +160,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     return Stage(
         weights, flats, stepped(weights, flats),
         tuple(tuple(blocks.script(of, first=name == "block 0") for name, of in c) for c in names),
-        tuple(ends), acts, behind, tuple(_rope_tables(rows)), received if preallocated and many else (),
+        tuple(ends), acts, behind, rotations(rows), received if preallocated and many else (),
         ddp_buckets(lives, whole, tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
@@ -234,13 +235,3 @@ def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:
     """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed. [B]"""
     layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
     return tuple(int(n) for one in layers for _, n in one.weights for _ in range(layouts))
-
-
-def _rope_tables(rows: Rows) -> list[int]:
-    """torchtitan registers the rotation of every position for each model part: complex, or cosine and sine of the whole
-    head where queries and keys are normed (Qwen3). [B]"""
-    a = rows.workload.model.attention
-    if rows.framework.name != "torchtitan" or rows.workload.model.positions != "rope":
-        return []
-    width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
-    return [4 * rows.workload.batch.seq_len * int(width)] * rows.layout.stages.vpp

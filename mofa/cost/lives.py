@@ -64,6 +64,8 @@ class Deed:
     """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
     reads: tuple[str, ...] = ()
     """What such an op reads."""
+    sums: bool = False
+    """Whether something is added to the gradient that the block is given, in its place."""
     rounds: int = 1
     """Experts that the op runs for one after the other (:mod:`mofa.cost.one_by_one`). [-]"""
 
@@ -235,7 +237,8 @@ def _life(
     )  # fmt: skip
     deeds = [
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
-              op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late)
+              op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
+              bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given)
         for i, op in enumerate(ops)
     ]  # fmt: skip
     weights = block_weights(block.forward.ops, k)
@@ -387,7 +390,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 def _deed(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
-    by_weights: bool,
+    by_weights: bool, sums: bool,
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.stream, 0)
@@ -413,7 +416,7 @@ def _deed(
     deed = Deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
-        by_weights, tuple(of(r) for r in op.reads) if by_weights else (),
+        by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
         int(value(op.rounds, k)),
     )  # fmt: skip
-    return deed if new or scratch or dead or claim or grads or deed.frees_held else None
+    return deed if new or scratch or dead or claim or grads or sums or deed.frees_held else None

@@ -15,6 +15,7 @@ from mofa.cost.acts import Course, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
+from mofa.cost.start import Want, broadcast, built
 
 
 def reserved_bytes(stage: Stage) -> int:
@@ -126,6 +127,9 @@ class _Pool:
     def start(self) -> None:
         """Parameters, which Megatron copies into buffers and lets go, main copies made of another, buffers."""
         s, play = self.stage, self.heap.play
+        if s.ends[0].kept:
+            self.wanted(built(s.weights, s.rotations))
+            return
         sizes = [self.size(w.param) for w in s.weights]
         slots = [NOTHING] * len(sizes)
         play([(size, n) for n, size in enumerate(sizes) if size], slots)
@@ -136,7 +140,15 @@ class _Pool:
             narrow = self.take([w.main // 2])
             self.take([w.main])
             self.give(narrow)
-        self.take(s.buffers)
+
+    def wanted(self, wants: Iterable[Want]) -> None:
+        """What comes and goes before there is a computation."""
+        kept = {}
+        for slot, nbytes, _ in wants:
+            if nbytes:
+                kept[slot] = self.take([nbytes])
+            else:
+                self.give(kept.pop(slot))
 
     def step(self, *, first: bool) -> None:
         """Forwards and backwards, what FSDP does around them, the optimizers."""
@@ -166,6 +178,7 @@ class _Pool:
     def bucket(self) -> None:
         """DDP's buckets in front of a forward: one of all of a chunk's gradients until the first behind a backward."""
         if self.whole_buckets is None:
+            self.wanted(broadcast(self.stage.weights))
             self.whole_buckets = [self.take([sum(sizes)]) for sizes in self.stage.buckets]
         elif self.whole_buckets and "B" in self.threads:
             for pieces, sizes in zip(self.whole_buckets, self.stage.buckets, strict=True):

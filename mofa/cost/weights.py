@@ -29,6 +29,8 @@ class Weight:
     """The chunk of the rank that it belongs to."""
     flat: bool = False
     """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
+    draft: int = 0
+    """Bytes of the fp32 copy that torchtitan draws its first values in (models/utils.py, ``trunc_normal_``)."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,14 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     if distributed and not fw.deepspeed:
         own = owned(rows, params, r, data_rank)
     stored = even if fsdp else [p.params for p in params]
+    width = held_bytes / held
+    drafted = fw.name == "torchtitan" and round(width) < 4
+    alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
         Weight(
-            p.name, int(held_bytes / held * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
+            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
             int(temporary * own[n]), p.params, chained and p.expert, p.chunk, p.flat,
+            int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
         )
         for n, p in enumerate(params)
     )  # fmt: skip

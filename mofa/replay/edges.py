@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mofa.cost.start import broadcast
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
 from mofa.replay.journal import BUFFERS, COPIES, GRADIENTS, STATES, TEMPORARIES, outside
@@ -53,6 +54,7 @@ def buckets(player: Player) -> None:
     act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = player.note()
     if not player.whole_buckets and "backward" not in player.threads:
+        player.wanted(broadcast(player.rank.weights), "DDP's beginning")
         player.whole_buckets = [player.new(sum(sizes), act) for sizes in player.rank.buckets]
     elif player.whole_buckets and "backward" in player.threads:
         for kept, sizes in zip(player.whole_buckets, player.rank.buckets, strict=True):

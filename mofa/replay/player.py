@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
 from mofa.cost.peak import WORKSPACE
+from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
 from mofa.replay.edges import gather, in_optimizer, optimize, reduce
@@ -39,6 +40,7 @@ from mofa.replay.script import (
     NEW,
     PRODUCT,
     REPLACED,
+    SUM,
     Bound,
     Script,
 )
@@ -71,6 +73,7 @@ class Player:
         self.begun: set[int] = set()
         self.threads: set[str] = set()
         self.lasts = False
+        self.received = 0
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.whole_buckets: list[Kept] = []
@@ -162,6 +165,10 @@ class Player:
         if r.deepspeed:
             deepspeed.start(self)
             return
+        if r.preallocated:
+            self.wanted(built(r.weights, r.rotations), where)
+            self.look(start)
+            return
         params = [self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
         for flat in r.flat_buffers:
             if flat.params:
@@ -175,9 +182,18 @@ class Player:
                 narrow = self.new(w.main // 2, copy)
                 self.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
                 self.drop(narrow)
-        for nbytes in r.buffers:
-            self.new(nbytes, outside(BUFFERS, "buffer", where))
         self.look(start)
+
+    def wanted(self, wants: Iterable[Want], where: str) -> None:
+        """What is allocated and freed before there is a computation."""
+        kept: dict[int, Kept] = {}
+        for slot, nbytes, name in wants:
+            if not nbytes:
+                self.drop(kept.pop(slot))
+                continue
+            lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
+            shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
+            kept[slot] = self.new(nbytes, outside(lasts, shown, where))
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -355,9 +371,8 @@ class Player:
             self.drop(sent)
         if r.sends[c] and not r.preallocated and not r.deepspeed:
             dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
-        if r.sends[c] and r.preallocated and not r.apart:
-            # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-            dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "sum with a received gradient"))
+        # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
+        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.apart else 0
         if not hold:
             self.first = c not in self.begun or r.deepspeed == "bf16"
             self.begun.add(c)
@@ -427,6 +442,10 @@ class Player:
                 self.sends.replaced()
                 if self.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
                     self.notes.clean = False
+            elif kind == SUM:
+                if old is None and self.received:
+                    slots[slot], _ = self.new(self.received, act)
+                    self.received = 0
             elif kind == CLAIM:
                 kept = carried.pop(code.claims[slot], None)
                 slots[slot] = (self.new(size, act) if kept is None else self.rename(kept, act))[0]

@@ -17,6 +17,7 @@ from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Life, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows, make_rows
+from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
 from mofa.orders import Order, order_of
@@ -175,7 +176,6 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept else ()
-    buffers = _rope_tables(rows, vpp)
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -188,7 +188,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
-        buffers=tuple(buffers), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
+        rotations=rotations(rows), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
         gathered_params=groups if pipelined else None,
@@ -229,16 +229,6 @@ def _held_in_fp8(
         return weights
     layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
     return tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
-
-
-def _rope_tables(rows: Rows, vpp: int) -> list[int]:
-    """torchtitan registers the rotation of every position for each model part: complex, or cosine and sine of the whole
-    head where queries and keys are normed (Qwen3). [B]"""
-    a = rows.workload.model.attention
-    if rows.framework.name != "torchtitan" or rows.workload.model.positions != "rope":
-        return []
-    width = a.qk_rope_head_dim if a.kind == "mla" else 2 * a.d_qk if a.qk_norm else a.d_qk
-    return [4 * rows.workload.batch.seq_len * int(width)] * vpp
 
 
 def _tied(rows: Rows, r: int) -> bool:

@@ -9,11 +9,11 @@ from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED = range(10)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM = range(11)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
-what tensor parallelism has summed."""
+what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -114,6 +114,8 @@ class _Slots:
                 for name in deed.free
                 if f"-{name}" in deed.order and (freed is None or name in freed)
             }
+            if deed.sums:
+                out.append(Act(SUM, self.of(self.life.given), 0, 0, ACTIVATIONS, GRADIENT, deed.op))
             out += in_order(deed, scratch, made, gone, early)
             if product is not None and deed.op.endswith(product):
                 out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
