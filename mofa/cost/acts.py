@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM = range(10)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE = range(11)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
 block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
-summand."""
+summand; let go at the end of the backward."""
 TAKES = TAKE, CLAIM
 EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM
 """What matters whatever the pool."""
@@ -115,12 +115,15 @@ class _Slots:
             if ends is not None and deed.op.endswith(ends):
                 out.append((PRODUCT, 0, 0, 0))
                 ends = None
-            out += [self.free(name, KEEP) for name in deed.grads]
+            for name in deed.grads:
+                gone_now = name in deed.free and name not in self.life.late
+                out += [self.free(name, KEEP), *([self.free(name)] if gone_now else [])]
             for name in deed.hold:
                 out.append(self.free(name, HOLD))
                 self.holds[self.of(name)] = name
             gone = (name for name in deed.free if name != self.life.logits)
-            out += [self.free(name, CACHE if name in cached else FREE) for name in gone]
+            late = self.life.late
+            out += [self.free(name, CACHE if name in cached else LATE if name in late else FREE) for name in gone]
             if deed.frees_held:
                 out.append((DROP, 0, 0, 0))
         return tuple(out)
@@ -178,6 +181,8 @@ class Course:
     """A trial forward, whose slots are its own; ``trial_slots`` are so many, ``trial_product`` is like ``products``."""
     trial_slots: int = 0
     trial_product: int = 0
+    begins: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """How many requests of a forward and of a trial forward are in front of each block's."""
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -194,6 +199,7 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     made = _Course(pool, chunk, ends, accumulates, tied)
     forward = made.forward()
     before, made.product = made.product, None
+    begins = made.begins
     left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
     output = made.out if ends.kept else -1
     backward, _ = made.backward(first=False)
@@ -210,6 +216,7 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     return Course(
         made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), made.loss, output,
         gradient, made.gradient, trial.dry(), trial.num, trial.product or 0,
+        (tuple(begins), tuple(trial.begins)),
     )  # fmt: skip
 
 
@@ -223,9 +230,11 @@ class _Course:
         self.product: int | None = None
         self.loss, self.gradient = 0, -1
         self.received = False
+        self.late: list[int] = []
         self.held: dict[str, int] = {}
         self.cache: list[int] = []
         self.places: list[list[int]] = []
+        self.begins: list[int] = []
 
     def take(self, size: int, pool: int, out: Requests) -> int:
         """A slot; -1 where it is another pool's."""
@@ -252,6 +261,7 @@ class _Course:
 
     def through(self, one: Script, part: int, x: int, out: Requests) -> tuple[list[int], int]:
         """A block's forward over its input's slot: where it keeps what, and the slot of what it gives."""
+        self.begins.append(len(out))
         place = [-1] * len(one.sizes)
         place[one.x] = x
         self.run(one, one.on(self.pool)[part], place, out, None)
@@ -289,6 +299,8 @@ class _Course:
             if one.back >= 0:
                 dy, place[one.back] = place[one.back], -1
             out += [(0, slot) for slot in place if slot >= 0]
+        out += [(0, slot) for slot in self.late]
+        self.late = []
         self.gradient = -1
         if ends.kept and ends.receives:
             self.gradient, dy = dy, -1
@@ -340,6 +352,8 @@ class _Course:
                     self.held[one.holds[slot]] = place[slot]
                 elif code == CACHE:
                     self.cache.append(place[slot])
+                elif code == LATE:
+                    self.late.append(place[slot])
                 elif gradients is None or self.accumulates != "stay":
                     continue
                 else:

@@ -33,6 +33,11 @@ dozen rounds, up to 5.7 % of what is reserved. [-]"""
 ROUNDS_BEHIND = 2
 """Rounds that are played behind the last chunk's first backward of the first step: the second takes the most where the
 scores of attention are tensors, and costs 5 % of a look. [-]"""
+SINGLE = "1f1b", "gpipe"
+"""torch's schedules of one chunk a rank."""
+AHEAD = 3
+"""Chunks that its other schedules gather ahead (schedules.py, ``_add_unshard_reshard``). Of a fourth the weights are
+taken to be gathered in front of its first forward, and none to be let go before its last backward. [-]"""
 LARGE = 1 << 40
 """A size of the large pool. [B]"""
 OUTSIDE_LAYERS = ("embedding", "head", "mtp")
@@ -70,6 +75,8 @@ class Stage:
     accumulates: str
     groups: Groups
     """FSDP's under pipelines, which gathers them for a step and reduces them at its end."""
+    unshards: bool
+    """Whether that is done chunk by chunk, as torch's schedules of several do."""
     tied: bool
     output_stays: bool
     """Whether the schedule holds the latest output and input's gradient until the next are there (Schedule1F1B)."""
@@ -105,6 +112,7 @@ class Blocks:
                 rows.costs.tapes[name], int(rows.k[0]), autocast=rows.mode.precision == "autocast",
                 weight_first=by_autograd, apart=fw.name == "megatron-2022",
                 pipelined=fw.name == "torchtitan" and rows.layout.stages.pp > 1,
+                replicated=fw.shards_params and fw.dp_replicate > 1,
             ))  # fmt: skip
         return self.lives[name]
 
@@ -164,7 +172,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         ddp_buckets(lives, whole, tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
-        _groups(rows, modules) if pipelined else (), tied,
+        _groups(rows, modules) if pipelined else (), pipelined and rows.schedule not in SINGLE, tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
         device_per_host(_costs(rows, names), k) if preallocated and many else 0.0,
     )  # fmt: skip

@@ -24,6 +24,7 @@ CLAIMS = {
 """Marks at which a block takes over what the block before it held, and under which name that was held."""
 
 
+_REDUCED = "fsdp.reduced", "efsdp.reduced"
 _LAST = ("embedding.backward",)
 """Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
 
@@ -94,6 +95,9 @@ class Life:
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
     reduced: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
+    late: frozenset[str] = frozenset()
+    """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
+    the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``)."""
     apart: tuple[Deed, ...] = ()
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
     apart_last: tuple[Deed, ...] = ()
@@ -163,7 +167,7 @@ def products(life: Life) -> tuple[str, ...]:
 
 def life(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
-    pipelined: bool = False, puts_off: bool = False,
+    pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
 ) -> Life:  # fmt: skip
     """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
@@ -172,10 +176,13 @@ def life(
 
     ``puts_off``: the schedule runs backwards by inputs and by weights.
 
+    ``replicated``: FSDP's shard groups are, and their sums added up over replicas.
+
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
     """
     whole = _life(block, k, autocast, weight_first, apart, pipelined)
+    whole = replace(whole, late=frozenset(_REDUCED)) if replicated else whole
     if not puts_off:
         return whole
     halves, both = block.apart, []
@@ -235,13 +242,15 @@ def _life(
         if autocast and op.name.endswith(".weight_cast") and w not in read_later
         and not (op.compiled or op.name.startswith("experts."))
     )  # fmt: skip
+    weights = block_weights(block.forward.ops, k)
+    places = {name: n for n, (name, _) in enumerate(weights)}
     deeds = [
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
-              bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given)
+              bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given,
+              places)
         for i, op in enumerate(ops)
     ]  # fmt: skip
-    weights = block_weights(block.forward.ops, k)
     pieces = _pieces(deeds, weights)
     deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
     launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
@@ -390,7 +399,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 def _deed(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
-    by_weights: bool, sums: bool,
+    by_weights: bool, sums: bool, places: Mapping[str, int],
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.stream, 0)
@@ -412,6 +421,8 @@ def _deed(
         order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and ".hold" in op.name
     grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
+    if op.name.endswith("fsdp.accumulate"):  # as the modules lie (_fsdp_param_group.py, ``post_backward``)
+        grads = tuple(sorted(grads, key=lambda name: places.get(name.removeprefix("dW:"), -1)))
     attention = isinstance(op.work, Attention)
     deed = Deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,

@@ -9,11 +9,11 @@ nothing but its segments, plays those up to two behind every chunk's first backw
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mofa.cost.acts import Course, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
-from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
+from mofa.cost.held import AHEAD, GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
 from mofa.cost.start import Want, broadcast, built
 
@@ -96,6 +96,8 @@ class _Pool:
         ]
         self.grads: list[Piece] = []
         self.accumulated: dict[tuple[int, int], list[Piece]] = {}
+        self.fetched: dict[int, list[list[Piece]]] = {}
+        self.unsharded: dict[int, list[list[Piece]]] = {}
         self.threads: set[str] = set()
         self.whole_buckets: list[list[Piece]] | None = None
         self.sent = _Sent(stage, self.heap)
@@ -154,13 +156,15 @@ class _Pool:
         """Forwards and backwards, what FSDP does around them, the optimizers."""
         s = self.stage
         self.give(self.grads)
-        gathered = self.gather()
         if first and s.received:
             self.prepare()
         elif first:
             self.take(s.lazy)
+        else:
+            self.fetch()
         self.compute(first=first)
-        self.reduce(gathered)
+        for c in list(self.unsharded):
+            self.reduce(c)
         self.optimize(first=first)
 
     def prepare(self) -> None:
@@ -170,7 +174,7 @@ class _Pool:
             boundary = s.ends[c].boundary
             zeros = self.take([boundary] if s.ends[c].receives else ())
             self.take(s.lazy if not c else ())
-            self.begin("F", of.trial, of.trial_product, [NOTHING] * of.trial_slots)
+            self.gathering(c, of.trial, of.begins[1], of.trial_product, [NOTHING] * of.trial_slots)
             self.give(zeros)
             self.take([boundary] * s.received[c])
         self.take([s.ends[0].boundary] * s.received[-1])
@@ -195,14 +199,18 @@ class _Pool:
         sent.begin(lags=not first)
         left = s.behind if first else len(s.acts)
         idle = self.pool not in (pool_of(1), pool_of(LARGE)) and not any(of.num_slots for of in self.courses)
-        for kind, c, i in () if idle else s.acts:
+        lasts = {c: n for n, (_, c, _) in enumerate(s.acts)}
+        for n, (kind, c, i) in enumerate(() if idle else s.acts):
             of = self.courses[c]
             sent.before()
             if kind == "F":
                 if s.buckets:
                     self.bucket()
                 slots = passes[c, i] = [NOTHING] * of.num_slots
-                if of.loss and sent.lingering:  # the next one is in its place before there is a loss
+                self.awaited(c)
+                if s.groups and c not in self.unsharded:
+                    self.gathering(c, of.forward, of.begins[0], of.products[0], slots)
+                elif of.loss and sent.lingering:  # the next one is in its place before there is a loss
                     play(of.forward[: of.loss], slots)
                     sent.replaced()
                     play(of.forward[of.loss :], slots)
@@ -217,11 +225,13 @@ class _Pool:
             sent.after(kind, c, i, slots, of, first=kind == "B" and c not in begun)
             if kind == "B" and c not in begun:
                 begun.add(c)
-                for n, mine in enumerate(of.gradients):
-                    self.accumulated[c, n] = [slots[slot] for slot in mine]
+                for block, mine in enumerate(of.gradients):
+                    self.accumulated[c, block] = [slots[slot] for slot in mine]
             left -= len(begun) == len(self.courses)
             if left < 0:
                 break
+            if s.unshards and lasts[c] == n:
+                self.reduce(c)
         sent.end()
         for (c, _), slots in passes.items():
             play([(0, slot) for slot in self.courses[c].left], slots)
@@ -240,32 +250,58 @@ class _Pool:
         self.take([self.stage.workspace])
         self.heap.play(all_[product:], slots)
 
-    def gather(self) -> list[list[Piece]]:
-        """Under pipelines FSDP gathers each group once a step, and the weights stay."""
-        out: list[list[Piece]] = []
+    def gathering(self, c: int, all_: Requests, begins: Sequence[int], product: int, slots: list[Piece]) -> None:
+        """A chunk's first forward, FSDP's groups gathered as their blocks come, if there are any."""
+        groups = self.stage.groups[c] if self.stage.groups else ()
+        if not groups:
+            self.begin("F", all_, product, slots)
+            return
+        fresh = "F" not in self.threads
         before: list[Piece] = []
-        for weights in (weights for chunk in self.stage.groups for weights in chunk):
-            source = self.take([int(2 * sum(share for _, share in weights))], GATHER)
-            whole = self.take([int(2 * sum(n for n, _ in weights))], GATHER)
-            self.give(source)
-            out.append(self.take(int(2 * n) for n, _ in weights))
+        for weights, start, stop in zip(groups, begins, (*begins[1:], len(all_)), strict=True):
+            whole = self.whole(weights, GATHER)
             self.give(before)
             before = whole
+            self.unsharded.setdefault(c, []).append(self.take(int(2 * n) for n, _ in weights))
+            if fresh and start <= product < stop:
+                self.begin("F", all_[start:stop], product - start, slots)
+            else:
+                self.heap.play(all_[start:stop], slots)
         self.give(before)
-        return out
 
-    def reduce(self, gathered: list[list[Piece]]) -> None:
-        """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
+    def fetch(self) -> None:
+        """All groups of all chunks, where the schedule gathers them at a step's beginning."""
+        s = self.stage
+        for c in list(dict.fromkeys(c for _, c, _ in s.acts))[:AHEAD] if s.unshards else ():
+            self.fetched[c] = [self.whole(weights, 0) for weights in s.groups[c]]
+
+    def awaited(self, c: int) -> None:
+        """What was fetched for a chunk is copied in front of its first forward."""
+        if not self.stage.unshards or c in self.unsharded:
+            return
+        groups = self.stage.groups[c]
+        for weights, whole in zip(
+            groups, self.fetched.pop(c, []) or [self.whole(weights, 0) for weights in groups], strict=True
+        ):
+            self.unsharded.setdefault(c, []).append(self.take(int(2 * n) for n, _ in weights))
+            self.give(whole)
+
+    def whole(self, weights: Sequence[tuple[float, float]], stream: int) -> list[Piece]:
+        """What a group is gathered in, of its shard's copy."""
+        source = self.take([int(2 * sum(share for _, share in weights))], stream)
+        made = self.take([int(2 * sum(n for n, _ in weights))], stream)
+        self.give(source)
+        return made
+
+    def reduce(self, c: int) -> None:
+        """Behind a chunk's last backward FSDP reduces its unsharded gradients group by group."""
         before: list[Piece] = []
-        copies = iter(gathered)
-        for c, chunk in enumerate(self.stage.groups):
-            for n, weights in enumerate(chunk):
-                self.give(next(copies))
-                buffer = self.take([int(4 * sum(n for n, _ in weights))])
-                self.give(before)
-                before = buffer
-                self.grads += self.take([int(4 * sum(share for _, share in weights))], REDUCE)
-                self.give(self.accumulated.pop((c, n), []))
+        for n, (weights, copies) in enumerate(zip(self.stage.groups[c], self.unsharded.pop(c), strict=True)):
+            self.give(copies)
+            self.give(before)
+            before = self.take([int(4 * sum(n for n, _ in weights))])
+            self.give(self.accumulated.pop((c, n), []))
+            self.grads += self.take([int(4 * sum(share for _, share in weights))], REDUCE)
         self.give(before)
 
     def optimize(self, *, first: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mofa.cost.held import AHEAD
 from mofa.cost.start import broadcast
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
@@ -18,31 +19,69 @@ GATHER, REDUCE = 1, 2
 """FSDP's streams."""
 
 
-def gather(player: Player) -> list[list[list[Kept]]]:
-    """Under pipelines FSDP gathers each group once a step, and the weights stay."""
+def gather(player: Player, c: int, g: int) -> None:
+    """A group's weights in front of its first forward of a step, and they stay; what was gathered before it goes when
+    this is copied (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``wait_for_unshard``)."""
     groups = player.rank.gathered_params
     if groups is None:
-        return []
+        return
+    start = player.note()
+    whole = _gathered(player, groups[c][g], GATHER)
+    _let_go(player)
+    player.unsharded.setdefault(c, []).append(_copied(player, groups[c][g]))
+    player.gathered = whole
+    player.look(start)
+
+
+def gather_ends(player: Player) -> None:
+    """Behind a chunk's forward the last group's goes as well."""
+    _let_go(player)
+
+
+def fetch(player: Player) -> None:
+    """torch's schedules of several chunks begin a step by gathering all groups of each (``UNSHARD``,
+    torch/distributed/pipelining/schedules.py), up to three: on the stream that computes."""
+    groups = player.rank.gathered_params
+    if groups is None or not player.rank.unshards:
+        return
+    start = player.note()
+    for c in list(dict.fromkeys(c for _, c, _ in player.rank.computations))[:AHEAD]:
+        player.fetched[c] = [_gathered(player, weights, 0) for weights in groups[c]]
+    player.look(start)
+
+
+def awaited(player: Player, c: int) -> None:
+    """In front of a chunk's first forward what was fetched for it is copied, group by group."""
+    groups = player.rank.gathered_params
+    if groups is None or c in player.unsharded:
+        return
+    start = player.note()
+    fetched = player.fetched.pop(c, None) or [_gathered(player, weights, 0) for weights in groups[c]]
+    for weights, whole in zip(groups[c], fetched, strict=True):
+        player.unsharded.setdefault(c, []).append(_copied(player, weights))
+        player.drop(whole)
+    player.look(start)
+
+
+def _gathered(player: Player, weights: tuple[tuple[float, float], ...], stream: int) -> Kept:
     where = "gather of parameters"
-    shard = outside(BUFFERS, "all-gather input", where, GATHER)
-    gathered = outside(BUFFERS, "all-gather output", where, GATHER)
-    copy = outside(COPIES, "gathered weights", where)
-    out: list[list[list[Kept]]] = []
-    before: Kept | None = None
-    for chunk in groups:
-        mine = []
-        for weights in chunk:
-            source = player.new(int(2 * sum(share for _, share in weights)), shard)
-            whole = player.new(int(2 * sum(n for n, _ in weights)), gathered)
-            player.drop(source)
-            mine.append([player.new(int(2 * n), copy) for n, _ in weights])
-            if before is not None:
-                player.drop(before)
-            before = whole
-        out.append(mine)
-    if before is not None:
-        player.drop(before)
-    return out
+    source = player.new(
+        int(2 * sum(share for _, share in weights)), outside(BUFFERS, "all-gather input", where, stream)
+    )
+    whole = player.new(int(2 * sum(n for n, _ in weights)), outside(BUFFERS, "all-gather output", where, stream))
+    player.drop(source)
+    return whole
+
+
+def _copied(player: Player, weights: tuple[tuple[float, float], ...]) -> list[Kept]:
+    copy = outside(COPIES, "gathered weights", "gather of parameters")
+    return [player.new(int(2 * n), copy) for n, _ in weights]
+
+
+def _let_go(player: Player) -> None:
+    if player.gathered is not None:
+        player.drop(player.gathered)
+        player.gathered = None
 
 
 def buckets(player: Player) -> None:
@@ -65,27 +104,31 @@ def buckets(player: Player) -> None:
     player.look(start)
 
 
-def reduce(player: Player, gathered: list[list[list[Kept]]]) -> None:
-    """At the end of a pipeline FSDP reduces the unsharded gradients group by group."""
+def reduce(player: Player, c: int) -> None:
+    """Behind a chunk's last backward FSDP reduces its unsharded gradients group by group.
+
+    The weights go first, then what was sent before, then there is what is sent (_fsdp_param_group.py,
+    ``post_backward``; _fsdp_collectives.py, ``foreach_reduce``).
+    """
     groups = player.rank.gathered_params
     assert groups is not None
     where = "reduction of gradients"
     sent = outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
     sharded = outside(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Kept | None = None
-    for c, chunk in enumerate(groups):
-        for g, weights in enumerate(chunk):
-            for kept in gathered[c][g]:
-                player.drop(kept)
-            buffer = player.new(int(4 * sum(n for n, _ in weights)), sent)
-            if previous is not None:
-                player.drop(previous)
-            previous = buffer
-            player.grads.append(player.new(int(4 * sum(share for _, share in weights)), sharded))
-            for kept in player.accumulators.pop(c * 10_000 + g, ()):
-                player.drop(kept)
+    start = player.note()
+    for g, (weights, copies) in enumerate(zip(groups[c], player.unsharded.pop(c), strict=True)):
+        for kept in copies:
+            player.drop(kept)
+        if previous is not None:
+            player.drop(previous)
+        previous = player.new(int(4 * sum(n for n, _ in weights)), sent)
+        for kept in player.accumulators.pop(c * 10_000 + g, ()):
+            player.drop(kept)
+        player.grads.append(player.new(int(4 * sum(share for _, share in weights)), sharded))
     if previous is not None:
         player.drop(previous)
+    player.look(start)
 
 
 def in_optimizers(rank: Rank) -> tuple[tuple[Weight, ...], ...]:

@@ -10,7 +10,7 @@ from mofa.cost.peak import WORKSPACE
 from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
-from mofa.replay.edges import gather, in_optimizer, optimize, reduce
+from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, reduce
 from mofa.replay.journal import (
     ACTIVATIONS,
     BUFFERS,
@@ -37,6 +37,7 @@ from mofa.replay.script import (
     HOLD,
     INPUT,
     KEEP,
+    LATE,
     NEW,
     PRODUCT,
     REPLACED,
@@ -70,10 +71,14 @@ class Player:
         self.passes: dict[tuple[int, int], Pass] = {}
         self.first = True
         self.accumulators: dict[int, list[Kept]] = {}
+        self.gathered: Kept | None = None
+        self.fetched: dict[int, list[Kept]] = {}
+        self.unsharded: dict[int, list[list[Kept]]] = {}
         self.begun: set[int] = set()
         self.threads: set[str] = set()
         self.lasts = False
         self.received = 0
+        self.late: list[Kept] = []
         self.turned: dict[tuple[int, int], Block] = {}
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.whole_buckets: list[Kept] = []
@@ -209,16 +214,17 @@ class Player:
                 self.drop(kept)
             self.grads = []
         self.begun = set()
-        gathered = gather(self)
         self.look(start)
         if r.preallocated and self.step == 1:
             self.prepare()
+        else:
+            fetch(self)
         self.steady.compute()
         start = self.note()
-        if gathered:
+        if self.unsharded:
             self.journal.computations.append((start[0], "reduce", 0, 0))
-            reduce(self, gathered)
-            self.look(start)
+            for c in list(self.unsharded):
+                reduce(self, c)
             start = self.note()
         self.journal.computations.append((start[0], "optimizer", 0, 0))
         optimize(self)
@@ -236,7 +242,8 @@ class Player:
             zeros = None if c in r.first_chunks else self.new(r.boundary_bytes, act)
             self.lasting()
             x = zeros[0] if zeros is not None else None
-            for piece, code in zip(pieces, self.scripts[c], strict=True):
+            for g, (piece, code) in enumerate(zip(pieces, self.scripts[c], strict=True)):
+                gather(self, c, g)
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
                     slots[code.x] = x
@@ -245,6 +252,7 @@ class Player:
                 after, slots[out] = slots[out], None
                 self.clear(code.rest, slots)
                 x = after
+            gather_ends(self)
             for kept in self.held.values():
                 self.drop(kept)
             self.held = {}
@@ -309,7 +317,10 @@ class Player:
         if r.receives[c] and not r.preallocated:
             x, _ = deepspeed.gathered(self, INPUT, "receive of an input")
         at = Pass()
-        for piece, code in zip(r.chunks[c], self.codes(c, i), strict=True):
+        sharded = r.gathered_params is not None and c not in self.unsharded
+        for g, (piece, code) in enumerate(zip(r.chunks[c], self.codes(c, i), strict=True)):
+            if sharded:
+                gather(self, c, g)
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.x] = x
@@ -319,6 +330,7 @@ class Player:
             if given >= 0:
                 x, slots[given] = slots[given], None
             at.slots.append(slots)
+        gather_ends(self)
         for kept in self.held.values():
             self.drop(kept)
         self.held = {}
@@ -387,6 +399,9 @@ class Player:
             if code.back >= 0:
                 dy, slots[code.back] = slots[code.back], None
             self.clear(code.loose if hold else code.rest, slots)
+        for kept in self.late:
+            self.drop(kept)
+        self.late = []
         act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
             self.replace(self.input_grads, c, i, dy, act)
@@ -464,6 +479,9 @@ class Player:
                     slots[slot] = None
                 elif kind == KEEP:
                     self.keep(old, act, slots, index, piece)
+                elif kind == LATE:
+                    self.late.append((old, act))
+                    slots[slot] = None
                 elif kind == FREE_REDUCED:
                     self.sends.drop_late((old, act))
                     slots[slot] = None

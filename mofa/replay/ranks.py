@@ -13,6 +13,7 @@ from mofa.blocks.elementwise import value
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.estimate import Estimator
+from mofa.cost.held import SINGLE
 from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Life, gathering, life
 from mofa.cost.one_by_one import one_by_one
@@ -89,6 +90,7 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
             apart=apart,
             pipelined=pipelined,
             puts_off=_apart(SCHEDULES[int(estimator.table.schedule[0])]),
+            replicated=fw.shards_params and fw.dp_replicate > 1,
         )
         for label, block in part.costs.tapes.items()
     }
@@ -191,7 +193,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         rotations=rotations(rows), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
-        gathered_params=groups if pipelined else None,
+        gathered_params=groups if pipelined else None, unshards=pipelined and rows.schedule not in SINGLE,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",

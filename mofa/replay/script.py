@@ -9,11 +9,12 @@ from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM = range(11)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE = range(12)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
-what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand."""
+what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
+free at the end of the backward."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -120,7 +121,11 @@ class _Slots:
             if product is not None and deed.op.endswith(product):
                 out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
                 product = None
-            out += [self.act(KEEP, name, deed.op, items.get(name)) for name in deed.grads]
+            for name in deed.grads:
+                out.append(self.act(KEEP, name, deed.op, items.get(name)))
+                # it goes when a copy is there
+                if name in deed.free and name not in self.life.late and (freed is None or name in freed):
+                    out.append(self.act(FREE, name, deed.op))
             for name in deed.hold:
                 out.append(self.act(HOLD, name, deed.op))
                 self.holds[self.of(name)] = name
@@ -128,7 +133,8 @@ class _Slots:
                 if name in cached:
                     out.append(self.act(CACHE, name, deed.op))
                 elif (freed is None or name in freed) and name != self.life.logits:
-                    out.append(self.act(FREE_REDUCED if name in self.life.reduced else FREE, name, deed.op))
+                    late = LATE if name in self.life.late else FREE
+                    out.append(self.act(FREE_REDUCED if name in self.life.reduced else late, name, deed.op))
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.replay.edges import buckets
+from mofa.replay.edges import awaited, buckets, reduce
 from mofa.replay.passes import Pass
 from mofa.replay.repeat import repeat
 from mofa.replay.rounds import LONG, Rounds
@@ -31,6 +31,7 @@ class Steady:
         self.tries: dict[tuple[str, int], int] = {}
         self.played: set[tuple[str, int]] = set()
         self.places: dict[object, int] = {}
+        self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
     def compute(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat others."""
@@ -42,6 +43,8 @@ class Steady:
         n = 0
         while n < len(acts):
             self._computation(*acts[n])
+            if player.rank.unshards and self.lasts.get(acts[n][1]) == n:
+                reduce(player, acts[n][1])
             n += 1
             if len(begun) < num_chunks or not rounds.end(n) or not rounds.same(len(passes)):
                 continue
@@ -80,13 +83,16 @@ class Steady:
         player.journal.computations.append((player.journal.num_events, kind, c, i))
         if kind == "F" and player.rank.buckets:
             buckets(player)
+        if kind == "F" and player.rank.unshards:
+            awaited(player, c)
         player.sends.begin(kind)
         self._play(kind, c, i)
         player.sends.after(kind, c, i)
 
     def _play(self, kind: str, c: int, i: int) -> None:
         player = self.player
-        if not self.repeats or (kind in "BW" and c not in player.begun):  # the first gradients stay
+        gathers = kind == "F" and player.rank.gathered_params is not None and c not in player.unsharded
+        if not self.repeats or gathers or (kind in "BW" and c not in player.begun):  # the first gradients stay
             player.play(kind, c, i)
             self.played.add((kind, c))
             return

@@ -10,7 +10,23 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import Op, Tape, Tensor
-from mofa.cost.acts import CACHE, CLAIM, DROP, FREE, HOLD, KEEP, PRODUCT, TAKE, TAKES, Ends, course, pool_of, script
+from mofa.cost.acts import (
+    CACHE,
+    CLAIM,
+    DROP,
+    FREE,
+    HOLD,
+    KEEP,
+    LATE,
+    PRODUCT,
+    SUM,
+    TAKE,
+    TAKES,
+    Ends,
+    course,
+    pool_of,
+    script,
+)
 from mofa.cost.closely import look_closely
 from mofa.cost.heap import rounded
 from mofa.cost.held import Blocks, plays, stage_of
@@ -109,7 +125,7 @@ def test_what_was_sent_comes_back_once_the_device_is_as_far() -> None:
 
 CASES = [
     ("llama3-8b", 32, 128, "torchtitan", "tp=2 pp=2 cp=4 dp=2 micro_batch=2 recompute=every:2"),  # under a pipeline
-    ("llama3-8b", 32, 128, "torchtitan", "tp=2 pp=4 vpp=2 dp=4 micro_batch=1 recompute=ops"),  # an interleaved one
+    ("llama3-8b", 32, 64, "torchtitan", "tp=2 pp=4 vpp=2 dp=4 micro_batch=1 recompute=ops"),  # an interleaved one
     ("qwen3-30b-a3b", 64, 128, "torchtitan", "tp=2 pp=1 cp=2 dp=16 ep=2 etp=2 micro_batch=2 recompute=full"),  # FSDP
     ("llama3-8b", 32, 128, "torchtitan", "tp=8 pp=4 dp=1 micro_batch=4 recompute=none"),  # no FSDP
     ("llama3-70b", 64, 64, "megatron", "tp=8 pp=4 cp=2 micro_batch=1 recompute=none"),
@@ -192,7 +208,8 @@ def test_scripts_are_the_replays() -> None:
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
     codes = {
         replayed.NEW: TAKE, replayed.FREE: FREE, replayed.CLAIM: CLAIM, replayed.HOLD: HOLD, replayed.CACHE: CACHE,
-        replayed.KEEP: KEEP, replayed.DROP_CARRIED: DROP, replayed.PRODUCT: PRODUCT,
+        replayed.KEEP: KEEP, replayed.DROP_CARRIED: DROP, replayed.PRODUCT: PRODUCT, replayed.SUM: SUM,
+        replayed.LATE: LATE,
     }  # fmt: skip
     for framework, strategy in (("torchtitan", "pp=1 dp=32 cp=2 ep=8 recompute=ops"), ("megatron", "pp=2 dp=32 ep=8")):
         estimator = estimator_of(job, machines, mofa.load_framework(framework), f"tp=1 micro_batch=1 {strategy}")
