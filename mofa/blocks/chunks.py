@@ -18,6 +18,13 @@ DISPATCH = "moe.dispatch"
 """With overlap, a chunk's ops up to here are issued before the experts of the chunk before."""
 
 
+def without_frame(forward: Tape) -> Tape:
+    """A layer's forward tape without what the module of its experts holds until it returns: where the way of the tokens
+    is another function's."""
+    ops = tuple(op for op in forward.ops if not op.name.startswith("moe has ") and op.name != "moe returns")
+    return replace(forward, ops=ops)
+
+
 def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     """The forward tape with the way of the tokens through the experts in so many chunks.
 
@@ -49,6 +56,8 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     names = [op.name for op in forward.ops]
     if chunks < 2 or FIRST not in names:
         return forward
+    forward = without_frame(forward)
+    names = [op.name for op in forward.ops]
     start, end = names.index(FIRST), names.index(LAST)
     body = forward.ops[start : end + 1]
     made = {name for op in body for name in op.writes}

@@ -15,7 +15,7 @@ def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0) -> Weight:
 
 
 def test_parts_are_built_one_after_the_other() -> None:
-    """A second part's parameters come when the first one's values are drawn; nothing but parameters and tables stays."""
+    """A second part's parameters come when the first one's values are drawn; parameters and tables stay."""
     wants = built([weight("0 embedding", 8), weight("0 wq", 4, draft=8), weight("1 output", 8, 1, draft=16)], (4, 2, 2))
     names = [want.name for want in wants if want.nbytes]
     assert names == ["0 embedding", "0 wq", TABLE, DRAFT, DRAFT, TABLE, DRAFT,

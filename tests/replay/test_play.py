@@ -118,7 +118,7 @@ def test_measured_memory() -> None:
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
         reserved.append(max(r.peak_reserved for r in ranks) / run.reserved - 1)
         assert abs(allocated[-1]) < 0.025, name
-        assert abs(reserved[-1]) < 0.17, name
+        assert abs(reserved[-1]) < 0.18, name
     assert len(allocated) >= 62
     assert np.abs(allocated).mean() < 0.002
     assert np.median(np.abs(allocated)) < 0.0005

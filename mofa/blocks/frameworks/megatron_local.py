@@ -16,8 +16,21 @@ from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
-from mofa.blocks.op import Attention, Back, Collective, FloatK, Gemm, Grouped, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, leave_frame, linear, stream, tp_copy, tp_reduce
+from mofa.blocks.op import (
+    READS,
+    WRITES,
+    Attention,
+    Back,
+    Collective,
+    FloatK,
+    Gemm,
+    Grouped,
+    Op,
+    Order,
+    Stream,
+    TapeBuilder,
+)
+from mofa.blocks.parts import attention_backward_scratch, hold, leave_frame, linear, stream, tp_copy, tp_reduce
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
@@ -257,7 +270,10 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
         scores = b.add(
             Op("attn.slopes", "memory_bound", slopes, (scores,), (sloped,), view=True, back=Back(0.0, 0, view=True))
         )
+    for local in (k, v, scores):
+        hold(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
+    hold(b, "core attention", probs)
     if ctx.model.dropout > 0:
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
         mask = b.tensor("attn.dropout_mask", scores_num, grad=False)
@@ -270,7 +286,9 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
     moved = 2 * t * ctx.heads * a.d_v * e
-    return stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0)
+    stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0)
+    leave_frame(b, "core attention")
+    return out
 
 
 def _expand(b: TapeBuilder, ctx: Context, x: str, name: str, d: float) -> str:
@@ -290,10 +308,13 @@ def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) 
         return b.add(Op("attn.softmax", "memory_bound", Stream(4.0 * num), (scores,), (probs,), (probs,), back=back))
     soft = b.tensor("attn.softmax", 4.0 * num, grad=False)
     mask = b.tensor("attn.mask", s * s, grad=False)
+    # the gradient widened, a product beside the softmax's, that masked, and narrowed again
+    backward = Order((4.0 * num,) * 4, (0, READS, 1, 2, ~0, ~1, READS + 1, 3, ~2, WRITES, ~3))
     # cast 6, mask 8, softmax 8, cast 6 bytes a score; the mask is built each call: ones, triu, bool
     b.add(
         Op("attn.softmax", "memory_bound", Stream(28.0 * num + 17.0 * s * s), (scores,), (probs, soft, mask),
-           (soft, mask), scratch=4.0 * num, launches=7, back=Back(44.0 * num, 5, 8.0 * num))
+           (soft, mask), scratch=4.0 * num, launches=7, back=Back(44.0 * num, 5, 8.0 * num, order=backward),
+           order=Order((4.0 * num,), (0, WRITES + 2, WRITES + 1, WRITES, ~0)))
     )  # fmt: skip
     return probs
 
@@ -374,6 +395,8 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
     received = te.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
+    hold(b, "moe", received)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
         gathered = b.tensor("moe.gathered", kept * row)
@@ -390,7 +413,9 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
     y = te.exchange(b, ctx, y, "moe.combine", copies * row)
-    return unpermute(b, ctx, y, ctx.shard, copies)
+    out = unpermute(b, ctx, y, ctx.shard, copies)
+    leave_frame(b, "moe")
+    return out
 
 
 def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
