@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mofa.cost.held import AHEAD
-from mofa.cost.start import broadcast
+from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, broadcast
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
-from mofa.replay.journal import BUFFERS, COPIES, GRADIENTS, STATES, TEMPORARIES, outside
+from mofa.replay.journal import BUFFERS, COPIES, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.passes import short_name
 
 if TYPE_CHECKING:
     from mofa.replay.passes import Kept
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
+
+
+def wanted(player: Player, wants: Iterable[Want], where: str) -> None:
+    """What is allocated and freed before there is a computation."""
+    kept: dict[int, Kept] = {}
+    for slot, nbytes, name in wants:
+        if not nbytes:
+            player.drop(kept.pop(slot))
+            continue
+        lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
+        shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
+        kept[slot] = player.new(nbytes, outside(lasts, shown, where))
 
 
 def gather(player: Player, c: int, g: int) -> None:
@@ -93,7 +107,7 @@ def buckets(player: Player) -> None:
     act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = player.note()
     if not player.whole_buckets and "backward" not in player.threads:
-        player.wanted(broadcast(player.rank.weights), "DDP's beginning")
+        wanted(player, broadcast(player.rank.weights), "DDP's beginning")
         player.whole_buckets = [player.new(sum(sizes), act) for sizes in player.rank.buckets]
     elif player.whole_buckets and "backward" in player.threads:
         for kept, sizes in zip(player.whole_buckets, player.rank.buckets, strict=True):

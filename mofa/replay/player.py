@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
 from mofa.cost.peak import WORKSPACE
-from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, built
+from mofa.cost.start import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
-from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, reduce
+from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted
 from mofa.replay.journal import (
     ACTIVATIONS,
     BUFFERS,
@@ -171,7 +171,7 @@ class Player:
             deepspeed.start(self)
             return
         if r.preallocated:
-            self.wanted(built(r.weights, r.rotations), where)
+            wanted(self, built(r.weights, r.rotations), where)
             self.look(start)
             return
         params = [self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
@@ -188,17 +188,6 @@ class Player:
                 self.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
                 self.drop(narrow)
         self.look(start)
-
-    def wanted(self, wants: Iterable[Want], where: str) -> None:
-        """What is allocated and freed before there is a computation."""
-        kept: dict[int, Kept] = {}
-        for slot, nbytes, name in wants:
-            if not nbytes:
-                self.drop(kept.pop(slot))
-                continue
-            lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
-            shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
-            kept[slot] = self.new(nbytes, outside(lasts, shown, where))
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
