@@ -9,7 +9,7 @@ from mofa.cost.held import AHEAD
 from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, broadcast
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
-from mofa.replay.journal import BUFFERS, COPIES, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.journal import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.passes import short_name
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _gathered(player: Player, weights: tuple[tuple[float, float], ...], stream: 
 
 
 def _copied(player: Player, weights: tuple[tuple[float, float], ...]) -> list[Kept]:
-    copy = outside(COPIES, "gathered weights", "gather of parameters")
+    copy = outside(PARAMETERS, "gathered weights", "gather of parameters")
     return [player.new(int(2 * n), copy) for n, _ in weights]
 
 

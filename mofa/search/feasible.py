@@ -322,6 +322,13 @@ def _mtp(job: Job, t: StrategyTable) -> FloatN:
     return np.full(len(t), float(layers))
 
 
+def _tied(job: Job, t: StrategyTable) -> FloatN:
+    """A stage of torchtitan is a module of its own, which must have both (qwen3/model/model.py, init_weights)."""
+    if job.framework.name not in PYTORCH_MODULES or not job.workload.model.tied_embeddings:
+        return np.zeros(len(t))
+    return np.asarray(t.pp - 1, dtype=float)
+
+
 def _of_replicas(job: Job) -> str:
     """Words behind dp where it counts without its replicas."""
     fw = job.framework
@@ -406,6 +413,8 @@ CHECKS: tuple[Check, ...] = (
     Check("batch", "sequences", _batch, lambda j, t: (
         f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {_one(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
+    Check("tied_embeddings", "stages", _tied, lambda j, t: (
+        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {_one(t, 'pp')}; set pp=1")),
     Check("schedule", "switch", _schedule, lambda j, t: (
         f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
         f"{_one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),

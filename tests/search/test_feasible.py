@@ -107,6 +107,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("layers", DENSE, "megatron", {"pp": 4, "vpp": 4}),
         ("batch", DENSE, "megatron", {"micro_batch": 3}),
         ("batch", DENSE, "megatron", {"batch": 24}),
+        ("tied_embeddings", llama(num_layers=8, tied_embeddings=True), "torchtitan", {"pp": 2}),
         ("schedule", DENSE, "megatron", {"pp": 2, "schedule": "gpipe"}),
         ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "1f1b"}),
         ("schedule", DENSE, "megatron", {"pp": 2, "vpp": 2, "schedule": "zbv"}),
