@@ -68,7 +68,10 @@ class Context:
     weight_element: int = 2
     """Bytes of a parameter element that GEMMs read. [B]"""
     precision_mode: Literal["mixed", "autocast", "uniform"] = "mixed"
-    """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP), or everything in the training dtype (TP, PP)."""
+    """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP) of fp32 parameters, or everything in the training
+    dtype (TP, PP, bf16 parameters under autocast)."""
+    amp: bool = False
+    """torchtitan: whether torch.autocast runs; of bf16 parameters only a product in fp32 has something to cast."""
 
     @cached_property
     def tokens(self) -> ArrayK:

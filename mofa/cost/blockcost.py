@@ -161,6 +161,8 @@ class Mode:
     precision: str = "mixed"
     pipelined: bool = False
     accumulating: bool = True
+    amp: bool = False
+    """torchtitan: whether torch.autocast runs (one GPU, DDP), whatever it finds to cast."""
 
 
 def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -243,6 +245,7 @@ def block_context(
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
+        amp=mode.amp,
         fp8_transposes=cluster.gpu.fp8_transposes,
     ), groups  # fmt: skip
 

@@ -60,7 +60,7 @@ def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHo
     none = Outside(zero, zero, np.zeros_like(fwd))
     if rows.framework.name not in PYTORCH_MODULES:
         return _megatron(rows, fwd, bwd)
-    if rows.mode.precision == "autocast":
+    if rows.mode.amp:
         return _ddp(rows, bwd, m, none)
     if rows.mode.precision != "mixed":
         return none
@@ -225,27 +225,32 @@ def _listing_s(rows: Rows) -> ArrayN:
     return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
 
 
+def ddp_width(rows: Rows) -> float:
+    """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
+    return 4.0 if rows.mode.precision == "autocast" else 2.0
+
+
 def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
-    is copied into its bucket and back, 16 bytes a parameter (reducer.cpp, without ``gradient_as_bucket_view``).
+    is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
     """
-    s, model = rows.shards, rows.workload.model
+    s, model, width = rows.shards, rows.workload.model, ddp_width(rows)
     params = s.dense + s.expert
-    payload = params[..., None] * 4.0
+    payload = params[..., None] * width
     once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
         rows.grid, 0, 0
     ]
     params = params[rows.grid]
-    last = max(100 * 2.0**20, 4.0 * model.vocab * model.hidden)
-    last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * 4.0, 1.0))
+    last = max(100 * 2.0**20, width * model.vocab * model.hidden)
+    last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
     room = np.maximum(bwd[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
     beside = np.minimum(once - last_s, room)
     late = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
-    copies = np.where(rows.table.dp > 1, params[:, 0] * 16.0 / stream_rate(rows.cluster.gpu, "copy"), 0.0)
+    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
     each = late + copies
     return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
 

@@ -31,11 +31,13 @@ ALLOCATED_IS_OFF = 0.02
 """How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
 
 
-def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tuple[NDArray[np.intp], Mode]]:
+def precision_modes(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
+) -> list[tuple[NDArray[np.intp], Mode]]:
     """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
 
     torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
-    autocast (distributed/utils.py).
+    autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
     """
     rows = np.arange(len(table))
     if framework.name not in PYTORCH_MODULES:
@@ -44,7 +46,8 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
     if framework.data_parallel == "ddp":
         shard = np.ones_like(shard)
     mixed = shard * table.cp > 1
-    uniform = ~mixed & ((table.tp > 1) | (table.pp > 1))
+    bare = ~mixed & (table.tp == 1) & (table.pp == 1)
+    uniform = ~mixed & (~bare | (workload.precision.params == "bf16"))
     precision = np.where(mixed, 0, np.where(uniform, 1, 2))
     # op-level recomputation keeps the outputs of collectives: whether there are any is not an array either
     code = ((precision * 2 + (table.pp > 1)) * 2 + (table.tp > 1)) * 2 + (table.ep > 1)
@@ -53,7 +56,7 @@ def precision_modes(framework: FrameworkSpec, table: StrategyTable) -> list[tupl
     for value in np.unique(code):
         chosen = np.flatnonzero(code == value)
         name = ("mixed", "uniform", "autocast")[int(precision[chosen[0]])]
-        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1))))
+        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1), amp=bool(bare[chosen[0]]))))
     return out
 
 
@@ -83,7 +86,7 @@ class Estimator:
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[_Part] = []
-        for chosen, mode in precision_modes(framework, table):
+        for chosen, mode in precision_modes(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
             costs = block_costs(workload, cluster, framework, some, loads, mode, drop, drained)

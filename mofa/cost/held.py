@@ -13,6 +13,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.tapes import label
 from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
+from mofa.cost.data_parallel import ddp_width
 from mofa.cost.heap import rounded
 from mofa.cost.lead import device_per_host, launches
 from mofa.cost.lives import Life, gathering, life
@@ -169,7 +170,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         weights, flats, stepped(weights, flats),
         tuple(tuple(blocks.script(of, first=name == "block 0") for name, of in c) for c in names),
         tuple(ends), acts, behind, rotations(rows), received if preallocated and many else (),
-        ddp_buckets(lives, whole, tied=tied),
+        ddp_buckets(lives, whole, ddp_width(rows), tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), pipelined and rows.schedule not in SINGLE, tied,

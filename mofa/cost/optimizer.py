@@ -48,6 +48,14 @@ STEPPED_WHOLE = 5.0
 first half's 16-bit ones (fp16/fused_optimizer.py). [B/param]"""
 
 
+SIXTEEN_BIT = {"adam_fused": 0.75, "adam_foreach": 0.85, "grad_norm": 0.75, "grad_clip": 0.85}
+"""Rate of the optimizer's kernels on 16-bit tensors, as a share of that on fp32 ones: fused Adam takes 5.4 ps a
+parameter, the norm 0.82, clipping 1.35 on H200s in the traced steps of the fitting half whose parameters are bf16
+(tt2-tp2-phi3mini-16l-4k-full, tt2-tp2-qwen8b-10l-ops, tt2-pp2-interleaved-llama-10l; the gradient of the whole
+embedding counted), which is 2.57, 2.44 and 2.96 TB/s of 3.43, 3.25 and 3.50 in fp32. Adam by separate kernels is taken
+to be as clipping, the same kind of kernel. [-]"""
+
+
 @dataclass(frozen=True)
 class StaticBytes:
     """Bytes that a stage holds all the time or between its first gradient and the end of the step. (n, R) [B]
@@ -75,15 +83,16 @@ def static_bytes(
     fp8_transposes: bool = True,
     in_layers: ArrayN | None = None,
     tp: IntN | int = 1,
+    amp: bool = False,
 ) -> StaticBytes:
     """What a stage holds besides activations; ``in_layers`` are the parameters of its layers, where it has others.
 
     Megatron: bf16 parameters (2), fp32 main gradients (4), fp32 main parameters and two moments (12) that the
     distributed optimizer shares out: 6 + 12/dp bytes a parameter; without it 18. torchtitan: fp32 parameters and two
     moments, sharded; under pipelines the gathered bf16 weights (2) and unsharded fp32 gradients (4) on top; under
-    autocast everything fp32 and whole (16); DDP keeps buckets apart from the gradients (4 more). Under expert
-    parallelism Megatron's experts have an optimizer of their own, which steps behind the other (optimizer/__init__.py,
-    ChainedOptimizer): temporaries are those of the larger.
+    autocast everything fp32 and whole (16), or in bf16 (8); DDP keeps buckets apart from the gradients (4 or 2
+    more). Under expert parallelism Megatron's experts have an optimizer of their own, which steps behind the other
+    (optimizer/__init__.py, ChainedOptimizer): temporaries are those of the larger.
 
     References
     ----------
@@ -120,24 +129,39 @@ def static_bytes(
             scratch = shards.whole(1.0 if framework.launch_blocking else 2.0)
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
     temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+    # DDP's buckets lie beside the gradients
+    apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
     if precision == "autocast":
-        apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
-        buffers = np.where(apart, shards.whole(4.0), zeros)  # DDP's buckets lie beside the gradients
+        buffers = np.where(apart, shards.whole(4.0), zeros)
         return StaticBytes(
             shards.whole(params), shards.whole(grads), shards.whole(states), buffers, shards.whole(temporary), False
         )
     if precision == "uniform":
-        each = 4.0 if workload.precision.params == "fp32" else 2.0
+        each = held_width(workload, precision)
         return StaticBytes(
-            shards.whole(each), shards.whole(each), shards.whole(2 * each), zeros, shards.whole(temporary * each / 4),
-            False,
+            shards.whole(each), shards.whole(each), shards.whole(2 * each),
+            np.where(apart & amp, shards.whole(each), zeros), shards.whole(temporary * each / 4), False,
         )  # fmt: skip
-    narrow = 0.5 if workload.precision.params == "bf16" else 1.0  # everything in training.dtype
+    narrow = held_width(workload, precision) / 4.0  # everything in training.dtype
     held, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
     if pipelined:
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
         held, reduced = held + shards.whole(2.0), shards.whole(4.0)
     return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary), False)
+
+
+def held_width(workload: WorkloadSpec, precision: str) -> float:
+    """Bytes of a parameter of torchtitan's as its optimizer holds it, and of its gradient and each state: fp32 where
+    FSDP or autocast mixes precision, bf16 where nothing does, unless ``training.dtype`` says otherwise. [B]
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_workload
+    >>> [held_width(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast", "uniform")]
+    [4.0, 4.0, 2.0]
+    """
+    wanted = workload.precision.params or ("bf16" if precision == "uniform" else "fp32")
+    return 2.0 if wanted == "bf16" else 4.0
 
 
 def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
@@ -175,7 +199,7 @@ def whole_embedding_gradient(
     """
     model, plain = workload.model, precision == "uniform"
     kept = framework.name in PYTORCH_MODULES and not model.tied_embeddings and (plain or pipelined)
-    each = 2.0 if plain and workload.precision.params != "fp32" else 4.0
+    each = held_width(workload, precision) if plain else 4.0
     table = each * float(model.vocab) * model.hidden if kept else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
 
@@ -193,8 +217,9 @@ def optimizer_seconds(
 
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
-    8. Megatron besides zeroes (4) and scales (8) the whole gradient buffer and copies main to bf16 parameters (6,
-    shared out). ``parts`` are those of :func:`device_parts` where they are known.
+    8; half of it where torchtitan holds bf16, at :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and
+    scales (8) the whole gradient buffer and copies main to bf16 parameters (6, shared out). ``parts`` are those of
+    :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
@@ -214,6 +239,9 @@ def device_parts(
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
         per_param["clip"] = 8.0 / stream_rate(gpu, "grad_clip")
     if framework.name in PYTORCH_MODULES:
+        if held_width(workload, precision) == 2.0:
+            kernels = {"adam": "adam_foreach" if apart else "adam_fused", "norm": "grad_norm", "clip": "grad_clip"}
+            per_param = {name: s / 2.0 / SIXTEEN_BIT[kernels[name]] for name, s in per_param.items()}
         whole = precision in ("autocast", "uniform")
         return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")

@@ -399,7 +399,7 @@ class _Instants:
             out[place["weight_copies"], here] += _at(one.copies, where)
             if i == len(self.all) - 1:
                 out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
-        if rows.mode.precision == "autocast":  # DDP's buckets, which hold gradients that are reduced
+        if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced
             out[place["gradients"]] += rows.static.buffers[of, stage]
             out[place["buffers"]] -= rows.static.buffers[of, stage]
         return out

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.liveness import BlockMemory
-from mofa.cost.optimizer import whole_embedding_gradient
+from mofa.cost.optimizer import held_width, whole_embedding_gradient
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -335,7 +335,7 @@ def shards_waste(rows: Rows) -> ArrayN:
     layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
     k = rows.k[rows.first]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    narrow = 0.5 if rows.workload.precision.params == "bf16" else 1.0
+    narrow = held_width(rows.workload, rows.mode.precision) / 4.0
     shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
     waste = weights.numbers[:, k] * (taken_bytes(shard + 1.0) - shard)
     return np.asarray((waste.T @ layers)[rows.grid])

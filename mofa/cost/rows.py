@@ -354,6 +354,7 @@ def make_rows(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
         _in_layers(workload, grids, lay) if workload.precision.gemm == "fp8" else None, grids.tp[:, None],
+        mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
     more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)

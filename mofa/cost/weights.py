@@ -117,7 +117,9 @@ def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[t
     return tuple(tuple(of_one) for of_one in of_each if of_one)
 
 
-def ddp_buckets(chunks: Sequence[Sequence[Life]], total: int, *, tied: bool) -> tuple[tuple[int, ...], ...]:
+def ddp_buckets(
+    chunks: Sequence[Sequence[Life]], total: int, width: float, *, tied: bool
+) -> tuple[tuple[int, ...], ...]:
     """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
     that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
 
@@ -127,6 +129,8 @@ def ddp_buckets(chunks: Sequence[Sequence[Life]], total: int, *, tied: bool) -> 
     ----------
     total
         Bytes of all of them; of none there are no buckets.
+    width
+        Bytes of a gradient.
     tied
         Whether the head's weight is the embedding's.
     """
@@ -134,7 +138,7 @@ def ddp_buckets(chunks: Sequence[Sequence[Life]], total: int, *, tied: bool) -> 
     for chunk in chunks if total else ():
         ready: list[int] = []
         for life in reversed(chunk):
-            weights = {name: int(4 * n) for name, n in life.weights}
+            weights = {name: int(width * n) for name, n in life.weights}
             made = [deed.op.removesuffix(".wgrad") for deed in life.backward]
             first = [name for name in made if name in weights and not (tied and life.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]

@@ -12,6 +12,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
+from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
 from mofa.cost.held import SINGLE
 from mofa.cost.lead import device_per_host
@@ -198,8 +199,9 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
         device_per_host=device_per_host(costs),
-        buckets=ddp_buckets([[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), tied=tied)
-        if fw.shards_params else (),
+        buckets=ddp_buckets(
+            [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
+        ) if fw.shards_params else (),
         sent_bytes=boundary // tp if ds and tp > 1 else 0, launch_blocking=fw.launch_blocking,
         casts_to_reduce=fw.casts_to_reduce, wander=wander,
     )  # fmt: skip

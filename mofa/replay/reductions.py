@@ -17,15 +17,15 @@ import numpy as np
 from mofa.blocks.op import CollectiveKind
 from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
-from mofa.cost.data_parallel import gathers_per_step
+from mofa.cost.data_parallel import ddp_width, gathers_per_step
 from mofa.cost.rows import Rows
 from mofa.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
 from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing
 from mofa.specs.framework import PYTORCH_MODULES
 
-DDP_BUCKET = 100 * 2**20 / 4
-"""Parameters of a DDP bucket of fp32 gradients (torchtitan: bucket_cap_mb=100). [params]"""
+DDP_BUCKET = 100 * 2**20
+"""Bytes of gradients in one of DDP's buckets (torchtitan: bucket_cap_mb=100). [B]"""
 
 
 @dataclass
@@ -155,7 +155,7 @@ def added(rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank:
     if fw.name not in PYTORCH_MODULES:
         _megatron_gradients(me, out)
         _megatron_parameters(me, out)
-    elif rows.mode.precision == "autocast":
+    elif rows.mode.amp:
         _ddp(me, out)
     elif rows.mode.precision == "mixed":
         if rows.mode.pipelined:
@@ -255,24 +255,24 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
 
 
 def _ddp(me: _Rank, out: Added) -> None:
-    """DDP reduces buckets of whole fp32 gradients in every backward, which ends with the last of them."""
-    group = me.rows.groups["dp"]
+    """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
+    group, width = me.rows.groups["dp"], ddp_width(me.rows)
     for c in range(len(me.chunks)):
         extra = out.backwards.setdefault(c, Extra())
         held = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
             held += w.params
-            if held >= DDP_BUCKET or n == len(weights) - 1:
-                payload = np.array([4.0 * held])
+            if width * held >= DDP_BUCKET or n == len(weights) - 1:
+                payload = np.array([width * held])
                 seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
                 if seconds:
                     extra.behind(
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
                     )
                 held = 0.0
-        # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes a parameter, played in one
-        copied = 16.0 * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
+        # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
+        copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
         seconds = copied if int(group.size[0]) > 1 else 0.0
         extra.after.append(computing("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 

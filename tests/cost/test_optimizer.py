@@ -11,7 +11,14 @@ import pytest
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
 from mofa.cost.data_parallel import gathers_per_step
 from mofa.cost.estimate import estimate_table
-from mofa.cost.optimizer import Shards, StaticBytes, optimizer_host_seconds, optimizer_seconds, static_bytes
+from mofa.cost.optimizer import (
+    Shards,
+    StaticBytes,
+    device_parts,
+    optimizer_host_seconds,
+    optimizer_seconds,
+    static_bytes,
+)
 from mofa.specs.params import layer_params, num_params
 from mofa.specs.workload import WorkloadSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, table, with_facts, workload
@@ -131,6 +138,18 @@ def test_bf16_moments_take_half() -> None:
 def test_foreach_needs_a_copy_while_it_steps() -> None:
     assert float(static("torchtitan", ranks=4, optimizer="foreach").step_scratch[0, 0]) / 1e9 == 1
     assert float(static("torchtitan", ranks=4).step_scratch[0, 0]) == 0
+
+
+def test_everything_in_bf16() -> None:
+    """2 + 2 + 4 bytes a parameter, DDP's buckets 2 more; the step takes what 16-bit kernels do."""
+    job = workload(llama(vocab=32768), precision={"params": "bf16"})
+    shards = Shards(*(np.array([[v]]) for v in (1e9, 0.0, 1.0, 1.0)))
+    spec, zero = framework("torchtitan", data_parallel="ddp"), np.array([[0]])
+    held = static_bytes(job, spec, shards, "uniform", False, zero, amp=True)
+    assert total(held) / 1e9 == 8 and float(held.buffers[0, 0]) / 1e9 == 2
+    plain, half = (device_parts(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
+    for name, share in (("adam", 0.75), ("norm", 0.75), ("clip", 0.85)):
+        assert half[name] == pytest.approx(plain[name] / 2 / share)
 
 
 def step_seconds(

@@ -15,9 +15,11 @@ WIDE_VOCABULARY = llama(num_layers=2, vocab=262144)
 
 
 def costed(
-    model: ModelSpec, strategy: str, *, name: str = "megatron", gpus: int = 8, batch: int = 64, **options: object
-) -> Breakdown:
-    job, machines, spec = workload(model, global_batch=batch), cluster(gpus), framework(name, **options)
+    model: ModelSpec, strategy: str, *, name: str = "megatron", gpus: int = 8, batch: int = 64,
+    params: str | None = None, **options: object,
+) -> Breakdown:  # fmt: skip
+    job = workload(model, global_batch=batch, precision={"params": params})
+    machines, spec = cluster(gpus), framework(name, **options)
     return estimate_table(job, machines, spec, table(job, machines, spec, [strategy]), detail=True)
 
 
@@ -126,3 +128,20 @@ def test_ddps_buckets_are_gradients() -> None:
     params = component(found, "parameters")
     assert params <= component(found, "gradients") <= 2.01 * params
     assert component(found, "buffers") < 0.5 * params
+
+
+@pytest.mark.parametrize(("options", "buckets"), [({}, 0.0), ({"data_parallel": "ddp"}, 1.0)], ids=["alone", "ddp"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_in_bf16_under_autocast(options: dict[str, str], buckets: float, compiled: bool) -> None:
+    """Parameters, gradients, DDP's buckets and states take half; nothing is cast, and the step is shorter."""
+    gpus = 1 + int(buckets)
+    how = {"name": "torchtitan", "gpus": gpus, "batch": 8, "compile": compiled, **options}
+    spec = f"dp={gpus} micro_batch=2 recompute=none"
+    wide, narrow = costed(DEEP, spec, **how), costed(DEEP, spec, params="bf16", **how)  # type: ignore[arg-type]
+    params = component(wide, "parameters")
+    assert component(narrow, "parameters") == params / 2
+    assert component(narrow, "optimizer_states") == params
+    assert component(narrow, "gradients") == pytest.approx((1 + buckets) * params / 2)
+    assert component(wide, "weight_copies") > 0 == component(narrow, "weight_copies")
+    assert component(narrow, "activations") < component(wide, "activations")
+    assert narrow.step_s[0] < wide.step_s[0]

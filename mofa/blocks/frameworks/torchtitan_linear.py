@@ -1,8 +1,8 @@
 """torchtitan's linears in its three precision modes, and what tensor parallelism does around them.
 
 FSDP2's mixed precision: bf16 throughout, weights gathered by data parallelism. Autocast (one GPU, DDP): fp32 between
-linears, a bf16 copy of the input for every call and of the weight for every linear. Without either (TP or PP alone):
-everything in the training dtype.
+linears, a bf16 copy of the input for every call and of the weight for every linear; of bf16 parameters nothing is left
+to cast. Without either (TP or PP alone): everything in the training dtype.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ DDP_BUCKET = 100.0 * 2**20
 
 
 def autocast(ctx: Context) -> bool:
-    """Whether linears run under torch.autocast."""
+    """Whether torch.autocast casts what fp32 linears read."""
     return ctx.precision_mode == "autocast"
+
+
+def runs_autocast(ctx: Context) -> bool:
+    """Whether torch.autocast runs, though linears may have nothing to cast."""
+    return autocast(ctx) or ctx.amp
 
 
 def in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
@@ -47,8 +52,9 @@ def split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     bucket of 100 MiB), so that a product whose weight fills one is a graph with the elementwise ops behind it
     (torch/_dynamo/backends/distributed.py): nothing is fused over a cut, what crosses it is kept.
     """
-    weight_bytes = 4.0 * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
-    ddp = ctx.framework.data_parallel == "ddp" and autocast(ctx)
+    each = 4.0 if autocast(ctx) else float(ctx.element)
+    weight_bytes = each * ctx.model.hidden * float(ctx.model.mlp.ffn_hidden or 0)
+    ddp = ctx.framework.data_parallel == "ddp" and runs_autocast(ctx)
     return in_compiled_block(b, ctx) and ddp and weight_bytes >= DDP_BUCKET
 
 

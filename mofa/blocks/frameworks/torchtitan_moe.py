@@ -18,6 +18,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     enter_local,
     leave,
     linear,
+    runs_autocast,
     sum_gradients,
     weight_copy,
     weight_grad_bytes,
@@ -251,9 +252,9 @@ def _weighted_sum(
     token = ctx.tokens * hidden
     work = Stream(4.0 * token * -(-spec.top_k // 4), "score_product")
     back = Back(0.0, 3, like="score_product_bwd", elements=elements, width=float(spec.top_k))
-    narrow, size = not deepep, 2.0 if autocast(ctx) else 4.0
+    narrow, size = not deepep, 2.0 if runs_autocast(ctx) else 4.0
     if spec.top_k in TIMED_TOPS:
-        name, moved = f"top{spec.top_k}{'' if autocast(ctx) else '_fp32'}", size * (elements + token)
+        name, moved = f"top{spec.top_k}{'' if runs_autocast(ctx) else '_fp32'}", size * (elements + token)
         work = Stream(moved, f"score_product_{name}")
         back = Back(2.0 * moved, 3, like=f"score_product_bwd_{name}")
     if autocast(ctx):
@@ -265,6 +266,8 @@ def _weighted_sum(
         operand, narrow = ordered, False
     else:
         operand = cast(b, ordered, "moe.operand", elements, 4)
+        if ctx.amp:  # to fp32 by the model, back to bf16 by autocast, whose product is what the residual stream takes
+            operand, narrow = cast(b, operand, "moe.operand16", elements), False
     one = Order((4.0 * token,), (0, WRITES, ~0))
     b.add(Op("moe.sum", "memory_bound", work, (operand, scores, held), (out,), (operand, scores), scratch=4.0 * token,
              launches=1 if narrow else 2, order=one, back=back._replace(scratch=4.0 * token, order=one)))  # fmt: skip
