@@ -33,6 +33,8 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from mofa.errors import SpecError
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -60,7 +62,8 @@ class Workers:
     """
 
     def __init__(self, jobs: int = 1) -> None:
-        assert jobs >= 1
+        if type(jobs) is not int or jobs < 1:
+            raise SpecError(f"jobs ({jobs!r}) must be a whole number of at least 1; correct it")
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
         self._mine: list[multiprocessing.process.BaseProcess] = []

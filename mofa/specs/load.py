@@ -27,7 +27,7 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
-from mofa.specs.overrides import override, parse_set, parse_strategy
+from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.scaling import rescaled_gpu, rescaled_node
 from mofa.specs.strategy import StrategySpec
@@ -70,6 +70,7 @@ def load_workload(
     4096
     """
     path, where = _find(ref, "workloads", "mofa show models lists them")
+    refuse_no_mapping(overrides, where)
     changes = {
         path: value
         for path, value in {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}.items()
@@ -128,6 +129,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
     path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
+    refuse_no_mapping(overrides, where)
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
@@ -207,6 +209,7 @@ def load_framework(
         raise SpecError(f"{where}: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
     if name not in FRAMEWORK_NAMES:
         raise SpecError(f"{where}: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
+    refuse_no_mapping(overrides, "framework")
     if overrides and overrides.get("name", name) != name:
         other = short(str(overrides["name"]))
         raise SpecError(f"{where}: name is set to {other}, but the framework asked for is {name}; say it once")

@@ -16,6 +16,14 @@ STRATEGY_KEYS = tuple(name for name in StrategySpec.model_fields if name != "fra
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+def refuse_no_mapping(changes: object, where: str) -> None:
+    """Refuse changes that are no mapping of paths to values."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise SpecError(
+            f"{where}: overrides are {type(changes).__name__}; give a mapping, such as {{'model.num_layers': 4}}"
+        )
+
+
 def override(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """A raw mapping with values at dotted paths replaced.
 
@@ -25,6 +33,7 @@ def override(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: s
     >>> override({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
     {'a': {'b': 3, 'c': 2}, 'd': 4}
     """
+    refuse_no_mapping(changes, where)
     out = _copy(raw)
     for path, value in (changes or {}).items():
         keys = str(path).split(".")

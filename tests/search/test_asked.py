@@ -29,6 +29,8 @@ JOB = workload(llama(num_layers=4))
         ({"maximum": {"tp": True}}, "tp (True) must be a whole number"),
         ({"with_": "fp8"}, "give a list"),
         ({"top": 0}, "top (0) must be a whole number of at least 1"),
+        ({"jobs": 0}, "jobs (0) must be a whole number of at least 1"),
+        ({"jobs": 2.0}, "jobs (2.0) must be a whole number of at least 1"),
         ({"flops_convention": "x"}, "must be causal or full"),
         ({"framework": "megatron"}, "load one by mofa.load_framework"),
     ],

@@ -1,0 +1,86 @@
+"""Facts that a user changes: which are refused, and what moves with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mofa.errors import SpecError
+from mofa.specs.load import load_cluster, load_framework, load_workload
+
+
+def _refused(load: Callable[[], object]) -> str:
+    with pytest.raises(SpecError) as caught:
+        load()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("megatron", {"shards_params": True}),
+        ("torchtitan", {"shards_params": False}),
+        ("megatron", {"fused_rope": False}),
+        ("torchtitan", {"fused_swiglu": True}),
+        ("torchtitan", {"scatters_pipeline_sends": True}),
+        ("megatron-local", {"fused_qkv": True}),
+        ("torchtitan", {"loss_metrics": 2}),
+        ("megatron", {"fused_softmax": True}),
+    ],
+)
+def test_a_fact_that_the_framework_does_not_read_is_refused(name: str, options: dict[str, object]) -> None:
+    """It would change nothing, or what no framework does."""
+    said = _refused(lambda: load_framework(name, options))
+    assert next(iter(options)) in said and "leave it out" in said
+
+
+def test_overrides_are_a_mapping() -> None:
+    no_mapping: Any = ["model.num_layers=4"]
+    for load in (
+        lambda: load_workload("llama3-8b", overrides=no_mapping),
+        lambda: load_cluster("h100-hgx", 8, overrides=no_mapping),
+        lambda: load_framework("megatron", overrides=no_mapping),
+    ):
+        assert "give a mapping" in _refused(load)
+
+
+def test_a_changed_datasheet_fact_moves_the_curves_with_it() -> None:
+    """Half the bandwidth and half the peak: copies and products at half their rate, assumed; kernels that issue bounds
+    as well lose less."""
+    before = load_cluster("h100-hgx", 8).gpu.curves
+    after = load_cluster(
+        "h100-hgx",
+        8,
+        {"gpu.memory_bandwidth_bytes_per_s": "1.675 TB/s", "gpu.peak_flops_per_s.bf16": "494.7 TFLOP/s"},
+    ).gpu.curves
+    slower = {key: curve.form.bytes_per_s / before.stream[key].form.bytes_per_s for key, curve in after.stream.items()}
+    assert slower["eager copy"] == pytest.approx(0.5, rel=1e-3)
+    assert 0.5 < slower["default"] < slower["eager router_topk"] < 1
+    rates = [curves.gemm["bf16"].form.tiles[0][2] for curves in (after, before)]
+    assert rates[0] == pytest.approx(rates[1] / 2, rel=1e-3)
+    assert after.gemm["fp8"].form.tiles == before.gemm["fp8"].form.tiles
+    assert after.gemm["bf16"].provenance == "assumed"
+    assert load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.curves == before
+
+
+def test_a_changed_link_moves_the_measured_collectives_with_it() -> None:
+    """Twice the bandwidth and a latency 2 us longer: rates twice, starts by as many steps as the collective has."""
+    before = load_cluster("h100-hgx", 8).node
+    changes = {"node.intra.bandwidth_bytes_per_s": "900 GB/s", "node.intra.latency_s": "3.06 us"}
+    after = load_cluster("h100-hgx", 8, changes).node
+    assert set(after.collectives) == set(before.collectives)
+    for key, steps in (("all_gather 8", 7), ("all_reduce 8", 6), ("all_to_all 4", 3), ("send_recv 2", 1)):
+        new, old = (node.collectives[key].form.protocols for node in (after, before))
+        assert [rate for _, rate in new] == pytest.approx([2 * rate for _, rate in old], rel=1e-3)
+        assert [start for start, _ in new] == pytest.approx([start + steps * 2e-6 for start, _ in old], rel=1e-3)
+        assert after.collectives[key].provenance == "assumed"
+    slower = load_cluster("h100-hgx", 8, {"node.intra.all_to_all_efficiency": "0.385"}).node.collectives
+    assert slower["all_to_all 8"].form.protocols[-1][1] == pytest.approx(
+        before.collectives["all_to_all 8"].form.protocols[-1][1] / 2, rel=1e-3
+    )
+    assert slower["all_gather 8"] == before.collectives["all_gather 8"]
+    assert load_cluster("h100-hgx", 8, {"node.nic.bandwidth_bytes_per_s": "800 Gbit/s"}).node.collectives == (
+        before.collectives
+    )
