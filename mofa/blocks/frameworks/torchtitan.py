@@ -18,6 +18,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     autocast,
     cast_once,
     enter,
+    hold_until_scattered,
     in_compiled_block,
     in_compiled_part,
     leave,
@@ -295,6 +296,7 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """A linear over the split width, and the reduce-scatter of its partial sums."""
     name = "wo" if name == "proj" else name
+    hold_until_scattered(b, ctx, x, name)
     out = leave(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
     parts.leave_frame(b, "attention")
     return out
@@ -333,8 +335,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = enter(b, ctx, h, name, float(ctx.model.hidden))
-    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=in_compiled_block(b, ctx) and not split_by_ddp(b, ctx))
-    return leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
+    fused = in_compiled_block(b, ctx) and not split_by_ddp(b, ctx)
+    y = feed_forward(b, ctx, full, name, width / ctx.tp, fused=fused, returns=False)
+    out = leave(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
+    parts.leave_frame(b, name)
+    return out
 
 
 # -- ends of the model

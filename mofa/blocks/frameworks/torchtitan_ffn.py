@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan_linear import cast_once, linear, sum_gradients
+from mofa.blocks.frameworks.torchtitan_linear import cast_once, hold_until_scattered, linear, sum_gradients
 from mofa.blocks.op import Back, BoolK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import leave_frame
 
 
 def feed_forward(
-    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool, partial: BoolK = False
+    b: TapeBuilder, ctx: Context, x: str, name: str, f: ArrayK, *, fused: bool, partial: BoolK = False,
+    returns: bool = True,
 ) -> str:  # fmt: skip
     """w2(silu(w1 x) * w3 x), in this order: w1, silu, w3, product, w2; or w2(gelu(w1 x)).
 
-    ``partial`` where each product's gradient of x is summed over tp by itself.
+    ``returns``: whether nothing is scattered behind w2. ``partial`` where each product's gradient of x is summed over
+    tp by itself.
     """
     t, e, hidden = ctx.tokens, ctx.element, float(ctx.model.hidden)
     count = t * f
@@ -26,8 +28,11 @@ def feed_forward(
         return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)
+    if not returns:
+        hold_until_scattered(b, ctx, act, f"{name}.w2")
     out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f)
-    leave_frame(b, name)
+    if returns:
+        leave_frame(b, name)
     return out
 
 

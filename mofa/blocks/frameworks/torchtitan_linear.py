@@ -197,7 +197,10 @@ def enter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     if not anywhere(ctx.has_tp):
         return x
     full = parts.sp_gather(b, ctx, parts.tp_copy(b, ctx, x, name, width), name, width)
-    return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
+    full = _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=True)
+    if not in_compiled_block(b, ctx):  # the argument of the sublayer's forward
+        parts.hold(b, "attention" if name == "attn" else name, full)
+    return full
 
 
 def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
@@ -237,8 +240,17 @@ def leave(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
     if not anywhere(ctx.has_tp):
         return x
+    hold_until_scattered(b, ctx, x, name)
     x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
-    return parts.tp_reduce(b, ctx, x, name, width)
+    out = parts.tp_reduce(b, ctx, x, name, width)
+    parts.leave_frame(b, f"{name} call")
+    return out
+
+
+def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
+    """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
+    if anywhere(ctx.has_tp) and not in_compiled_block(b, ctx):
+        parts.hold(b, f"{name} call", x)
 
 
 def _chunks(
