@@ -156,5 +156,8 @@ def jobs_of(
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
-    fields = {**_read_strategy(strategy), **overrides["strategy"]}
+    fields = _read_strategy(strategy)
+    for name, value in overrides["strategy"].items():
+        if fields.setdefault(name, value) != value:
+            raise SpecError(f"--set strategy.{name}: is {value}, but --strategy says {fields[name]}; keep one")
     return [Job(None, job, machines, fields, facts, frozenset(fields))]

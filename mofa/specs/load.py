@@ -71,11 +71,12 @@ def load_workload(
     """
     path, where = _find(ref, "workloads", "mofa show models lists them")
     refuse_no_mapping(overrides, where)
-    changes = {
-        path: value
-        for path, value in {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}.items()
-        if value is not None
-    } | dict(overrides or {})
+    named = {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}
+    changes: dict[str, object] = {field: value for field, value in named.items() if value is not None}
+    for field, value in changes.items():
+        if overrides and overrides.get(field, value) != value:
+            raise SpecError(f"{where}: {field} is set to {short(str(overrides[field]))} and to {value}; say it once")
+    changes |= dict(overrides or {})
     if path.is_dir() or path.suffix == ".json":
         path, where = (path / "config.json", f"{where}/config.json") if path.is_dir() else (path, where)
         raw = _huggingface_workload(path, where, changes)

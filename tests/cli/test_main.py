@@ -123,6 +123,8 @@ def test_a_bad_option_is_one_line_and_status_2(
 def test_fix_and_set_that_disagree_are_refused(fake: FakeApi, capsys: Captured) -> None:
     assert main([*PLAN, "--fix", "tp=8", "--set", "strategy.tp=4"]) == 2
     assert "keep one" in one_line_of(capsys.readouterr().err)
+    assert main([*ESTIMATE[:5], "--strategy", "tp=8", "--set", "strategy.tp=4"]) == 2
+    assert "keep one" in one_line_of(capsys.readouterr().err)
 
 
 def test_estimate_prints_one_plan_object(fake: FakeApi, capsys: Captured) -> None:

@@ -84,3 +84,9 @@ def test_a_changed_link_moves_the_measured_collectives_with_it() -> None:
     assert load_cluster("h100-hgx", 8, {"node.nic.bandwidth_bytes_per_s": "800 Gbit/s"}).node.collectives == (
         before.collectives
     )
+
+
+def test_a_field_is_said_once() -> None:
+    said = _refused(lambda: load_workload("llama3-8b", seq_len=4096, overrides={"batch.seq_len": 8192}))
+    assert "batch.seq_len is set to 8192 and to 4096" in said
+    assert load_workload("llama3-8b", seq_len=4096, overrides={"batch.seq_len": 4096}).batch.seq_len == 4096
