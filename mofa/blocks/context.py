@@ -70,6 +70,8 @@ class Context:
     precision_mode: Literal["mixed", "autocast", "uniform"] = "mixed"
     """torchtitan: FSDP2's mixed precision, autocast (one GPU, DDP) of fp32 parameters, or everything in the training
     dtype (TP, PP, bf16 parameters under autocast)."""
+    stored: float = 4.0
+    """torchtitan: bytes of a parameter as FSDP's shards hold it, and of its reduced gradient. [B]"""
     amp: bool = False
     """torchtitan: whether torch.autocast runs; of bf16 parameters only a product in fp32 has something to cast."""
 

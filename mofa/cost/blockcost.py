@@ -22,6 +22,7 @@ from mofa.cost.durations import Machine, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
 from mofa.cost.liveness import BlockMemory, block_memories
 from mofa.cost.loads import RoutingLoads
+from mofa.cost.optimizer import held_width
 from mofa.cost.put_off import PutOff, put_off
 from mofa.cost.scan import PhaseTime, scan, scan_apart
 from mofa.cost.topology import Group, process_groups
@@ -245,7 +246,7 @@ def block_context(
         accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
-        amp=mode.amp,
+        amp=mode.amp, stored=held_width(workload, mode.precision),
         fp8_transposes=cluster.gpu.fp8_transposes,
     ), groups  # fmt: skip
 

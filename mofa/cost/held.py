@@ -85,6 +85,8 @@ class Stage:
     """Of each chunk's computations. [-]"""
     device_per_host: float
     """:func:`mofa.cost.lead.device_per_host`."""
+    stored_bytes: float
+    """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
 
     @property
     def pools(self) -> list[int]:
@@ -175,7 +177,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), pipelined and rows.schedule not in SINGLE, tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
-        device_per_host(_costs(rows, names), k) if preallocated and many else 0.0,
+        device_per_host(_costs(rows, names), k) if preallocated and many else 0.0, rows.costs.context.stored,
     )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def static_bytes(
     if pipelined:
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
         held, reduced = held + shards.whole(2.0), shards.whole(4.0)
-    return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary), False)
+    return StaticBytes(held, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary * narrow), False)
 
 
 def held_width(workload: WorkloadSpec, precision: str) -> float:

@@ -301,7 +301,12 @@ class _Pool:
             self.give(before)
             before = self.take([int(4 * sum(n for n, _ in weights))])
             self.give(self.accumulated.pop((c, n), []))
-            self.grads += self.take([int(4 * sum(share for _, share in weights))], REDUCE)
+            shares = sum(share for _, share in weights)
+            summed = self.take([int(4 * shares)], REDUCE)
+            if self.stage.stored_bytes < 4.0:  # cast to the parameters' format
+                wide, summed = summed, self.take([int(self.stage.stored_bytes * shares)], REDUCE)
+                self.give(wide)
+            self.grads += summed
         self.give(before)
 
     def optimize(self, *, first: bool) -> None:

@@ -139,7 +139,12 @@ def reduce(player: Player, c: int) -> None:
         previous = player.new(int(4 * sum(n for n, _ in weights)), sent)
         for kept in player.accumulators.pop(c * 10_000 + g, ()):
             player.drop(kept)
-        player.grads.append(player.new(int(4 * sum(share for _, share in weights)), sharded))
+        shares = sum(share for _, share in weights)
+        summed = player.new(int(4 * shares), sharded)
+        if player.rank.stored_bytes < 4.0:  # cast to the parameters' format
+            wide, summed = summed, player.new(int(player.rank.stored_bytes * shares), sharded)
+            player.drop(wide)
+        player.grads.append(summed)
     if previous is not None:
         player.drop(previous)
     player.look(start)

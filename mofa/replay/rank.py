@@ -53,6 +53,8 @@ class Rank:
     gathered_params: tuple[tuple[tuple[tuple[float, float], ...], ...], ...] | None = None
     """Under pipelines the weights of FSDP's groups per chunk, and this rank's share of each: gathered for the step,
     reduced at its end. [params]"""
+    stored_bytes: float = 4.0
+    """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
     unshards: bool = False
     """Whether FSDP's weights are gathered and gradients reduced chunk by chunk, as torch's schedules of several do."""
     deepspeed: str = ""

@@ -194,6 +194,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         rotations=rotations(rows), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
+        stored_bytes=rows.costs.context.stored,
         gathered_params=groups if pipelined else None, unshards=pipelined and rows.schedule not in SINGLE,
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),

@@ -228,3 +228,29 @@ def test_where_the_first_layers_are_recomputed_the_plain_ones_behind_are_gone(
         for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes"),
+    [
+        ("recompute=none micro_batch=1", {"data_parallel": "ddp"}),
+        ("recompute=full micro_batch=2", {"data_parallel": "ddp", "compile": True, "optimizer": "foreach"}),
+        ("recompute=none micro_batch=1", {}),
+        ("recompute=full micro_batch=2", {"data_parallel": "hsdp", "dp_replicate": 2}),
+        ("pp=2 recompute=none micro_batch=1", {}),
+    ],
+)
+def test_parameters_in_bf16_agree(strategy: str, changes: dict[str, Any]) -> None:
+    """Shards, reduced gradients, DDP's buckets and states of bf16 in the closed form and as they are played."""
+    model = {"model.num_layers": 4, "batch.global_batch": 16, "batch.seq_len": 4096}
+    job = mofa.load_workload("llama3-8b", overrides={**model, "precision.params": "bf16"})
+    machines = mofa.load_cluster("h200-hgx", 4)
+    framework = mofa.load_framework("torchtitan", overrides=changes)
+    closed, played = (mofa.estimate(job, machines, strategy, framework=framework, replay=r) for r in (False, True))
+    assert closed.step_s == pytest.approx(played.step_s, rel=0.03)
+    assert closed.memory.allocated_bytes == pytest.approx(played.memory.allocated_bytes, rel=0.01)
+    wide = mofa.load_workload("llama3-8b", overrides=model)
+    more = mofa.estimate(wide, machines, strategy, framework=framework, replay=True)
+    for name in ("parameters", "optimizer_states"):
+        assert played.memory.by_component[name] < more.memory.by_component[name]
+    assert played.step_s < more.step_s

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
-from mofa.blocks.frameworks.torchtitan_linear import CAST
 from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, TapeBuilder, Tensor
 from mofa.specs.params import layer_params
 
@@ -67,15 +66,18 @@ class Pieces:
             b.add(op)
 
 
-def gather(p: Pieces, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK) -> str:
-    """Cast and copy the shard in, gather in place: 2 bytes a parameter come out; nothing for a group of one rank."""
+def gather(
+    p: Pieces, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, here: BoolK
+) -> str:  # fmt: skip
+    """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
+    group of one rank."""
     runs = here & (ranks > 1)
     p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0))
     p.tensor(out, where(runs, 2.0 * params, 0.0))
     if not anywhere(runs):
         return out
     p.ops.append(
-        Op(f"{out}.copy_in", "dp", Stream(where(runs, CAST * params / ranks, 0.0), "foreach_cast"), (),
+        Op(f"{out}.copy_in", "dp", Stream(where(runs, (ctx.stored + 2.0) * params / ranks, 0.0), "foreach_cast"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE)
     )  # fmt: skip
     p.ops.append(
@@ -93,10 +95,10 @@ def copy_out(
     FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
     """
     by_rows = dim1(ctx) & experts & (ranks > 1)
-    moved = where(ranks > 1, 4.0, CAST + 4.0) * params + where(by_rows, 4.0 * params, 0.0)
+    moved = where(ranks > 1, 4.0, ctx.stored + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
     launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
     if ctx.framework.flat_params:
-        moved, launches = where(ranks > 1, 0.0, CAST * params), where(ranks > 1, 0.0, 1.0)
+        moved, launches = where(ranks > 1, 0.0, (ctx.stored + 2.0) * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
     p.tensor(weights, 2.0 * params, "weight_copy")
     p.ops.append(
@@ -112,7 +114,8 @@ def reduce(
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
     The buffer, 4 bytes a parameter, lives until the next group's reduction. A group of one rank divides by a factor of
-    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well. In FSDP1
+    one into a temporary and copies: 12 bytes a parameter. Where the sum is in 16 bits, the buffer is as well; where the
+    parameters are, the sum is cast to them (``_to_dtype_if_needed(reduce_output, orig_dtype)``). In FSDP1
     autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
     of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
     """
@@ -130,9 +133,13 @@ def reduce(
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
            listed=params / ranks, region=OUTSIDE)
     )  # fmt: skip
-    kept = where(ctx.accumulating & here, 4.0 * params / ranks, 0.0)
+    kept = where(ctx.accumulating & here, ctx.stored * params / ranks, 0.0)
     p.tensor(f"{name}.reduced", kept, "grad")
-    out = f"{name}.reduced"
+    out, kind = f"{name}.reduced", "grad"
+    casts = ctx.stored < width
+    if casts:
+        kept, kind = where(here, width * params / ranks, 0.0), "buffer"
+        out = p.tensor(f"{name}.summed", kept)
     if anywhere(here & opposite(alone)):
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
@@ -143,7 +150,7 @@ def reduce(
             )  # fmt: skip
         writes = (f"{name}.scattered",) if anywhere(alone) else (out,)
         if anywhere(alone):
-            p.tensor(writes[0], where(alone, 0.0, kept), "grad")
+            p.tensor(writes[0], where(alone, 0.0, kept), kind)
         p.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
                present=here & opposite(alone), stream=REDUCE, region=OUTSIDE)
@@ -155,9 +162,17 @@ def reduce(
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
-    if ctx.accumulating:
+    if casts:
+        moved = where(here, (width + ctx.stored) * params / ranks, 0.0)
         p.ops.append(
-            Op(f"{name}.accumulate", "dp", Stream(12.0 * params / ranks * ctx.accumulates, "mul"), (out,), (),
+            Op(f"{name}.reduced_cast", "dp", Stream(moved, "cast_down"), (out,), (f"{name}.reduced",), present=here,
+               stream=REDUCE, region=OUTSIDE)
+        )  # fmt: skip
+        out = f"{name}.reduced"
+    if ctx.accumulating:
+        added = 3.0 * ctx.stored * params / ranks * ctx.accumulates
+        p.ops.append(
+            Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
                launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
 

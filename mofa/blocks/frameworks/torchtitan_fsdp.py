@@ -62,7 +62,7 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
     p = Pieces()
     reads: list[str] = []
     if anywhere(opposite(ahead)):
-        reads.append(gather(p, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead)))
+        reads.append(gather(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, opposite(ahead)))
         p.tensor("fsdp.weights", 0.0)
         p.mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
     if anywhere(ahead):
@@ -76,9 +76,9 @@ def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, e
             p.mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",))
     copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
     if anywhere(ahead):
-        gather(p, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
+        gather(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
         if anywhere(experts > 0):
-            gather(p, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
+            gather(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
             p.tensor("efsdp.params", experts)
     p.add_to(b)
 
@@ -280,12 +280,12 @@ def _fsdp(p: Pieces, ops: list[Op], ctx: Context, block: str, own: ArrayK, exper
         weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
     held = []
     if block != "embedding":
-        held.append(gather(begin, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
+        held.append(gather(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0))
     if anywhere(apart):
         begin.tensor("efsdp.next@", 0.0)
         begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",))
-        held.append(gather(begin, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
+        held.append(gather(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, apart))
     begin.tensor("fsdp.previous.experts", where(apart, width * previous, 0.0))
     begin.tensor("fsdp.previous", where(apart, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
@@ -344,7 +344,7 @@ def _experts_again(p: Pieces, ctx: Context, experts: FloatK) -> list[Op]:
     holds the first ones throughout.
     """
     again = Pieces(tensors=p.tensors)
-    arrived = gather(again, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
+    arrived = gather(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
     for name in (arrived, f"{arrived}.in"):
         again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
     copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)

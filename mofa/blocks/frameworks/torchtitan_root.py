@@ -40,7 +40,7 @@ def wrap_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
     p = Pieces()
     if block == "embedding":
         whole = own + head_params(ctx)
-        reads = (gather(p, ROOT, "fsdp", whole, ctx.fsdp, whole > 0),)
+        reads = (gather(p, ctx, ROOT, "fsdp", whole, ctx.fsdp, whole > 0),)
         copy_out(p, ctx, reads, "fsdp.weights", whole, ctx.fsdp, experts=False)
     else:
         kept, _ = neighbour_params(ctx, block)
