@@ -23,6 +23,10 @@ BoolN = NDArray[np.bool_]
 FloatN = NDArray[np.float64]
 
 
+RING = 0
+"""Of ``StrategyTable.cp_kind``."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One reason for rejection. ``short`` gives, per row, how far it is from passing: 0 passes. [unit]"""
@@ -140,9 +144,24 @@ def _sequence(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _cp(job: Job, t: StrategyTable) -> FloatN:
-    if job.framework.name not in LOCAL_LAYERS:
+    """Transformer Engine gathers keys under a window and has neither form with sinks (2.20, context_parallel.py,
+    ``attn_forward_func_with_cp``: all-to-all over heads alone)."""
+    a, alone = job.workload.model.attention, np.asarray(t.cp - 1, dtype=float)
+    if job.framework.name in LOCAL_LAYERS:
+        return alone
+    if job.framework.name != "megatron" or a.kind != "gqa":
         return np.zeros(len(t))
-    return np.asarray(t.cp - 1, dtype=float)
+    return np.where((t.cp_kind == RING) & (a.window is not None) | a.sinks, alone, 0.0)
+
+
+def _what_of_cp(job: Job, t: StrategyTable) -> str:
+    """Why context parallelism is not to be had, and what to do, in words."""
+    if job.framework.name in LOCAL_LAYERS:
+        return "needs Transformer Engine's attention; use framework megatron or cp=1"
+    a = job.workload.model.attention
+    if a.kind == "gqa" and a.sinks:
+        return "runs attention with sinks by all-to-all over heads alone, which is not modelled; use cp=1"
+    return "runs windowed attention by all-gather alone; use cp_kind=allgather"
 
 
 def _layers(job: Job, t: StrategyTable) -> FloatN:
@@ -405,7 +424,7 @@ CHECKS: tuple[Check, ...] = (
         f"{j.framework.name}: {'experts under ' if j.framework.name != 'torchtitan' else ''}{_one(t, 'tp')} needs "
         "sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {_one(t, 'cp')} needs Transformer Engine's attention; use framework megatron or cp=1")),
+        f"{j.framework.name}: {_one(t, 'cp')} {_what_of_cp(j, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {_one(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", _layers, lambda j, t: (

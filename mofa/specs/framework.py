@@ -215,14 +215,13 @@ class FrameworkSpec(Spec):
         return self
 
 
-LOCAL: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, bool]]] = {
     "fused_qkv": (("fsdp1",), {}),
     "loss_metrics": (("fsdp1",), {}),
-    "fused_softmax": (LOCAL, {}),
-    "fused_rope": (LOCAL, {"megatron": True}),
-    "fused_swiglu": (LOCAL, {"megatron": True}),
-    "scatters_pipeline_sends": (("megatron", *LOCAL), {}),
+    "fused_softmax": (LOCAL_LAYERS, {}),
+    "fused_rope": (LOCAL_LAYERS, {"megatron": True}),
+    "fused_swiglu": (LOCAL_LAYERS, {"megatron": True}),
+    "scatters_pipeline_sends": (("megatron", *LOCAL_LAYERS), {}),
 }
 """Which frameworks' layers read a fact, and what it is for those others where it is not false: set to anything else it
 would change nothing."""

@@ -17,6 +17,7 @@ from mofa.specs.strategy import StrategySpec
 from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
 
 TWELVE = {"kind": "gqa", "num_heads": 12, "num_kv_heads": 4, "head_dim": 64}
+WINDOWED = llama(num_layers=8, attention={**TWELVE, "window": 128})
 REASONS = tuple(c.reason for c in CHECKS)
 DENSE, DEEP, MOE = llama(num_layers=8), llama(num_layers=16), moe_llama(num_layers=8)
 BIASED = moe_llama(num_layers=8, moe={**EXPERTS, "expert_bias": True})
@@ -101,6 +102,9 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("dispatcher", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 2, "options": {"dispatcher": "deepep"}}),
         ("sequence_parallel", MOE, "megatron", {"tp": 2, "sp": False}),
         ("context_parallel", DENSE, "megatron-local", {"cp": 2}),
+        ("context_parallel", WINDOWED, "megatron", {"cp": 2}),
+        ("context_parallel", llama(num_layers=8, attention={**TWELVE, "sinks": True}), "megatron",
+         {"cp": 2, "cp_kind": "allgather"}),
         ("sequence", DENSE, "megatron", {"cp": 2, "seq_len": 1022}),  # halves of both ends: multiples of 4
         ("sequence", DENSE, "megatron", {"tp": 4, "seq_len": 1022}),
         ("layers", DENSE, "megatron", {"pp": 16}),
@@ -169,6 +173,7 @@ def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict
         (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 10}),  # 2 rounds of 5
         (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 2}),  # 2 in one round
         (DENSE, "torchtitan", {"zero": 0, "options": {"data_parallel": "ddp"}}),
+        (WINDOWED, "megatron", {"cp": 2, "cp_kind": "allgather"}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 1}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 4}),
         (MOE, "torchtitan", {"tp": 4, "etp": 4}),
