@@ -130,7 +130,8 @@ def _dispatcher(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _sp(job: Job, t: StrategyTable) -> FloatN:
-    if job.workload.model.moe is None and job.framework.name != "torchtitan":
+    asked = job.framework.tp_overlap or job.framework.name == "torchtitan"  # Megatron-LM, training/arguments.py
+    if job.workload.model.moe is None and not asked:
         return np.zeros(len(t))
     return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
 
@@ -371,6 +372,13 @@ def _what_of_zero(job: Job, t: StrategyTable) -> str:
     return "leave zero out"
 
 
+def _what_wants_sp(job: Job) -> str:
+    """What needs sequence parallelism under a tensor-parallel degree, in words."""
+    if job.framework.name == "torchtitan":
+        return ""
+    return "tp_overlap under " if job.framework.tp_overlap else "experts under "
+
+
 def _unpadded(job: Job) -> str:
     """A vocabulary that the framework does not pad, in words."""
     return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
@@ -421,8 +429,7 @@ CHECKS: tuple[Check, ...] = (
         f"{j.framework.name}: dispatcher deepep does not run with {_one(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.name in PYTORCH_MODULES else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
-        f"{j.framework.name}: {'experts under ' if j.framework.name != 'torchtitan' else ''}{_one(t, 'tp')} needs "
-        "sequence parallelism; set sp=true")),
+        f"{j.framework.name}: {_what_wants_sp(j)}{_one(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
         f"{j.framework.name}: {_one(t, 'cp')} {_what_of_cp(j, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
