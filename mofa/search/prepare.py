@@ -38,6 +38,15 @@ def with_numerics(
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
     if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
+    if precision.moments == "bf16" and framework.name != "megatron":
+        raise SpecError(
+            f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
+            "use megatron, whose Transformer Engine has them apart"
+        )
+    if framework.fp8_params and precision.gemm != "fp8":
+        raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8")
+    if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
+        raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
     if workload.optimizer.implementation is not None:
         offered = OFFERED[framework.name]["optimizer"]
         if workload.optimizer.implementation not in offered:

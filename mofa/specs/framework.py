@@ -40,8 +40,8 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
 all parameters beside the bf16 ones, which it clears at the next backward pass: 6 bytes a parameter. After each
 micro-batch it casts a gradient (2 read, 4 written) and adds it (8 read, 4 written):
 deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
-NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param")
-"""Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits."""
+NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param", "states_bytes_per_param")
+"""Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits, and Adam steps in fp32."""
 
 
 class FrameworkSpec(Spec):
@@ -168,7 +168,8 @@ class FrameworkSpec(Spec):
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         for field in NOT_OTHERWISE if self.deepspeed else ():
-            value, wanted = getattr(self, field), DEEPSPEED[self.deepspeed][field]
+            value = getattr(self, field)
+            wanted = DEEPSPEED[self.deepspeed].get(field, value)
             if value != wanted:
                 raise ValueError(f"{field} ({value}) is {wanted} with deepspeed: {self.deepspeed}; leave it out")
         if (self.deepspeed, self.data_parallel) in (("zero0", "distributed-optimizer"), ("zero1", "ddp")):
@@ -215,7 +216,14 @@ class FrameworkSpec(Spec):
         return self
 
 
-READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, bool]]] = {
+MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)
+READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
+    "accumulation_bytes_per_param": (MEGATRON, {"fsdp1": 10.0, "torchtitan": 10.0}),
+    "chunk_overlap": (("megatron",), {}),
+    "compile_loss": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, True)),
+    "grouped_alignment": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, 1)),
+    "loss_parallel": (("torchtitan",), {"fsdp1": True, **dict.fromkeys(MEGATRON, True)}),
+    "reduced_bytes_per_param": (("fsdp1", *MEGATRON), {"torchtitan": 4.0}),  # mixed_precision_reduce: float32 alone
     "fused_qkv": (("fsdp1",), {}),
     "loss_metrics": (("fsdp1",), {}),
     "fused_softmax": (LOCAL_LAYERS, {}),

@@ -13,7 +13,7 @@ import pytest
 from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
 from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.find import Search, find_plans
+from mofa.search.find import Search, estimate, find_plans
 from mofa.search.plan import margin_bytes
 from mofa.search.prepare import loads_of
 from mofa.search.space import SOLVED, default_space, product
@@ -218,3 +218,28 @@ def test_reasons_are_documented_in_their_order() -> None:
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     listed = ", ".join(f"`{name}`" for name in [*(c.reason for c in CHECKS), "needless", "memory"])
     assert listed in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "facts", "word"),
+    [
+        ("torchtitan", {}, {"precision": {"moments": "bf16"}}, "moments"),
+        ("megatron-local", {}, {"precision": {"moments": "bf16"}}, "moments"),
+        ("megatron", {"fp8_params": True}, {}, "fp8_params"),
+        ("megatron-local", {}, {"precision": {"params": "fp32"}}, "bf16 parameters"),
+    ],
+)
+def test_numerics_that_a_framework_lacks(
+    name: str, options: dict[str, bool], facts: dict[str, dict[str, str]], word: str
+) -> None:
+    job, machines = workload(DENSE, **facts), cluster(8)
+    with pytest.raises(SpecError, match=word):
+        estimate(job, machines, "dp=8", framework=framework(name, **options))
+    with pytest.raises(SpecError, match=word):
+        find_plans(job, machines, framework=framework(name, **options))
+
+
+def test_megatron_of_2022_has_no_windows() -> None:
+    job = workload(llama(attention=DENSE.attention.model_copy(update={"window": 128})))
+    with pytest.raises(SpecError, match="window"):
+        estimate(job, cluster(8), "dp=8", framework=framework("megatron-2022"))

@@ -90,3 +90,24 @@ def test_a_field_is_said_once() -> None:
     said = _refused(lambda: load_workload("llama3-8b", seq_len=4096, overrides={"batch.seq_len": 8192}))
     assert "batch.seq_len is set to 8192 and to 4096" in said
     assert load_workload("llama3-8b", seq_len=4096, overrides={"batch.seq_len": 4096}).batch.seq_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("megatron", "loss_parallel", False),
+        ("megatron-local", "compile_loss", False),
+        ("megatron-local", "grouped_alignment", 64),
+        ("torchtitan", "chunk_overlap", True),
+        ("torchtitan", "accumulation_bytes_per_param", 20),
+        ("torchtitan", "reduced_bytes_per_param", 2),
+    ],
+)
+def test_what_a_framework_does_not_read_is_refused(name: str, field: str, value: float) -> None:
+    with pytest.raises(SpecError, match=field):
+        load_framework(name, overrides={field: value})
+
+
+def test_states_of_deepspeed_are_given() -> None:
+    with pytest.raises(SpecError, match="states_bytes_per_param"):
+        load_framework("megatron-2022", overrides={"deepspeed": "zero1", "states_bytes_per_param": 8})
