@@ -146,20 +146,22 @@ def _sequence(job: Job, t: StrategyTable) -> FloatN:
 
 def _cp(job: Job, t: StrategyTable) -> FloatN:
     """Transformer Engine gathers keys under a window and has neither form with sinks (2.20, context_parallel.py,
-    ``attn_forward_func_with_cp``: all-to-all over heads alone)."""
+    ``attn_forward_func_with_cp``: all-to-all over heads alone); torchtitan has none of both (gpt_oss/model/args.py)."""
     a, alone = job.workload.model.attention, np.asarray(t.cp - 1, dtype=float)
     if job.framework.name in LOCAL_LAYERS:
         return alone
-    if job.framework.name != "megatron" or a.kind != "gqa":
+    if a.kind != "gqa" or (a.window is None and not a.sinks):
         return np.zeros(len(t))
-    return np.where((t.cp_kind == RING) & (a.window is not None) | a.sinks, alone, 0.0)
+    return np.where((t.cp_kind == RING) | a.sinks | (job.framework.name != "megatron"), alone, 0.0)
 
 
-def _what_of_cp(job: Job, t: StrategyTable) -> str:
+def _what_of_cp(job: Job) -> str:
     """Why context parallelism is not to be had, and what to do, in words."""
     if job.framework.name in LOCAL_LAYERS:
         return "needs Transformer Engine's attention; use framework megatron or cp=1"
     a = job.workload.model.attention
+    if job.framework.name in PYTORCH_MODULES:
+        return "does not run with windows or sinks; use cp=1"
     if a.kind == "gqa" and a.sinks:
         return "runs attention with sinks by all-to-all over heads alone, which is not modelled; use cp=1"
     return "runs windowed attention by all-gather alone; use cp_kind=allgather"
@@ -431,7 +433,7 @@ CHECKS: tuple[Check, ...] = (
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{_one(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {_one(t, 'cp')} {_what_of_cp(j, t)}")),
+        f"{j.framework.name}: {_one(t, 'cp')} {_what_of_cp(j)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {_one(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", _layers, lambda j, t: (

@@ -104,6 +104,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("sequence_parallel", DENSE, "megatron", {"tp": 2, "sp": False, "options": {"tp_overlap": True}}),
         ("context_parallel", DENSE, "megatron-local", {"cp": 2}),
         ("context_parallel", WINDOWED, "megatron", {"cp": 2}),
+        ("context_parallel", WINDOWED, "torchtitan", {"cp": 2}),
         ("context_parallel", llama(num_layers=8, attention={**TWELVE, "sinks": True}), "megatron",
          {"cp": 2, "cp_kind": "allgather"}),
         ("sequence", DENSE, "megatron", {"cp": 2, "seq_len": 1022}),  # halves of both ends: multiples of 4
