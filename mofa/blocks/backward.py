@@ -25,7 +25,7 @@ from mofa.blocks.op import (
     Tensor,
 )
 
-WEIGHT_ENDS = (".wgrad", ".grad_cast", ".accumulate")
+WEIGHT_ENDS = (".wgrad", ".grad_cast", ".whole", ".accumulate")
 """Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -258,7 +258,7 @@ class _Differentiator:
         self.ops.append(
             Op(f"accumulate {name} at {op.name}", "memory_bound",
                Stream(3.0 * self.tensors[total].bytes, "residual_add"), reads=(self.grads[name], given),
-               writes=(total,), present=gives, view=in_place)
+               writes=(total,), present=gives, view=in_place, launches=op.rounds, rounds=op.rounds)
         )  # fmt: skip
         self.grads[name] = total
 

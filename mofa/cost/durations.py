@@ -322,7 +322,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 
 SHARDING = ("fsdp.", "efsdp.")
 """Beginnings of the names of what FSDP's hooks issue."""
-AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright")
+AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright", ".whole")
 """Ends of the names of ops that begin a node of the backward pass: a weight gradient shares its input gradient's."""
 
 

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from mofa.blocks.op import KINDS
 from mofa.cost.lives import Deed, Life, New
+
+SUMS = ".whole"
+"""End of the names of ops that add up the gradients of all experts' weights."""
+COPY = KINDS.index("weight_copy")
 
 
 def one_by_one(life: Life, shares: Sequence[float] = ()) -> Life:
@@ -62,8 +67,10 @@ def _all(deeds: Sequence[Deed], shares: Sequence[float], cut: set[str]) -> Itera
         freed = {name for deed in found for name in deed.free}
         each = cut | {item.name for deed in found if deed.weight for item in deed.new if item.name in freed}
         for expert in order:
-            shared = expert == order[-1]
-            yield from (_of_one(deed, expert, shares[expert], cut, each, shared=shared) for deed in found)
+            shared, first = expert == order[-1], expert == order[0]
+            for deed in found:
+                one = _of_one(deed, expert, shares, cut, each, shared=shared)
+                yield _of_sum(one, deed, first=first) if deed.op.endswith(SUMS) else one
 
 
 def _whole(deed: Deed, num: int, cut: set[str]) -> Deed:
@@ -78,9 +85,16 @@ def _whole(deed: Deed, num: int, cut: set[str]) -> Deed:
     return replace(deed, free=names(deed.free), hold=names(deed.hold), reads=names(deed.reads), order=order)
 
 
-def _of_one(deed: Deed, expert: int, share: float, cut: set[str], each: set[str], *, shared: bool) -> Deed:
+def _of_sum(one: Deed, whole: Deed, *, first: bool) -> Deed:
+    """A gradient of all experts' weight, of which the ``first`` one's is the sum, and later ones' are added to it."""
+    return replace(one, new=whole.new if first else (), scratch=() if first else whole.scratch)
+
+
+def _of_one(
+    deed: Deed, expert: int, shares: Sequence[float], cut: set[str], each: set[str], *, shared: bool
+) -> Deed:  # fmt: skip
     """An op of the loop for one expert, in which ``each`` comes or goes, and what is ``shared``. A weight's gradient is
-    one expert's already."""
+    one expert's already; copies of weights are as large for each."""
 
     def name_of(name: str) -> str:
         return f"{name}#{expert}" if name.removeprefix("-") in cut else name
@@ -89,7 +103,10 @@ def _of_one(deed: Deed, expert: int, share: float, cut: set[str], each: set[str]
         if deed.weight:
             return tuple(item for item in items if shared or item.name in each)
         return tuple(
-            replace(item, name=name_of(item.name), bytes=int(item.bytes * share), expert=expert) for item in items
+            replace(item, name=name_of(item.name), bytes=int(item.bytes / len(shares)))
+            if item.kind == COPY
+            else replace(item, name=name_of(item.name), bytes=int(item.bytes * shares[expert]), expert=expert)
+            for item in items
         )
 
     return replace(

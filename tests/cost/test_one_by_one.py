@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.lives import Life
-from mofa.cost.one_by_one import one_by_one
+from mofa.cost.lives import Deed, Life, New
+from mofa.cost.one_by_one import COPY, SUMS, one_by_one
 from mofa.replay.ranks import _lives
 from mofa.replay.replay import Replayer
 from tests.replay.runs import load
@@ -58,3 +58,21 @@ def test_reserved_memory_is_as_measured() -> None:
     """One block for all four experts' rows made it 3.5 % too much."""
     run = load(RUN)
     assert Replayer(run.estimator).rank(0).peak_reserved == pytest.approx(run.reserved, rel=0.005)
+
+
+def test_gradients_of_slices_are_added_to_the_first() -> None:
+    """Sums as large as all experts' weight come once, what later experts add to them each time; copies of weights are
+    as large for each expert, whatever its tokens."""
+    copy = Deed("w1.weight_cast", (New("w1.weight16", 16, 0, COPY),), rounds=2)
+    product = Deed("w1.wgrad", (New("gW", 8, 0, 2),), free=("w1.weight16",), weight=True, rounds=2)
+    added = Deed(
+        f"w1{SUMS}", (New("dW", 16, 0, 2),), (New("scratch", 16, 0, 5),), free=("gW",), weight=True, rounds=2
+    )  # fmt: skip
+    one = Life("moe", (copy,), (product, added), "", "", "", frozenset(), ())
+    found = one_by_one(one, (0.75, 0.25))
+    assert [(item.name, item.bytes, item.expert) for deed in found.forward for item in deed.new] == [
+        ("w1.weight16#0", 8, -1), ("w1.weight16#1", 8, -1),
+    ]  # fmt: skip
+    assert [[item.name for item in (*deed.new, *deed.scratch)] for deed in found.backward] == [
+        ["gW"], ["dW"], ["gW"], ["scratch"],
+    ]  # fmt: skip

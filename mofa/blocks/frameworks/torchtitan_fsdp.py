@@ -24,6 +24,7 @@ from mofa.blocks.frameworks.fsdp_pieces import (
     shards,
     weights_of,
 )
+from mofa.blocks.frameworks.torchtitan_expert_loop import behind_the_loop, whole_gradients
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     all_reduce_partial_gradients,
@@ -126,6 +127,9 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
     ops = [_without_forward_weights(op, block) for op in tape.ops]
     p = Pieces(tensors=dict(tape.tensors))
     mark = marker(ctx, block)
+    in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
+    if in_turn:
+        ops = whole_gradients(ops, p.tensors, ctx)
     if ctx.framework.compile:
         ops = _compiled_graphs(ops, tape, block)
     ops = [mark(op) for op in ops]
@@ -139,6 +143,8 @@ def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, ex
         backward_of_end(p, ops, ctx, block, groups(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *groups(ctx, dense_params, expert_params))
+    if in_turn:
+        p.ops = behind_the_loop(p.ops)
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
 
 

@@ -65,7 +65,7 @@ def llama_style(ctx: Context) -> bool:
 
 def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
     """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
-    compile_ = ctx.framework.compile
+    compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
     distributed: BoolK = ctx.has_tp
     any_tp = bool(anywhere(ctx.has_tp))
 
@@ -78,7 +78,8 @@ def marker(ctx: Context, block: str) -> Callable[[Op], Op]:
         elif block == "head":
             compiled = compile_ and name.startswith("loss.")
         elif block.startswith("moe"):
-            compiled = compile_ and not name.startswith(("moe.", "mid.add", "out.add", "accumulate"))
+            eager = ("moe.", "mid.add", "out.add", "accumulate", *(() if grouped else ("experts.",)))
+            compiled = compile_ and not name.startswith(eager)
         else:
             compiled = compile_
         dispatched: BoolK = False if _local(name, ctx) or not any_tp else distributed

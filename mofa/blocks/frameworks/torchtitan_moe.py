@@ -9,6 +9,7 @@ from __future__ import annotations
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, where
+from mofa.blocks.frameworks.torchtitan_expert_loop import experts_in_turn, output_element
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward, gated
 from mofa.blocks.frameworks.torchtitan_fsdp import CALL_PYTHON, expert_weights
 from mofa.blocks.frameworks.torchtitan_linear import (
@@ -23,7 +24,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
     weight_copy,
     weight_grad_bytes,
 )
-from mofa.blocks.op import WRITES, Back, Collective, FloatK, Grouped, HostSync, Op, Order, Stream, TapeBuilder
+from mofa.blocks.op import WRITES, Back, BoolK, Collective, FloatK, Grouped, HostSync, Op, Order, Stream, TapeBuilder
 
 ASYNC_PYTHON = 8
 """Functions of Python between the host's wait for the counts and the rows in order, beside the launches: the exchange's
@@ -53,7 +54,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     element = ctx.residual  # of the routed rows: fp32 under autocast
     row = hidden * element
     sent, everyone = ctx.shard * spec.top_k * ctx.etp, t * spec.top_k
-    put = "index_put" if element == 2 else "index_put_fp32"
+    put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
     full = enter_local(b, ctx, h, "moe", hidden)
     scores, order = router(b, ctx, full, sent)
@@ -71,31 +72,43 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, sent_rows, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
-    padding = ctx.framework.grouped_alignment * ctx.local_experts
+    in_turn = ctx.framework.experts == "sequential"
+    # experts in turn need no padding: only what dispatches rows to other ranks' experts puts them in order
+    here: BoolK = ctx.ep > 1 if in_turn else True
+    padding = where(here, ctx.framework.grouped_alignment * ctx.local_experts, 0.0)
     padded_time, padded = rows + padding, kept + padding
     x = b.tensor("moe.permuted", padded * row)
-    fill = b.tensor("moe.permutation", 4.0 * padded, grad=False)
+    fill = b.tensor("moe.permutation", where(here, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
     python = where(ctx.ep > 1, ASYNC_PYTHON, 0)
-    b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python))
+    if anywhere(here):
+        b.add(Op("moe.plan", "memory_bound", Stream(4.0 * padded_time), (), (fill,), launches=18, functions=python,
+                 present=here))  # fmt: skip
     # a row of zeros behind the others, which every padded place takes: backward adds theirs up one after the other
     extended = b.tensor("moe.extended", 0.0, grad_bytes=(kept + 1.0) * row)
     b.add(Op("moe.extend", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (extended,), view=True,
-             launches=2, back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
-                                   family="memory_bound", view=True)))  # fmt: skip
+             launches=2, present=here,
+             back=Back(work=Stream(padding * row, "index_backward_row", padding * hidden, hidden),
+                       family="memory_bound", view=True, present=here)))  # fmt: skip
     b.add(Op("moe.permute", "memory_bound", Stream(2 * padded_time * row, "permute"), (extended, fill), (x,),
-             (fill,), scratch=(kept + 1.0) * row, launches=2,
+             (fill,), scratch=(kept + 1.0) * row, launches=2, present=here,
              back=_added_to_rows(padded_time * hidden, element)))  # fmt: skip
-    y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
+    if in_turn:
+        y = experts_in_turn(b, ctx, x, rows, padded, weights)
+        element = output_element(ctx)
+        row, put = hidden * element, PUT[element]
+    else:
+        y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
         parts.hold(b, "experts", local)
     back_in_place = b.tensor("moe.unpermuted", (kept + 1.0) * row)
     b.add(Op("moe.unpermute", "memory_bound", Stream(2 * padded_time * row, put), (y, fill),
-             (back_in_place,), (fill,), launches=2, back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
+             (back_in_place,), (fill,), launches=2, present=here,
+             back=Back(5 * padded_time * row, 4, like="permute")))  # fmt: skip
     sliced = b.tensor("moe.sliced", kept * row)  # without that row; its gradient has it again
     back_in_place = b.add(
-        Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0,
-           back=Back(work=Stream(0.0), family="memory_bound", launches=0))
+        Op("moe.slice", "memory_bound", None, (back_in_place,), (sliced,), view=True, launches=0, present=here,
+           back=Back(work=Stream(0.0), family="memory_bound", launches=0, present=here))
     )  # fmt: skip
     y = _exchange(b, ctx, back_in_place, "moe.combine", sent, sent, element, counts=False)
     parts.leave_frame(b, "experts")
@@ -123,6 +136,10 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
                            back_launches=0, like="residual_add")  # fmt: skip
     parts.leave_frame(b, "moe")  # its local variables: routed_output, and that in the order of tokens
     return leave(b, ctx, out, "moe", hidden)
+
+
+PUT = {2: "index_put", 4: "index_put_fp32"}
+"""The measured op that rows put in order are like, by the bytes of an element."""
 
 
 def router(b: TapeBuilder, ctx: Context, x: str, sent: FloatK) -> tuple[str, str]:
@@ -190,14 +207,10 @@ def experts(
     assert spec is not None
     hidden, local = float(ctx.model.hidden), ctx.local_experts
     f = spec.expert_hidden / ctx.etp
-    sequential = ctx.framework.experts == "sequential"
-    launches = local if sequential else 1
     casts = element == 4
     fused = ctx.framework.compile
     if casts and fused:
         x = cast(b, x, "experts.in", kept * hidden)
-    if sequential:
-        b.add(Op("moe.sync.experts", "host", HostSync()))
 
     def product(which: str, source: str, n: FloatK, k: FloatK, reads: tuple[str, ...] = ()) -> str:
         name = f"experts.{which}"
@@ -207,10 +220,10 @@ def experts(
                 source = cast(b, source, name, kept * k)
             reads = (*reads, weight_copy(b, name, params))
         out = b.tensor(f"{name}.out", kept * n * 2.0)
-        work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, uneven=ctx.uneven)
+        work = Grouped(rows, local, n, k, ctx.gemm_format, uneven=ctx.uneven)
         grad = weight_grad_bytes(ctx)
         return b.add(
-            Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), launches=launches, weight=name,
+            Op(name, "grouped_gemm", work, (source, *reads), (out,), (source,), weight=name,
                weight_params=params, weight_bytes=params * grad, num_weights=1)
         )  # fmt: skip
 
@@ -258,6 +271,8 @@ def _weighted_sum(
         work = Stream(moved, f"score_product_{name}")
         back = Back(2.0 * moved, 3, like=f"score_product_bwd_{name}")
     if autocast(ctx):
+        if ctx.framework.experts == "sequential":  # whose output is bf16: to fp32 by the model, back by autocast
+            ordered = cast(b, ordered, "moe.operand32", elements, 4)
         operand = cast(b, ordered, "moe.operand", elements)
     elif deepep:
         operand, work = ordered, Stream(element * elements + 4.0 * token)
