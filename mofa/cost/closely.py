@@ -6,15 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.heap import HIGHEST
-from mofa.cost.held import Blocks, gathers_whole, plays, stage_of
+from mofa.cost.held import Blocks, plays, stage_of
 from mofa.cost.rows import Rows
 from mofa.cost.sequence import reserved_bytes
+from mofa.cost.unshard import by_chunk, gathers_whole
 
 ArrayN = NDArray[np.float64]
 MAY_BE_FULLEST = 0.03
 """How far below the fullest stage another is not looked at, as a share: nine of ten closed forms are nearer. [-]"""
 ENDS_MAY_BE_FULLEST = 0.2
-"""The same of stages with the embedding or the head where FSDP's pipelines make experts' gradients whole. [-]"""
+"""The same of stages with the embedding or the head where FSDP's pipelines make experts' gradients whole. Where those
+are reduced chunk by chunk, such stages are always looked at: the closed form is up to a quarter off. [-]"""
 PLAYED = HIGHEST // 2
 """Stages that hold more, 2 TiB, are not played: addresses would end. No device has a tenth. [B]"""
 
@@ -50,6 +52,8 @@ def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int
         key = rank if end else stages.layers[rank]
         found = float(reserved[0, stage])
         far = ENDS_MAY_BE_FULLEST if end and whole_experts else MAY_BE_FULLEST
+        if end and by_chunk(rows):
+            far = 1.0
         if key in like:
             found = min(found, like[key])
         elif found >= (1.0 - far) * most and allocated[0, stage] < PLAYED:

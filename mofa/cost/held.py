@@ -22,6 +22,7 @@ from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
+from mofa.cost.unshard import by_chunk, gathers_whole
 from mofa.cost.weights import FlatBuffer, Weight, ddp_buckets, flat_buffers, stepped, weights_of
 from mofa.orders import order_of
 from mofa.orders.interleaved import rounds
@@ -30,15 +31,11 @@ GATHER, REDUCE = 1, 2
 """FSDP's streams."""
 WALKED = 32
 """Micro-batches that are played at least where there are as many: those of few ranks wander over their blocks for a
-dozen rounds, up to 5.7 % of what is reserved. [-]"""
+dozen rounds, up to 5.7 % of what is reserved; twice as many where chunks are reduced one by one, whose buffers come
+between (5.9 % once in 176). [-]"""
 ROUNDS_BEHIND = 2
 """Rounds that are played behind the last chunk's first backward of the first step: the second takes the most where the
 scores of attention are tensors, and costs 5 % of a look. [-]"""
-SINGLE = "1f1b", "gpipe"
-"""torch's schedules of one chunk a rank."""
-AHEAD = 3
-"""Chunks that its other schedules gather ahead (schedules.py, ``_add_unshard_reshard``). Of a fourth the weights are
-taken to be gathered in front of its first forward, and none to be let go before its last backward. [-]"""
 LARGE = 1 << 40
 """A size of the large pool. [B]"""
 OUTSIDE_LAYERS = ("embedding", "head", "mtp")
@@ -134,11 +131,6 @@ def plays(rows: Rows) -> bool:
     return known and rows.framework.allocator != "expandable"
 
 
-def gathers_whole(rows: Rows) -> bool:
-    """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
-    return rows.mode.precision == "mixed" and rows.mode.pipelined and rows.framework.shards_params
-
-
 def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     """What a stage of the one candidate of ``rows`` holds and does; ``workspace`` is one thread's. [B]"""
     stages, fw, k = rows.layout.stages, rows.framework, int(rows.k[0])
@@ -175,7 +167,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         ddp_buckets(lives, whole, ddp_width(rows), tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
-        _groups(rows, modules) if pipelined else (), pipelined and rows.schedule not in SINGLE, tied,
+        _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
         device_per_host(_costs(rows, names), k) if preallocated and many else 0.0, rows.costs.context.stored,
     )  # fmt: skip
@@ -222,7 +214,8 @@ def _acts(rows: Rows, rank: int) -> tuple[Acts, int]:
     """Computations of a step, and how many the first plays behind the last chunk's first backward."""
     stages, num = rows.layout.stages, int(rows.num_micro_batches[0])
     each = rounds(stages.pp, num) if stages.vpp > 1 else stages.pp
-    walked = num if rows.schedule == "gpipe" else min(num, max(ROUNDS * each, -(-WALKED // each) * each))
+    least = WALKED * (2 if by_chunk(rows) else 1)
+    walked = num if rows.schedule == "gpipe" else min(num, max(ROUNDS * each, -(-least // each) * each))
     order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, walked)
     acts = tuple((str(a.kind), a.stage // stages.pp, a.micro_batch) for a in order.ranks[rank])
     return acts, ROUNDS_BEHIND * 2 * each * stages.vpp

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from mofa.blocks.tapes import label
 from mofa.cost.put_off import PutOff
 from mofa.cost.rows import Rows
+from mofa.cost.unshard import AHEAD, by_chunk, unsharded
 from mofa.orders import Action, order_of
 from mofa.orders.interleaved import rounds
 from mofa.specs.strategy import ZERO_BUBBLE
@@ -29,22 +31,26 @@ ROUNDS = 4
 @dataclass(frozen=True)
 class RankMoments:
     """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
-    which chunks have gradients and micro-batches whose weights' gradients are put off (ranks, moments, vpp), whether
-    the chunk's own gradients come now, and whether its backward puts them off (ranks, moments)."""
+    which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
+    whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
+    backward puts them off (ranks, moments)."""
 
     chunk: NDArray[np.intp]
     flying: ArrayN
     begun: ArrayN
     waiting: ArrayN
+    away: ArrayN
+    reduced: ArrayN
     first: NDArray[np.bool_]
     split: NDArray[np.bool_]
 
 
 @lru_cache(maxsize=256)
 def rank_moments(
-    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, way: str
+    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, way: str, unshards: bool = False
 ) -> RankMoments:  # fmt: skip
-    """The moments of forwards (``way`` F), of backwards (B), whole or by inputs, or of backwards by weights (W).
+    """The moments of forwards (``way`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
+    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
 
     Examples
     --------
@@ -55,17 +61,21 @@ def rank_moments(
     (array([2., 2.]), array([0., 1.]))
     """
     order = order_of(schedule, framework, pp, vpp, num_micro_batches)
-    found = [_of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, way) for acts in order.ranks]
+    found = [
+        _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, way, unshards) for acts in order.ranks
+    ]
     most = max(len(rank) for rank in found)
     full = [rank + rank[-1:] * (most - len(rank)) for rank in found]
-    chunk, flying, begun, waiting, first, split = (
-        np.array([[moment[i] for moment in rank] for rank in full], dtype=float) for i in range(6)
+    chunk, flying, begun, waiting, away, reduced, first, split = (
+        np.array([[moment[i] for moment in rank] for rank in full], dtype=float) for i in range(8)
     )
-    return RankMoments(chunk.astype(np.intp), flying, begun, waiting, first > 0, split > 0)
+    return RankMoments(chunk.astype(np.intp), flying, begun, waiting, away, reduced, first > 0, split > 0)
 
 
-_Moment = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, bool]
-"""Chunk, in flight, gradients begun, put off, whether the chunk's own come now, whether they are put off."""
+_Each = tuple[int, ...]
+_Moment = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
+"""Chunk, in flight, gradients begun, put off, weights away, gradients reduced, whether the chunk's own come now, and
+are put off."""
 
 
 def _done(act: Action) -> str:
@@ -75,28 +85,41 @@ def _done(act: Action) -> str:
     return act.kind
 
 
-def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str) -> list[_Moment]:
-    flying, begun, waiting = [0] * vpp, [0] * vpp, [0] * vpp
+def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str, unshards: bool) -> list[_Moment]:
+    flying, begun, waiting, reduced = [0] * vpp, [0] * vpp, [0] * vpp, [0] * vpp
+    ahead = list(dict.fromkeys(chunk for _, chunk in acts))[:AHEAD]
+    away = [int(unshards and chunk not in ahead) for chunk in range(vpp)]
+    lasts = {chunk: n for n, (_, chunk) in enumerate(acts)} if unshards else {}
     seen: dict[_Moment, None] = {}
-    for kind, chunk in acts:
+
+    def moment(chunk: int, own: bool, split: bool) -> None:
+        of_each = tuple(flying), tuple(begun), tuple(waiting), tuple(away), tuple(reduced)
+        seen[chunk, *of_each, own, split] = None
+
+    for n, (kind, chunk) in enumerate(acts):
         flying[chunk] += kind == "F"
+        away[chunk] = 0
         if kind and ("B" if kind == "I" else kind) == way:
-            own = kind in ("B", "W") and not begun[chunk]
-            seen[chunk, tuple(flying), tuple(begun), tuple(waiting), own, kind == "I"] = None
+            moment(chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
         waiting[chunk] += (kind == "I") - (kind == "W")
         if kind in ("B", "W"):
             flying[chunk] -= 1
             begun[chunk] = 1
+        if lasts.get(chunk) == n:
+            if way == "R":
+                moment(chunk, False, False)
+            begun[chunk], away[chunk], reduced[chunk] = 0, 1, 1
     alike: dict[tuple[int, bool, bool], list[_Moment]] = {}
     for one in seen:
-        alike.setdefault((one[0], *one[4:]), []).append(one)
+        alike.setdefault((one[0], one[6], one[7]), []).append(one)
     covered = {one for ones in alike.values() for one in _covered(ones)}
     return [one for one in seen if one not in covered]
 
 
 def _covered(ones: list[_Moment]) -> Iterator[_Moment]:
-    """Those of different moments of a chunk of which another has at least as much of everything."""
-    much = np.array([sum(one[1:4], ()) for one in ones])
+    """Those of different moments of a chunk of which another has at least as much of everything: of a chunk's weights
+    and gradients there is more before they are reduced than behind it."""
+    much = np.array([(*one[1], *one[2], *one[3], *(-n for n in one[4])) for one in ones])
     for i, one in enumerate(ones):
         if np.all(much >= much[i], axis=1).sum() > 1:
             yield one
@@ -128,12 +151,26 @@ def _behind(rows: Rows) -> ArrayN:
     return out
 
 
+class Most(NamedTuple):
+    """What is alive at the moment at which that is most. (n, R) each
+
+    Bytes that are kept of micro-batches, the part of the gradients, and the bytes of weights that are gathered less
+    than all, or more, where something else is beside them.
+    """
+
+    kept: ArrayN
+    grads: ArrayN
+    copies: ArrayN
+
+
 class Moments:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
     def __init__(self, rows: Rows, grads: ArrayN) -> None:
         lay, stages = rows.layout, rows.layout.stages
         self.rows, self.grads = rows, grads
+        self.unshards = by_chunk(rows)
+        self.copies, self.reduced = unsharded(rows, grads)
         plain, full = rows.gather(rows.layers.saved)
         kept = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
         for kind in range(len(stages.kinds) if lay.any_full else 0):
@@ -194,7 +231,7 @@ class Moments:
 
     def by_weights(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
-    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], ArrayN, ArrayN]]:
+    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], Most]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
         it leave stays, such as all that was made again there.
 
@@ -207,8 +244,8 @@ class Moments:
 
         Yields
         ------
-        The layer's peaks by mode, combination and kind, and of what; which stages have one, what is kept beside and the
-        part of the gradients, as :meth:`most` has both. Nothing where no chunk puts them off.
+        The layer's peaks by mode, combination and kind, and of what; which stages have one, and what is alive beside.
+        Nothing where no chunk puts them off.
         """
         there = there & self.split
         if not np.any(there):
@@ -225,7 +262,7 @@ class Moments:
         yield (
             (peak, kinds),
             np.asarray(there.any(axis=2)),
-            *self.most("W", np.where(there, gone, np.inf), own_grads=own_grads),
+            self.most("W", np.where(there, gone, np.inf), own_grads=own_grads),
         )
 
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
@@ -257,28 +294,32 @@ class Moments:
             "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
 
     def most(
-        self, way: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0
-    ) -> tuple[ArrayN, ArrayN]:
-        """What is kept, and the part of the gradients, at the moment at which most is alive. (n, R) each [B, -]
+        self, way: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
+        beside: ArrayN | float = 0.0,
+    ) -> Most:  # fmt: skip
+        """What is alive at the moment at which most is.
 
         Parameters
         ----------
         way
-            Of forwards, backwards or backwards by weights, as :func:`rank_moments` has it.
+            Of forwards, backwards, backwards by weights or reductions, as :func:`rank_moments` has it.
         gone
             What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
         ended
             Whether the chunk's backward has come to its first layer: what it kept is gone, its gradients are there,
             but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
+        beside
+            What the op has of weights beside. (n, R, vpp) [B]
         """
         rows, lay = self.rows, self.rows.layout
-        kept, grads = np.zeros(self.grads.shape), np.zeros(self.grads.shape)
+        kept, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
         for m in np.unique(self.walked).tolist():
             mine = np.flatnonzero(self.walked == m)
-            at = rank_moments(rows.schedule, rows.framework.name, lay.stages.pp, lay.stages.vpp, m, way)
+            pp, vpp = lay.stages.pp, lay.stages.vpp
+            at = rank_moments(rows.schedule, rows.framework.name, pp, vpp, m, way, self.unshards)
             stage = lay.shown.stage
             chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
-            own, waiting, split = np.eye(lay.stages.vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]
+            own, waiting, split = np.eye(vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]
             if ended:
                 flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
                 waiting = waiting + own * split
@@ -287,11 +328,19 @@ class Moments:
             alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
             if waiting.any():
                 alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.held[mine])
-            there = np.einsum("rsc,nrc->nrs", begun, self.share[mine])
+            share, shape = self.share[mine], (len(mine), *chunk.shape)
+            there = np.einsum("rsc,nrc->nrs", begun, share)
             if ended or way == "W":
                 there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]
-            left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, alive.shape), axis=2)
-            best = (left + there * self.grads[mine][:, :, None]).argmax(axis=2)[:, :, None]
-            kept[mine] = np.take_along_axis(left, best, axis=2)[:, :, 0]
-            grads[mine] = np.take_along_axis(there, best, axis=2)[:, :, 0]
-        return kept, np.clip(grads, 0.0, 1.0)
+            left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, shape), axis=2)
+            more = np.zeros(shape)
+            if self.unshards:
+                there = there + np.einsum("rsc,nrc->nrs", at.reduced[stage], share) * self.reduced[mine][:, :, None]
+                more -= np.einsum("rsc,nrc->nrs", at.away[stage], share) * self.copies[mine][:, :, None]
+            if np.any(beside):
+                each = np.broadcast_to(beside, self.kept.shape)[mine]
+                more += np.take_along_axis(each, np.broadcast_to(chunk, shape), axis=2)
+            best = (left + there * self.grads[mine][:, :, None] + more).argmax(axis=2)[:, :, None]
+            for out, of in ((kept, left), (grads, there), (copies, more)):
+                out[mine] = np.take_along_axis(of, best, axis=2)[:, :, 0]
+        return Most(kept, np.clip(grads, 0.0, 1.0), copies)

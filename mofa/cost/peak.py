@@ -13,10 +13,11 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
-from mofa.cost.moments import Moments
+from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive, native_bytes, shards_waste
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved
 from mofa.cost.rows import Rows
+from mofa.cost.unshard import gathers_whole, unsharded
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
 
@@ -270,14 +271,18 @@ class _Instants:
                 gone = np.where(there, moments.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
                 name = f"of the last {kind} block{label}"
                 for way, peaks in (("forward", forward), ("backward", backward)):
-                    kept, grads = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
-                    self.add_block(way, name, i, peaks, mode, has, self.acts - kept, grads=grads)
-                for peaks, on, kept, grads in moments.by_weights(i, recomputed, there, self._layer_grads(i)):
-                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, self.acts - kept, grads=grads)
+                    most = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
+                    self.add_block(way, name, i, peaks, mode, has, **self._at(most))
+                for peaks, on, most in moments.by_weights(i, recomputed, there, self._layer_grads(i)):
+                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._at(most))
                 done = np.where(there, alone - more, np.inf)
-                kept, grads = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
+                most = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
-                self.add_block("backward", name, i, backward, mode, has, self.acts - kept, grads=grads)
+                self.add_block("backward", name, i, backward, mode, has, **self._at(most))
+
+    def _at(self, most: Most) -> dict[str, ArrayN]:
+        """What an instant is made of at such a moment."""
+        return {"minus": self.acts - most.kept, "grads": most.grads, "copies": most.copies}
 
     def _pipelined_ends(self, moments: Moments) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
@@ -289,21 +294,29 @@ class _Instants:
         for name, forward, kinds in (
             ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
         ):  # fmt: skip
-            kept, grads = moments.most("F" if forward else "B", on_head)
-            self._add_end(name, rows.is_head, kinds, self.acts - kept, grads=grads)
-        kept, grads = moments.most("B", on_first, ended=True)
-        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self.acts - kept, grads=grads)
-        if rows.mode.precision == "mixed":
-            model, tp = rows.workload.model, rows.table.tp
-            p = layer_params(model, stages.kinds[0].moe)
-            layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
-            group = np.where(rows.is_first > 0, embedding_params(model) / tp[:, None], layer)
-            nothing = np.zeros((len(KINDS), self.n))
-            everywhere = np.ones((1, self.num_shown), dtype=bool)
-            self.add(
-                "reduction of gradients", everywhere, nothing[0], lambda at: nothing[:, at], None, grads=1.0,
-                copies=2.0 * group,
-            )  # fmt: skip
+            most = moments.most("F" if forward else "B", on_head)
+            self._add_end(name, rows.is_head, kinds, **self._at(most))
+        most = moments.most("B", on_first, ended=True)
+        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, **self._at(most))
+        if rows.mode.precision != "mixed":
+            return
+        model, tp = rows.workload.model, rows.table.tp
+        p = layer_params(model, stages.kinds[0].moe)
+        layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
+        end = embedding_params(model) / tp[:, None]
+        if moments.unshards:
+            group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
+            most = moments.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            self._add_nothing("reduction of gradients", **self._at(most))
+            return
+        group = np.where(rows.is_first > 0, end, layer)
+        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
+
+    def _add_nothing(self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float) -> None:
+        """An instant outside of all layers."""
+        nothing = np.zeros((len(KINDS), self.n))
+        everywhere = np.ones((1, self.num_shown), dtype=bool)
+        self.add(name, everywhere, nothing[0], lambda at: nothing[:, at], minus, grads=grads, copies=copies)
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
         """The loss, the embedding's gradient and the optimizer's step."""
@@ -317,11 +330,14 @@ class _Instants:
         self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0)
 
     def _optimizer(self) -> None:
-        """The optimizer's step."""
+        """The optimizer's step, of reduced gradients where FSDP held whole ones."""
         rows = self.rows
-        nothing = np.zeros((len(KINDS), self.n))
-        everywhere = np.ones((1, self.num_shown), dtype=bool)
-        self.add("optimizer step", everywhere, nothing[0], lambda at: nothing[:, at], None, grads=1.0)
+        grads: ArrayN | float = 1.0
+        copies: ArrayN | float = 0.0
+        if gathers_whole(rows):
+            gathered, grads = unsharded(rows, self.grads)
+            copies = -gathered
+        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies)
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
     def _add_end(
@@ -396,7 +412,9 @@ class _Instants:
                 left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
                 live = live + kept[:, here] * np.where(some > 0, left, 0.0)
             out[_ROW[:, None], here] += live
-            out[place["weight_copies"], here] += _at(one.copies, where)
+            copies = _at(one.copies, where)  # less than none where weights are not gathered
+            out[place["weight_copies"], here] += np.maximum(copies, 0.0)
+            out[place["parameters"], here] += np.minimum(copies, 0.0)
             if i == len(self.all) - 1:
                 out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
         if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 
 from mofa.cost.acts import Course, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
-from mofa.cost.held import AHEAD, GATHER, LARGE, REDUCE, Stage
+from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
 from mofa.cost.start import Want, broadcast, built
+from mofa.cost.unshard import AHEAD
 
 
 def reserved_bytes(stage: Stage) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mofa.cost.held import AHEAD
 from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, broadcast
+from mofa.cost.unshard import AHEAD
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
 from mofa.replay.journal import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside

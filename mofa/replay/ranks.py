@@ -14,13 +14,13 @@ from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
-from mofa.cost.held import SINGLE
 from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Life, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
+from mofa.cost.unshard import by_chunk
 from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
 from mofa.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank, Weight
@@ -195,7 +195,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
-        gathered_params=groups if pipelined else None, unshards=pipelined and rows.schedule not in SINGLE,
+        gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",

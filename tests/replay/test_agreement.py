@@ -67,6 +67,24 @@ def test_reserved_memory_of_many_chunks_and_few_micro_batches(benchmark: Any) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "gpus", "batch", "strategy"),
+    [
+        ("qwen3-30b-a3b", 64, 128, "pp=2 vpp=2 cp=2 ep=1 dp=16 micro_batch=8 recompute=full schedule=interleaved"),
+        ("llama3-70b", 64, 64, "tp=2 pp=2 vpp=5 dp=16 micro_batch=4 recompute=full sp=true schedule=interleaved"),
+        ("llama3-8b", 32, 128, "tp=4 pp=4 vpp=2 dp=2 micro_batch=1 recompute=full sp=true schedule=interleaved"),
+    ],
+)
+def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: int, batch: int, strategy: str) -> None:
+    """A chunk's whole gradients and gathered weights go behind its last backward: 36 and 28 % too much was said where
+    all chunks' stayed for a step, and 6 % too little reserved where half as many micro-batches were played."""
+    job = benchmark.Job(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
+                        mofa.load_framework("torchtitan"))  # fmt: skip
+    agreement = benchmark.compare(benchmark.Case("", job, one_row(job.workload, job.cluster, job.framework, strategy)))
+    assert abs(agreement.allocated) <= benchmark.MEMORY_BAR
+    assert abs(agreement.closely) < 0.001
+
+
+@pytest.mark.parametrize(
     "line", ["fsdp1", "torchtitan compile", "megatron fp8", "deepspeed zero0", "deepspeed zero1", "deepspeed bf16"]
 )
 def test_allocated_memory_of_other_frameworks_agrees(benchmark: Any, line: str) -> None:
@@ -167,7 +185,7 @@ def test_a_host_that_exchanges_hold_has_no_lead(
         ("llama3-8b", 32, "h100-hgx", 16, (16, 2048), DDP, "dp=16 micro_batch=1 recompute=every:2"),
         ("gpt-oss-120b", 12, "h200-hgx", 16, (16, 4096), DDP, "dp=16 micro_batch=1 recompute=ops"),
         ("gpt-oss-120b", 12, "b200-hgx", 64, (128, 4096), REPLICAS,
-         "tp=8 pp=2 cp=2 ep=2 etp=1 dp=2 micro_batch=4 recompute=every:2 sp=true"),
+         "tp=8 pp=2 cp=1 ep=2 etp=1 dp=4 micro_batch=4 recompute=every:2 sp=true"),
     ],
 )  # fmt: skip
 def test_what_the_device_waits_for_beside_its_host(

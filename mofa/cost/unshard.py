@@ -1,0 +1,34 @@
+"""FSDP under pipelines: weights stay gathered and gradients whole, for a step or as long as a chunk needs them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.optimizer import held_width
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+SINGLE = "1f1b", "gpipe"
+"""torch's schedules of one chunk a rank."""
+AHEAD = 3
+"""Chunks that its other schedules gather ahead (schedules.py, ``_add_unshard_reshard``). Of a fourth the weights are
+taken to be gathered in front of its first forward, and none to be let go before its last backward. [-]"""
+
+
+def gathers_whole(rows: Rows) -> bool:
+    """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
+    return rows.mode.precision == "mixed" and rows.mode.pipelined and rows.framework.shards_params
+
+
+def by_chunk(rows: Rows) -> bool:
+    """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
+    return gathers_whole(rows) and rows.schedule not in SINGLE
+
+
+def unsharded(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
+    the whole ones. (n, R) each [B, -]"""
+    shards, at = rows.shards, rows.grid
+    each = rows.framework.grads_bytes_per_param * held_width(rows.workload, rows.mode.precision) / 4.0
+    return shards.whole(2.0)[at], shards.sharded(each)[at] / np.maximum(grads, 1.0)
