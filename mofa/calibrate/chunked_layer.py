@@ -18,9 +18,9 @@ from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.durations import Machine
+from mofa.cost.instants import WORKSPACE
 from mofa.cost.liveness import block_memory
 from mofa.cost.lives import Deed, life
-from mofa.cost.peak import WORKSPACE
 from mofa.cost.scan import scan
 from mofa.cost.topology import Group
 from mofa.replay.allocator import Allocator

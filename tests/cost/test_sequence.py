@@ -30,9 +30,10 @@ from mofa.cost.acts import (
 from mofa.cost.closely import look_closely
 from mofa.cost.heap import rounded
 from mofa.cost.held import Blocks, plays, stage_of
+from mofa.cost.instants import WORKSPACE
 from mofa.cost.lead import QUEUE, lag
 from mofa.cost.lives import life
-from mofa.cost.peak import WORKSPACE, stage_bytes
+from mofa.cost.peak import stage_bytes
 from mofa.cost.sequence import reserved_bytes
 from mofa.replay import script as replayed
 from mofa.replay.play import play
