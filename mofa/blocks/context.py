@@ -50,6 +50,8 @@ class Context:
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
     new_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
+    whole: BoolK = True
+    """Where a rank has all layers, in no pipeline."""
     loops_met: ArrayK = 1.0
     """Loops over experts that a pass has been through at the end of each, in the mean over its layers. [-]"""
     schedule_s: ArrayK = 0.0

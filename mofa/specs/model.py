@@ -166,6 +166,14 @@ class ModelSpec(Spec):
         return attention.window_every == 1 or layer % attention.window_every < attention.window_every - 1
 
     @property
+    def two_gated_widths(self) -> bool:
+        """Whether dense layers and shared experts are gated by the same function in two widths."""
+        moe, mlp = self.moe, self.mlp
+        if moe is None or not moe.shared_hidden or self.num_moe_layers == self.num_layers:
+            return False
+        return mlp.activation == "swiglu" and mlp.ffn_hidden != moe.shared_hidden
+
+    @property
     def num_moe_layers(self) -> int:
         return 0 if self.moe is None else max(self.num_layers - self.moe.first_k_dense, 0) // self.moe.every
 
