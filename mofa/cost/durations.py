@@ -303,7 +303,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             calls = launches + op.views
             each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
             each = each + op.functions * function + op.guarded * guarded + op.pieces * view
-            if forward and anywhere(op.rounds > 1.0):  # what runs again and again is in the processor's caches
+            if anywhere(op.rounds > 1.0):  # what runs again and again is in the processor's caches
                 cold = op.functions * (function - host.loop_function_s.value)
                 cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
                 each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there

@@ -285,14 +285,14 @@ class HostCurve(Spec):
     function_s: SecondsFact
     """A function of Python that autograd calls (autograd.Function), one way. [s]"""
     loop_function_s: SecondsFact
-    """The same on the way forward in a loop over experts, which it has just been called in: from the second round on,
-    as the first takes twice as long (0.6 ms against 0.32, medians of mc4-tp2-pp2-etp2-mixtral-4l-traced). [s]"""
+    """The same in a loop over experts, which it has just been called in, each way: from the second round on, as the
+    first takes twice as long (0.6 ms against 0.32, medians of mc4-tp2-pp2-etp2-mixtral-4l-traced). [s]"""
     grad_hook_s: SecondsFact
     """A parameter's hook of Python in which Megatron adds its gradient to the main one, beside the addition. [s]"""
     guarded_call_s: SecondsFact
     """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
     loop_guarded_s: SecondsFact
-    """The same on the way forward in a loop over experts. [s]"""
+    """The same in a loop over experts, each way. [s]"""
     view_s: SecondsFact
     """A view, with autograd's record of it. [s]"""
     gemm_choice_s: SecondsFact

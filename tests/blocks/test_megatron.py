@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -192,6 +193,28 @@ def test_recomputing_more_modules_never_keeps_more(model: ModelSpec) -> None:
     for more, fewer in product(sets, sets):
         if set(more) > set(fewer):
             assert sum(held[more].values()) <= sum(held[fewer].values()), (more, fewer)
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+def test_swiglu_of_two_widths_is_compiled_for_any(name: str) -> None:
+    """Shared experts beside dense layers on one rank: 7.5 passes over their output forward, 38 back, and so the dense
+    layers'; else 3 and 8: of one width, without dense layers, in a pipeline where these are the first ones, in the
+    routed experts' own function."""
+    shared = {**EXPERTS, "shared_hidden": 512}
+
+    def passes(model: ModelSpec, module: str = "shared", *, whole: bool = True) -> list[float]:
+        ctx = replace(context(model, framework(name), seq_len=S, micro_batch=B), whole=whole)
+        tapes = build(ctx, moe=module != "mlp")
+        out = size(tapes.forward, f"{module}.act")
+        found = one(tapes.forward, f"{module}.activation"), one(tapes.backward, f"{module}.activation.backward")
+        return [first(op.work.bytes) / out for op in found]  # type: ignore[union-attr]
+
+    both = llama(moe={**shared, "first_k_dense": 1})
+    assert passes(both) == passes(both, "mlp") == [7.5, 38.0]
+    assert passes(llama(moe={**shared, "every": 2}), whole=False) == [7.5, 38.0]
+    assert passes(llama(moe=shared)) == passes(both, whole=False) == [3.0, 8.0]
+    assert passes(llama(moe={**shared, "shared_hidden": F, "first_k_dense": 1})) == [3.0, 8.0]
+    assert passes(both, "experts") == [3.0, 11.0]
 
 
 def test_experts_one_after_the_other() -> None:
