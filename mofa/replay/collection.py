@@ -17,3 +17,11 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def collected_at_the_end() -> Iterator[None]:
+    """The same, but what came and is in cycles is let go at the end: of many predictions, one after the other."""
+    with no_collection():
+        yield
+        gc.collect(0)

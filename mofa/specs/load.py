@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -217,7 +218,7 @@ def load_framework(
     if not options and not overrides:
         return _bundled_framework(name)
     where = f"{where} {name}"
-    raw = load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
+    raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
     if name == "megatron-2022":
         said = {**implied(said), **said}
@@ -227,10 +228,13 @@ def load_framework(
 @lru_cache
 def _bundled_framework(name: str) -> FrameworkSpec:
     """A bundled profile as it is, read once: an estimate of a workload alone asks for it every time."""
-    file = f"framework_profiles/{name}.yaml"
-    return build(
-        FrameworkSpec, load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", file), f"framework {name}"
-    )
+    return build(FrameworkSpec, _framework_file(name), f"framework {name}")
+
+
+@lru_cache
+def _framework_file(name: str) -> dict[str, Any]:
+    """What is written in a bundled profile, read once: every run changes a copy of it."""
+    return load_yaml(bundled_dir("framework_profiles") / f"{name}.yaml", f"framework_profiles/{name}.yaml")
 
 
 def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None = None) -> FaultSpec:

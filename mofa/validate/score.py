@@ -13,6 +13,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mofa.calibrate.cases import Split
+from mofa.replay.collection import collected_at_the_end
 from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan
 from mofa.specs.base import PROVENANCES, Provenance, Spec
@@ -412,7 +413,8 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
-    return list(score_alike(references))
+    with collected_at_the_end():
+        return list(score_alike(references))
 
 
 @contextmanager
