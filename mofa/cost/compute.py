@@ -7,6 +7,7 @@ clock (measured between memory-bound kernels, as a block runs them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -231,6 +232,27 @@ def grouped_gemm_s(
     return np.where(rows > 0, time_s, 0.0)
 
 
+KERNEL_WIDTHS = {
+    "cudnn": (64, 128, 192, 256), "flash": (32, 64, 96, 128, 192, 256), "flash1": (32, 64, 128),
+}  # fmt: skip
+"""Head sizes that each backend has kernels for; others are computed as the next larger, in zeros. cuDNN: heads of 96
+and 112 ran the kernels of 128 (``..._64x128x128``, ``..._64x64x128``), those of 192 their own, in traces of the fitting
+half and of a run of 112 on an H200; FlashAttention: flash_api.cpp, ``round_multiple``; its first version: fmha_api.cpp.
+[-]"""
+
+
+def kernel_width(head: float, backend: str) -> float:
+    """The head size that a kernel computes; beyond the largest, whole such sizes more. [-]
+
+    Examples
+    --------
+    >>> [kernel_width(head, "cudnn") for head in (64, 80, 112, 192)], kernel_width(80, "flash")
+    ([64, 128, 128, 192], 96)
+    """
+    widths = KERNEL_WIDTHS[backend]
+    return next((width for width in widths if width >= head), math.ceil(head / 64) * 64)
+
+
 def attention_s(
     batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, pairs: ArrayLike, d_qk: float,
     d_v: float, gpu: GpuSpec, *, backward: bool, backend: str = "cudnn",
@@ -245,7 +267,8 @@ def attention_s(
         Query-key pairs of one head and sequence: ``q (q + 1) / 2`` is a causal kernel; more (context parallelism) a
         full one over ``pairs / q`` keys; fewer (a window, a part of a ring) the causal kernel's share.
     d_qk, d_v
-        Head sizes; those that were not measured take the nearest kernel's time by FLOPs.
+        Head sizes; computed is what a kernel has (:func:`kernel_width`), and kernels that were not measured take the
+        nearest one's time by FLOPs.
     backend
         ``cudnn``, ``flash`` or ``flash1``.
 
@@ -263,8 +286,10 @@ def attention_s(
     True
     """
     batch, heads, kv_heads, q, pairs = _alike(batch, heads, kv_heads, q_len, pairs)
-    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, "bwd" if backward else "fwd", d_qk, d_v))
-    form, wider = curve.form, (d_qk + d_v) / (near_qk + near_v)
+    wide_qk, wide_v = kernel_width(d_qk, backend), kernel_width(d_v, backend)
+    way = "bwd" if backward else "fwd"
+    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, way, wide_qk, wide_v))
+    form, wider = curve.form, (wide_qk + wide_v) / (near_qk + near_v)
     rows = np.maximum(q, 1.0)
     triangle = rows * (rows + 1.0) / 2.0
     full = pairs > triangle * 1.001

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
 from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
-from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, unaligned_gemm_s
+from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
@@ -209,7 +209,8 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
     """The curve of a kind of kernels that the power limit slows down."""
     curves = machine.cluster.gpu.curves
     if kind[0] is Attention:
-        return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", kind[2], kind[3]))[1]
+        widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
+        return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is Grouped and not kind[3]:
         return curves.grouped_gemm[kind[1]]
     return curves.gemm[kind[1]]
