@@ -16,9 +16,10 @@ from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.heap import rounded
 from mofa.cost.lead import device_per_host, launches
-from mofa.cost.lives import Life, gathering, life
+from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
+from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
@@ -116,12 +117,13 @@ class Blocks:
             ))  # fmt: skip
         return self.lives[name]
 
-    def script(self, name: str, *, first: bool = False) -> Script:
-        """Its acts; of the model's ``first`` layer."""
-        key = f"first {name}" if first else name
+    def script(self, name: str, *, first: bool = False, waits: bool = False) -> Script:
+        """Its acts; of the model's ``first`` layer, or of a head whose gradient waits for the embedding's."""
+        key = f"first {name}" if first else f"waiting {name}" if waits else name
         if key not in self.scripts:
             one = self.life(name)
-            self.scripts[key] = script(gathering(one, self.life("embedding")) if first else one)
+            one = gathering(one, self.life("embedding")) if first else one
+            self.scripts[key] = script(awaiting_embedding(one) if waits else one)
         return self.scripts[key]
 
 
@@ -160,9 +162,13 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     pipelined = gathers_whole(rows)
     acts, behind = _acts(rows, rank)
     flats = flat_buffers(rows, params, stage, weights)
+    waits = waits_for_embedding(rows)
     return Stage(
         weights, flats, stepped(weights, flats),
-        tuple(tuple(blocks.script(of, first=name == "block 0") for name, of in c) for c in names),
+        tuple(
+            tuple(blocks.script(of, first=name == "block 0", waits=waits and name == "the head") for name, of in c)
+            for c in names
+        ),
         tuple(ends), acts, behind, rotations(rows), received if preallocated and many else (),
         ddp_buckets(lives, whole, ddp_width(rows), tied=tied),
         (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,

@@ -12,7 +12,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
-from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved
+from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.rows import Rows
 from mofa.cost.unshard import gathers_whole, unsharded
 from mofa.specs.framework import PYTORCH_MODULES
@@ -324,7 +324,10 @@ class Instants:
             ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
             self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies)
-        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0)
+        self._add_end(
+            "embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0,
+            copies=tied_grads(rows),
+        )  # fmt: skip
 
     def _optimizer(self) -> None:
         """The optimizer's step, of reduced gradients where FSDP held whole ones."""

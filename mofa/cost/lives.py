@@ -97,7 +97,7 @@ class Life:
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
     late: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
-    the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``)."""
+    the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
     apart: tuple[Deed, ...] = ()
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
     apart_last: tuple[Deed, ...] = ()
@@ -271,6 +271,12 @@ def _life(
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, k) if pipelined else (), reduced,
     )  # fmt: skip
+
+
+def awaiting_embedding(head: Life) -> Life:
+    """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
+    made = frozenset(name for deed in head.backward if deed.op == "output.accumulate" for name in deed.grads)
+    return replace(head, late=head.late | made)
 
 
 def gathering(layer: Life, embedding: Life) -> Life:

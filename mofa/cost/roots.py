@@ -1,11 +1,14 @@
-"""FSDP's root where it holds the model's ends, as in torchtitan until July 2025 (``ends_apart: false``)."""
+"""What the model's two ends share: FSDP's root that holds both, as in torchtitan until July 2025
+(``ends_apart: false``), and the gradient of a weight that both use."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.frameworks.megatron import vocab_per_rank
 from mofa.cost.rows import Rows
+from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 
@@ -29,8 +32,32 @@ def root_saved(rows: Rows) -> ArrayN | float:
 
 
 def head_grads(rows: Rows) -> ArrayN | float:
-    """The head's 16-bit gradients, which wait for the root's reduction while the layers go back. (n, 1) [B]"""
-    if not root_holds_ends(rows):
-        return 0.0
+    """The head's 16-bit gradients that wait while the layers go back: for the root's reduction, or for the embedding's
+    of the same weight. (n, 1) [B]"""
     model = rows.workload.model
-    return np.asarray(2.0 * model.vocab * model.hidden / rows.table.tp)[:, None]
+    if root_holds_ends(rows):
+        return np.asarray(2.0 * model.vocab * model.hidden / rows.table.tp)[:, None]
+    return tied_grads(rows)
+
+
+def waits_for_embedding(rows: Rows) -> bool:
+    """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
+
+    A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
+    first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
+    (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
+    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.head_buffers`).
+    """
+    fw = rows.framework
+    return (
+        rows.workload.model.tied_embeddings and rows.layout.stages.pp == 1
+        and fw.name not in PYTORCH_MODULES and not fw.fuses_wgrad_accumulation
+    )  # fmt: skip
+
+
+def tied_grads(rows: Rows) -> ArrayN | float:
+    """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
+    if not waits_for_embedding(rows):
+        return 0.0
+    nbytes = 2.0 * np.asarray(vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
+    return np.asarray(np.broadcast_to(nbytes, (int(rows.k.max()) + 1,))[rows.k])[:, None]

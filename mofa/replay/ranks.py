@@ -15,8 +15,9 @@ from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
 from mofa.cost.lead import device_per_host
-from mofa.cost.lives import Life, gathering, life
+from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
+from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows, make_rows
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
@@ -157,7 +158,8 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
                 pieces.append(Piece(f"prediction {n}", lives["mtp"]))
                 pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
                 pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
-            pieces.append(Piece("the head", lives["head"]))
+            waits = waits_for_embedding(rows)
+            pieces.append(Piece("the head", awaiting_embedding(lives["head"]) if waits else lives["head"]))
             costs.append(rows.costs.head)
         chunks.append(tuple(pieces))
     acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
