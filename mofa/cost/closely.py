@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,9 @@ PLAYED = HIGHEST // 2
 """Stages that hold more, 2 TiB, are not played: addresses would end. No device has a tenth. [B]"""
 
 
-def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int) -> None:
+def look_closely(
+    rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int, limits: ArrayN | None = None
+) -> None:  # fmt: skip
     """Put what the fullest stages reserve in place of the closed form's, from the fullest on while one may be it.
 
     Unsharded gradients of experts may fit into none of the activations' blocks, by which the closed form can be a
@@ -33,6 +37,8 @@ def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int
         Of every stage, in closed form; the latter is changed. (1, R) [B]
     workspace
         What each of two threads takes for its products. [B]
+    limits
+        Of every stage, what it may reserve: the first one found above it ends the look. (R,) [B]
 
     Raises
     ------
@@ -57,6 +63,10 @@ def look_closely(rows: Rows, allocated: ArrayN, reserved: ArrayN, workspace: int
         if key in like:
             found = min(found, like[key])
         elif found >= (1.0 - far) * most and allocated[0, stage] < PLAYED:
-            found = like[key] = float(reserved_bytes(stage_of(rows, stage, workspace, blocks)))
+            limit = inf if limits is None else float(limits[stage])
+            found = like[key] = float(reserved_bytes(stage_of(rows, stage, workspace, blocks), limit))
             most = max(most, found)
+            if found > limit:
+                reserved[0, stage] = found
+                return
         reserved[0, stage] = max(found, allocated[0, stage])

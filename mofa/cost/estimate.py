@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +188,13 @@ class Estimator:
             if progress is not None:
                 progress(done)
         return out, least
+
+    def closely(self, limit: float = inf) -> float:
+        """What the fullest rank of the table's only row takes of the device, its requests played in order where that is
+        known (:mod:`mofa.cost.closely`); what a rank takes so far, as soon as that is above the ``limit``. [B]"""
+        layers = self.table.recompute_layers
+        ((_, rows),) = self._composed(np.arange(len(layers)), layers, every_stage=False)
+        return float(stage_bytes(rows, closely=True, limit=limit).device.max())
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +39,18 @@ class Peak:
     names: tuple[str, ...]
 
 
-def stage_bytes(rows: Rows, *, closely: bool = False) -> StageBytes:
-    """The peak of every stage; of a single candidate ``closely``: the fullest stages' requests are played in order."""
+def stage_bytes(rows: Rows, *, closely: bool = False, limit: float = inf) -> StageBytes:
+    """The peak of every stage; of a single candidate ``closely``: the fullest stages' requests are played in order,
+    until one is found that takes more of the device than ``limit``. [B]"""
     instants = Instants(rows)
     instants.build()
     allocated, which = instants.largest()
     reserved = _reserved(rows, instants, allocated, which)
-    if closely:
-        look_closely(rows, allocated, reserved, WORKSPACE)
     comm = communicators_of(rows)
-    device = reserved + rows.cluster.gpu.context_bytes.value + comm
+    outside = rows.cluster.gpu.context_bytes.value + comm
+    if closely:
+        look_closely(rows, allocated, reserved, WORKSPACE, (limit - outside)[0])
+    device = reserved + outside
     return StageBytes(allocated, reserved, device, which, comm, instants)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from mofa.cost.acts import Course, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
@@ -19,9 +20,14 @@ from mofa.cost.start import Want, broadcast, built
 from mofa.cost.unshard import AHEAD
 
 
-def reserved_bytes(stage: Stage) -> int:
-    """What a stage reserves after a second step. [B]"""
-    return sum(_Pool(stage, pool).reserved() for pool in stage.pools)
+def reserved_bytes(stage: Stage, limit: float = inf) -> int:
+    """What a stage reserves after a second step; once that is above a ``limit``, no more is played. [B]"""
+    total = 0
+    for pool in sorted(stage.pools, reverse=True):  # the large one of what computes, which takes longest, is the last
+        total += _Pool(stage, pool, limit - total).reserved()
+        if total > limit:
+            break
+    return total
 
 
 class _Sent:
@@ -88,8 +94,8 @@ class _Sent:
 class _Pool:
     """A pool that a stage is played on once."""
 
-    def __init__(self, stage: Stage, pool: int) -> None:
-        self.stage, self.pool = stage, pool
+    def __init__(self, stage: Stage, pool: int, limit: float) -> None:
+        self.stage, self.pool, self.limit = stage, pool, limit
         self.heap = Heap(small=bool(pool & 1))
         self.courses = [
             course(pool, chunk, ends, accumulates=stage.accumulates, tied=stage.tied and c == 0)
@@ -121,10 +127,11 @@ class _Pool:
         pieces.clear()
 
     def reserved(self) -> int:
-        """What it holds after a second step. [B]"""
+        """What it holds after a second step, or as soon as that is above the limit. [B]"""
         self.start()
-        self.step(first=True)
-        self.step(first=False)
+        for first in (True, False):
+            if self.heap.reserved <= self.limit:
+                self.step(first=first)
         return self.heap.reserved
 
     def start(self) -> None:
@@ -229,7 +236,7 @@ class _Pool:
                 for block, mine in enumerate(of.gradients):
                     self.accumulated[c, block] = [slots[slot] for slot in mine]
             left -= len(begun) == len(self.courses)
-            if left < 0:
+            if left < 0 or self.heap.reserved > self.limit:
                 break
             if s.unshards and lasts[c] == n:
                 self.reduce(c)

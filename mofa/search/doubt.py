@@ -50,7 +50,8 @@ def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
 def look_again(
     found: Found, key: FloatN, room: float, candidate: Callable[[int], Candidate], workers: Workers
 ) -> None:  # fmt: skip
-    """Let the rows in doubt pass that fit at a closer look; ``found`` says how full all that were looked at are.
+    """Let the rows in doubt pass that fit at a closer look; ``found`` says how full these are. Where nothing else fits
+    it says of all that were looked at how full they are: otherwise a look at what does not fit ends early.
 
     Parameters
     ----------
@@ -64,10 +65,13 @@ def look_again(
         What looks.
     """
     costed = found.costed
-    rows = rows_in_doubt(found, key)
-    for i, device in zip(rows.tolist(), workers.map(_device_bytes, [candidate(i) for i in rows.tolist()]), strict=True):
-        at, costed.device_bytes[i] = costed.rows[i], device
-        found.reason[at], found.short[at] = (-1, 0.0) if device <= room else (MEMORY, device - room)
+    rows = rows_in_doubt(found, key).tolist()
+    limit = room if np.any(found.reason[costed.rows] < 0) else np.inf
+    looks = workers.map(_device_bytes, [(candidate(i), limit) for i in rows])
+    for i, device in zip(rows, looks, strict=True):
+        if device <= limit:
+            at, costed.device_bytes[i] = costed.rows[i], device
+            found.reason[at], found.short[at] = (-1, 0.0) if device <= room else (MEMORY, device - room)
 
 
 def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers: Workers) -> dict[int, Candidate]:
@@ -78,9 +82,10 @@ def fewer_layers(best: list[int], candidate: Callable[[int], Candidate], workers
     return {i: one.recomputing(number) for i, one, number in found if number is not None}
 
 
-def _device_bytes(one: Candidate) -> float:
+def _device_bytes(asked: tuple[Candidate, float]) -> float:
+    one, limit = asked
     with no_collection():
-        return one.device_bytes()
+        return one.device_bytes(limit)
 
 
 def _fewest_layers(one: Candidate) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,11 @@ def room_bytes(cluster: ClusterSpec) -> float:
 
 
 _numbers = count()
+
+
+LAYERS_ARE_OFF = 0.1
+"""How much less than in closed form a layer may take, as a share, that is not recomputed any more: one more of them is
+tried where this lets it fit. [-]"""
 
 
 class Candidate:
@@ -125,18 +131,22 @@ class Candidate:
         room = room_bytes(self.job[1])
         return self.replayer.fullest_bytes(detail.device_bytes[0].tolist(), room) - room
 
-    def device_bytes(self) -> float:
-        """Of the fullest rank, at a closer look, which costs some ten milliseconds. [B]"""
-        return float(self.estimator.rows(closely=True).device_bytes[0])
+    def device_bytes(self, limit: float = inf) -> float:
+        """Of the fullest rank, at a closer look, which costs some ten milliseconds to a second; above the ``limit`` so
+        much at least. [B]"""
+        return self.estimator.closely(limit)
 
     def fewest_layers(self) -> int | None:
         """Recomputed layers of a chunk that fit at a closer look where the search chose more; None where none do."""
         own, room = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
         if not self.solved or own < 2:
             return None
-        first = fewer_layers(self.estimator, room - self.device_bytes())
-        tried = range(max(first - 1, 1), min(first + 1, own))  # layers may take a little less than in closed form
-        return next((number for number in tried if self.recomputing(number).device_bytes() <= room), None)
+        device = self.device_bytes(room)
+        if device > room:
+            return None
+        first = fewer_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (room - device))
+        tried = range(first, min(first + 2, own))
+        return next((number for number in tried if self.recomputing(number).device_bytes(room) <= room), None)
 
     def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
         """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""

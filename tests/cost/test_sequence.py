@@ -245,3 +245,24 @@ def test_a_closer_look_is_at_one_candidate() -> None:
     with pytest.raises(ValueError, match="one candidate"):
         look_closely(some, two, two, WORKSPACE)
     assert rounded(513.0) == 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "strategy"),
+    [
+        ("llama3-8b", "torchtitan", "tp=2 sp=true pp=2 vpp=2 micro_batch=1 recompute=full"),
+        ("qwen3-30b-a3b", "megatron-local", "pp=4 ep=4 micro_batch=1 recompute=full"),
+    ],
+)
+def test_a_look_ends_where_a_limit_is_passed(name: str, framework: str, strategy: str) -> None:
+    """It says the same at a limit that is met as without one, and more than the limit, at once, where it is not."""
+    job = mofa.load_workload(name, global_batch=64), mofa.load_cluster("h100-hgx", 16), mofa.load_framework(framework)
+    estimator = estimator_of(*job, strategy)
+    whole = estimator.closely()
+    assert whole == estimator.rows(closely=True).device_bytes[0]
+    assert estimator.closely(whole) == whole
+    for limit in (0.5 * whole, 0.9 * whole, whole - 1.0):
+        assert limit < estimator.closely(limit) <= whole
+    rows = rows_of(estimator)
+    stage = stage_of(rows, 0, WORKSPACE, Blocks(rows))
+    assert reserved_bytes(stage, 0.0) < 0.5 * reserved_bytes(stage)
