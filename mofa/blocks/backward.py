@@ -114,6 +114,8 @@ class _Differentiator:
         for op in reversed(self.forward.ops):
             group = self.group_of[op.name]
             if group in self.framed:
+                if group in self.recompute.checkpoint and group not in self.replayed:
+                    self._replay(group)  # a function of its own: all of it is made again before anything goes back
                 self.given.update(self.grads[w] for w in self.framed[group].outputs if w in self.grads)
             self._differentiate(op)
             if group in self.framed and op.name == self.framed[group].first:

@@ -421,7 +421,7 @@ def _deed(
     scratch = int(value(op.scratch, k)) if present else 0
     pieces: tuple[New, ...] = ()
     order: tuple[int | str, ...] = ()
-    if op.order is not None and scratch:
+    if op.order is not None and present and (scratch or not op.order.sizes):
         sizes = [int(value(size, k)) for size in op.order.sizes]
         pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)

@@ -12,6 +12,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
 from mofa.cost.liveness import block_memory
+from mofa.cost.lives import life
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import (
@@ -196,6 +197,17 @@ def test_a_checkpoint_that_is_a_function_holds_what_it_has_to_its_end() -> None:
     assert not held["accumulate x at norm"].view
     assert free["accumulate x at norm"].view
     assert "part returns" not in free
+
+
+def test_a_checkpoint_that_is_a_function_begins_with_all_it_makes_again() -> None:
+    """The scores are there again before the gradient of the dropped-out ones; the mask is written before these."""
+    ctx = context(gpt(), framework("megatron-local", attention="unfused"))
+    tapes = build(ctx, modes(ctx.framework, RecomputeSpec.parse("selective"), None, ctx.model))
+    names = [op.name for op in tapes.backward.ops]
+    assert names.index("attn.qk~") < names.index("attn.dropout~") < names.index("attn.pv.dleft")
+    dropout = next(deed for deed in life(tapes).forward if deed.op == "attn.dropout")
+    assert dropout.order == ("attn.dropout_mask", "attn.dropped")
+    assert "attn.probs" in dropout.free  # its name in the frame is the output's from here on
 
 
 @pytest.mark.parametrize("family", ["memory_bound", "attention", "tp", "gemm", "grouped_gemm", "ep", "host"])

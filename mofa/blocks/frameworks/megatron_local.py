@@ -273,15 +273,15 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
     for local in (k, v, scores):
         hold(b, "core attention", local)
     probs = _softmax(b, ctx, scores, scores_num, s)
-    hold(b, "core attention", probs)
-    if ctx.model.dropout > 0:
+    if ctx.model.dropout > 0:  # its output takes its input's place in the frame; its mask comes first (Dropout.cu)
         dropped = b.tensor("attn.dropped", 2.0 * scores_num)
         mask = b.tensor("attn.dropout_mask", scores_num, grad=False)
         b.add(
             Op("attn.dropout", "memory_bound", Stream(5.0 * scores_num), (probs,), (dropped, mask), (mask,),
-               back=Back(5.0 * scores_num, 1))
+               back=Back(5.0 * scores_num, 1), order=Order((), (WRITES + 1, WRITES)))
         )  # fmt: skip
         probs = dropped
+    hold(b, "core attention", probs)
     context = b.tensor("attn.context", t * ctx.heads * a.d_v * e)
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
