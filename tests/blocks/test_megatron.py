@@ -409,6 +409,17 @@ def test_every_expert_has_its_functions() -> None:
     assert first(one(tapes.forward, "experts.activation").guarded) == local
 
 
+@pytest.mark.parametrize("name", ["megatron", "megatron-local"])
+def test_the_probabilities_of_gelu_experts_are_multiplied_apart(name: str) -> None:
+    """mlp.py, experts.py: SwiGLU's fused function has them; behind GELU the activation is kept for their gradient."""
+    plain = llama(moe=EXPERTS)
+    gelu = plain.model_copy(update={"mlp": plain.mlp.model_copy(update={"activation": "gelu"})})
+    fused, eager = (build(context(model, framework(name)), moe=True) for model in (plain, gelu))
+    assert "experts.weight" not in {op.name for op in fused.forward.ops}
+    held = kept(eager)
+    assert held["experts.act"] == held["experts.weighted"] == held["experts.fc1"] == 2 * 2 * 2 * 256 * 256
+
+
 def test_biases_of_experts_are_added_in_eager_ops_expert_by_expert() -> None:
     """TEGroupedMLP._apply_bias: three ops an expert and their concatenation, 12 bytes an element forward, 16 back."""
     local = EXPERTS["num_experts"]

@@ -323,6 +323,8 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
+    if not gated or not ctx.framework.fused_swiglu:
+        act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
     saved = act
     if ctx.gemm_format == "fp8":
         act, saved = fp8_cast(b, ctx, act, "experts.fc2", kept * f, rows * f)
@@ -335,6 +337,21 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     return expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+
+
+def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launches: FloatK) -> str:
+    """The activation times its tokens' 16-bit probabilities, where no fused function does that as SwiGLU's does.
+
+    mlp.py:174-229 (``per_token_scale``), moe/experts.py. The activation is kept for the probabilities' gradient;
+    backward multiplies twice, and sums the rows of the one product beside the other.
+    """
+    out = b.tensor("experts.weighted", kept)
+    back = Back(6.0 * moved, 3 * launches, kept, like="mul")
+    work = Stream(2.0 * moved, "mul")
+    return b.add(
+        Op("experts.weight", "memory_bound", work, (act,), (out,), (act,), region="moe.moe_act", launches=launches,
+           back=back)
+    )  # fmt: skip
 
 
 def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK) -> str:
