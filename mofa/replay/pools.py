@@ -91,8 +91,11 @@ class Pool:
         """The place of the first bin that holds a block of a size or larger; past the last bin where there is none."""
         lists = self.lists
         at = bisect_left(self.sizes, size)
-        while at < len(lists) and not lists[at]:
-            at += 1
+        try:  # the end is rarely reached, and asking for the length each time took a twentieth of a play
+            while not lists[at]:
+                at += 1
+        except IndexError:
+            pass
         return at
 
     def bin(self, size: int) -> list[Block]:
