@@ -197,9 +197,14 @@ def read_record(path: Path) -> Record:
     return build(Record, load_yaml(path), f"{path}: no record of a measured run")
 
 
+def record_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold a record each, in the order of their names."""
+    return sorted(folder.glob("*.yaml"))
+
+
 def read_records(folder: Path) -> list[Record]:
     """All records of a folder, in the order of their names."""
-    return [read_record(path) for path in sorted(folder.glob("*.yaml"))]
+    return [read_record(path) for path in record_files(folder)]
 
 
 class _Compact(yaml.SafeDumper):

@@ -126,9 +126,11 @@ class Candidate:
 
         Which rank that is the closer look says best; what it expects of others saves playing them.
         """
+        room = room_bytes(self.job[1])
+        if self.replayer.num_ranks == 1:
+            return self.replayer.device_bytes(0) - room
         detail = self.estimator.rows(detail=True, closely=True).detail
         assert detail is not None
-        room = room_bytes(self.job[1])
         return self.replayer.fullest_bytes(detail.device_bytes[0].tolist(), room) - room
 
     def device_bytes(self, limit: float = inf) -> float:

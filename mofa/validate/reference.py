@@ -13,7 +13,7 @@ from statistics import median
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import LEARNED_ON, Record, read_record, read_records
+from mofa.measure.records import LEARNED_ON, Record, read_record, record_files
 from mofa.specs.base import Fact
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
@@ -25,6 +25,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
+from mofa.validate.spread import Spread
 
 MAX_SPREAD = 0.10
 """A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
@@ -131,7 +132,9 @@ def why_no_time(record: Record) -> str | None:
     return None
 
 
-def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> tuple[list[Reference], list[LeftOut]]:
+def measured_references(
+    folder: Path, scratch: Path, *, hosts: bool = True, spread: Spread | None = None
+) -> tuple[list[Reference], list[LeftOut]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Runs on another GPU than the H200 only judge, in a group of their own.
@@ -144,6 +147,8 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
         An empty folder for the routing counts of runs with experts: a record's counts are the run's routing.
     hosts
         Whether records that do not say how fast their host was take their machine's.
+    spread
+        Processes to read them with.
 
     Returns
     -------
@@ -152,7 +157,8 @@ def measured_references(folder: Path, scratch: Path, *, hosts: bool = True) -> t
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
     """
-    records, machines = read_records(folder), read_hosts(folder) if hosts else ()
+    records = list((spread or Spread(1)).map(read_record, record_files(folder), chunk=16))
+    machines = read_hosts(folder) if hosts else ()
     if not records:
         raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
     references, left_out = [], []

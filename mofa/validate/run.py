@@ -17,6 +17,7 @@ from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
 from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
+from mofa.validate.spread import Spread
 
 Group = Literal["measured", "published"]
 NEWEST_GPUS = ("h100", "h200")
@@ -41,12 +42,14 @@ def layer_folders(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder.parent / "measurements").glob(f"*/{FAMILY}.csv"))
 
 
-def references(folder: Path, scratch: Path, group: Group | None = None) -> tuple[list[Reference], list[LeftOut]]:
+def references(
+    folder: Path, scratch: Path, group: Group | None = None, spread: Spread | None = None
+) -> tuple[list[Reference], list[LeftOut]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
     found: list[Reference] = []
     left_out: list[LeftOut] = []
     if group in (None, "measured"):
-        runs, out = measured_references(folder / "measured", scratch)
+        runs, out = measured_references(folder / "measured", scratch, spread=spread)
         found, left_out = found + runs, left_out + out
     if group in (None, "published"):
         runs, out = published_references(folder / "published")
@@ -80,23 +83,30 @@ def validate(
         Scores of runs and groups. Errors are ``predicted / measured - 1``.
     """
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
-        found, left_out = references(reference_dir(folder), Path(scratch), group)
-        runs, not_scored = score(found, left_out, processes=processes, progress=progress)
-        families = _families(found, reference_dir(folder) / "traces")
+    base = reference_dir(folder)
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
+        found, left_out = references(base, Path(scratch), group, spread)
+        of_layers = spread.beside(layers, base if group != "published" else None)
+        profiled = _profiled(found, base / "traces")
+        attributed = spread.map(_family, list(profiled.values()))
+        runs, not_scored = score(found, left_out, spread=spread, progress=progress)
+        families = dict(zip(profiled, attributed, strict=True))
+        chunked = of_layers()
     return ValidationReport(
         groups=group_scores(runs),
         false_fits=sum(run.false_fit for run in runs),
         runs=tuple(runs),
         not_scored=tuple(not_scored),
-        layers=layers(reference_dir(folder)) if group != "published" else (),
+        layers=chunked,
         families=families,
         elapsed_s=time.monotonic() - started,
     )
 
 
-def layers(folder: Path) -> tuple[Layer, ...]:
-    """The MoE layers in token chunks of the measurements beside a folder of reference runs."""
+def layers(folder: Path | None) -> tuple[Layer, ...]:
+    """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
+    if folder is None:
+        return ()
     found = []
     for item in score_layers(layer_folders(folder), hosts=known_hosts(folder)):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
@@ -111,16 +121,18 @@ def layers(folder: Path) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _families(found: Sequence[Reference], traces: Path) -> dict[str, Attribution]:
+def _profiled(found: Sequence[Reference], traces: Path) -> dict[str, tuple[Reference, Path]]:
     """The profiled runs, each with the trace of its first rank."""
-    out = {}
-    for reference in found:
-        trace = traces / f"{reference.id}.0.json.gz"
-        if trace.is_file():
-            workload, cluster, framework, strategy = reference.resolve()
-            plan = estimate(workload, cluster, strategy, framework=framework)
-            out[reference.id] = attribute(read_trace(trace), plan)
-    return out
+    beside = {reference.id: (reference, traces / f"{reference.id}.0.json.gz") for reference in found}
+    return {name: (reference, trace) for name, (reference, trace) in beside.items() if trace.is_file()}
+
+
+def _family(of: tuple[Reference, Path]) -> Attribution:
+    """A profile beside its prediction."""
+    reference, trace = of
+    workload, cluster, framework, strategy = reference.resolve()
+    plan = estimate(workload, cluster, strategy, framework=framework)
+    return attribute(read_trace(trace), plan)
 
 
 def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:

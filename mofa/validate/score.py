@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final, Literal
@@ -23,6 +20,7 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
+from mofa.validate.spread import Spread
 
 SCHEMA_VERSION: Final = "1.1"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
@@ -33,8 +31,6 @@ beyond it a step takes some seconds to play, and closed forms say its time and m
 ALL_RANKS = 4
 """Pipeline ranks up to which all are played; of deeper pipelines, and where no memory was measured, the fullest, unless
 every rank was. [-]"""
-BATCH = 4
-"""Runs below which another process takes longer to start than it saves. [-]"""
 
 
 class Compared(Spec):
@@ -383,10 +379,10 @@ def score(
     references: Sequence[Reference],
     left_out: Sequence[LeftOut] = (),
     *,
-    processes: int | None = None,
+    spread: Spread | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[RunScore], list[NotScored]]:
-    """Predict every run in ``processes`` (by default one a core); ``progress`` is told how many are done and to do.
+    """Predict every run, here or ``spread``; ``progress`` is told how many are done and to do.
 
     Runs of one configuration are predicted once, the longest first, so that no process is left with one at the end.
     """
@@ -395,11 +391,11 @@ def score(
         alike.setdefault(reference.configuration, []).append(i)
     groups = sorted(alike.values(), key=lambda members: _expected(references[members[0]]), reverse=True)
     runs: dict[int, RunScore] = {}
-    with _mapped(min(processes or os.cpu_count() or 1, len(references) // BATCH)) as mapped:
-        for members, found in zip(groups, mapped([[references[i] for i in g] for g in groups]), strict=True):
-            runs |= dict(zip(members, found, strict=True))
-            if progress is not None:
-                progress(len(runs), len(references))
+    predicted = (spread or Spread(1)).map(_all_alike, [[references[i] for i in g] for g in groups])
+    for members, found in zip(groups, predicted, strict=True):
+        runs |= dict(zip(members, found, strict=True))
+        if progress is not None:
+            progress(len(runs), len(references))
     ordered = [runs[i] for i in range(len(references))]
     return ordered, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
 
@@ -415,13 +411,3 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
     with collected_at_the_end():
         return list(score_alike(references))
-
-
-@contextmanager
-def _mapped(processes: int) -> Iterator[Callable[[Sequence[Sequence[Reference]]], Iterable[list[RunScore]]]]:
-    """``score_alike`` over groups of references, in their order."""
-    if processes < 2:
-        yield lambda groups: map(_all_alike, groups)
-        return
-    with ProcessPoolExecutor(processes) as pool:
-        yield lambda groups: pool.map(_all_alike, groups)

@@ -13,7 +13,8 @@ from mofa.measure.records import Record, read_records, write_record
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.run import group_scores, validate
-from mofa.validate.score import BATCH, RunScore, compare, group_score, score, score_run
+from mofa.validate.score import RunScore, compare, group_score, score, score_run
+from mofa.validate.spread import BATCH, Spread
 
 MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
 
@@ -130,8 +131,9 @@ def test_processes_predict_what_one_does() -> None:
     few = [reference for reference in found if reference.group in ("published-korth", "published-simumax")]
     few = sorted(few, key=lambda reference: (reference.run.gpus, reference.id))[: 2 * BATCH + 1]  # the quickest
     told: list[tuple[int, int]] = []
-    beside, _ = score(few, processes=2, progress=lambda done, all_: told.append((done, all_)))
-    alone, _ = score(few, processes=1)
+    with Spread(2) as spread:
+        beside, _ = score(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
+    alone, _ = score(few)
     assert beside == alone
     assert told == [(i + 1, len(few)) for i in range(len(few))]
 

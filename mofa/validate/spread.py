@@ -1,0 +1,54 @@
+"""What validation does over many runs, spread over processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Args = ParamSpec("Args")
+BATCH = 4
+"""Items for each process below which it takes longer to start than it saves. [-]"""
+
+
+class Spread:
+    """So many processes, by default one a core, that are started when there is enough to do for two.
+
+    Functions are a module's; they, what they are given and what they return are pickled.
+
+    Examples
+    --------
+    >>> with Spread(1) as spread:
+    ...     list(spread.map(abs, [-1, 2])), spread.beside(max, 3, 4)()
+    ([1, 2], 4)
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self.processes = processes or os.cpu_count() or 1
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Spread:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+            self._pool = None
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item], *, chunk: int = 1) -> Iterable[Result]:
+        """Results in the order of the items, begun at once; here and one by one where the items are few."""
+        if min(self.processes, len(items) // BATCH) < 2:
+            return map(function, items)
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.processes)
+        return self._pool.map(function, items, chunksize=chunk)
+
+    def beside(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
+        """What gives a function's result: begun at once where there are processes already, else when asked."""
+        if self._pool is None:
+            return lambda: function(*args, **more)
+        return self._pool.submit(function, *args, **more).result
