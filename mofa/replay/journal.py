@@ -238,10 +238,11 @@ def _read(stretches: Iterable[Stretch], larger: dict[int, int]) -> _Events:
     found = []
     for some, sizes in stretches:
         if id(some) not in known:
-            for act in some:
-                if number_of.setdefault(id(act), len(acts)) == len(acts):
+            ids = list(map(id, some))
+            for key, act in dict(zip(ids, some, strict=True)).items():
+                if number_of.setdefault(key, len(acts)) == len(acts):
                     acts.append(act)
-            numbers = np.fromiter([number_of[id(act)] for act in some], dtype=np.int64, count=len(some))
+            numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
         found.append(known[id(some)])
     numbers, all_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
