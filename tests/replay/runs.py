@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,6 +26,14 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def fitting_runs() -> list[str]:
     """Names of the runs whose split is fitting; the others are never parsed."""
     return sorted(p.stem for p in MEASURED.glob("*.yaml") if "\nsplit: fitting" in "\n" + p.read_text())
+
+
+REPEAT = re.compile(r"-(again|third|fourth|fifth)$")
+
+
+def fitting_configurations() -> list[str]:
+    """The same without what was measured once more: its repeats are other hosts' or other tokens, not other plans."""
+    return [name for name in fitting_runs() if not REPEAT.search(name)]
 
 
 @dataclass(frozen=True)

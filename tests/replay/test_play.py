@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from unittest import mock
 
@@ -26,9 +25,11 @@ from mofa.replay.repertoire import Repertoire
 from mofa.replay.rounds import QUIET, Rounds
 from mofa.replay.step import time_of
 from mofa.search.playing import estimator_of
-from tests.replay.runs import MEASURED, Run, fitting_runs, load
+from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 
 MIB = 1 << 20
+PARTS = 3
+"""Tests over many runs are as many, so that several processes share them. [-]"""
 BLOCKS = [
     "mc1-llama-12l-full-accumulate", "mc1-qwen30b-2l", "mc2-tp2-llama-12l", "tt1-llama-8l", "tt1-llama-4l-ops",
     "tt1-dsv2lite-6l", "tt2-fsdp-llama-8l", "tt2-ep2-qwen30b-2l-traced", "tt2-tp2-llama-8l", "tt2-pp2-dsv2lite-8l",
@@ -115,17 +116,12 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     assert tied_grads(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
-REPEAT = re.compile(r"-(again|third|fourth|fifth)$")
-
-
 def test_measured_memory() -> None:
     """The runs that may be learned from: peaks over the steps after the first, of the fullest rank.
 
     A configuration that was measured several times counts once."""
     allocated, reserved = [], []
-    for name in fitting_runs():
-        if REPEAT.search(name):
-            continue
+    for name in fitting_configurations():
         run = load(name)
         if not run.settled:
             continue
@@ -145,10 +141,11 @@ def _said(played: MemoryPlayed) -> tuple[object, ...]:
     return played.allocated, played.peak_reserved, played.peak.alive, played.between_steps, played.retries
 
 
-def test_skipped_rounds_change_nothing() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_skipped_rounds_change_nothing(part: int) -> None:
     """Every rank of several micro-batches of the runs that may be learned from."""
     num = 0
-    for name in fitting_runs():
+    for name in fitting_configurations()[part::PARTS]:
         run = load(name)
         for rank in ranks_of(run.estimator):
             if rank.num_micro_batches > 1:
@@ -156,7 +153,7 @@ def test_skipped_rounds_change_nothing() -> None:
                 whole = play(rank, expandable=run.expandable, skip_rounds=False)
                 assert _said(short) == _said(whole), name
                 num += 1
-    assert num > 40
+    assert num > 40 / PARTS
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -201,10 +198,11 @@ def _is_what_was_played(short: MemoryPlayed, whole: MemoryPlayed, name: str) -> 
         assert getattr(short.journal, field) == getattr(whole.journal, field), (name, field)
 
 
-def test_repeating_from_notes_is_playing() -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_repeating_from_notes_is_playing(part: int) -> None:
     """Every event, size, name and growth of every rank whose micro-batches are played from notes: none left out."""
     num = 0
-    for name in fitting_runs():
+    for name in fitting_configurations()[part::PARTS]:
         run = load(name)
         for rank in ranks_of(run.estimator):
             if rank.num_micro_batches > 3:
@@ -212,7 +210,7 @@ def test_repeating_from_notes_is_playing() -> None:
                     short = play(rank, expandable=run.expandable)
                 _is_what_was_played(short, play(rank, expandable=run.expandable, skip_rounds=False), name)
                 num += 1
-    assert num > 10
+    assert num > 10 / PARTS
 
 
 @pytest.mark.parametrize(
@@ -256,8 +254,10 @@ def _longer(name: str, rank: int, m: int) -> Rank:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("m", [QUIET + 60, 2 * QUIET])
-@pytest.mark.parametrize("name", ["mc4-pp2-dp2-llama-16l", "mc2-pp2-qwen30b-6l"])
+@pytest.mark.parametrize(
+    ("name", "m"),
+    [("mc4-pp2-dp2-llama-16l", QUIET + 60), ("mc4-pp2-dp2-llama-16l", 2 * QUIET), ("mc2-pp2-qwen30b-6l", QUIET + 60)],
+)
 def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:
     """Whole periods are left out, so that the last rounds begin as they would have."""
     one = _longer(name, rank, m)
