@@ -279,8 +279,8 @@ Written by `mofa validate --markdown docs/accuracy.md --readme README.md`; a tes
 predicted from its configuration by `mofa.estimate`; where routing is skewed, with the tokens per expert that its own
 routers counted. Steps are played out, {closed} of more than {limit} passes are told by closed forms.
 An error is predicted / measured − 1, of the step and of the memory of the
-fullest rank. {runs} runs, {left_out} more left out by a rule on their columns, {false_fits} that went out of memory but
-were said to fit.
+fullest rank. {runs} runs, {left_out} more left out by a rule on their columns. Said to fit, although they went out of
+memory: {false_fits}.
 
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
