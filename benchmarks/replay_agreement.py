@@ -81,7 +81,7 @@ WIDER: dict[str, Line] = {
     "fsdp1 compile": Line(LARGE, "fsdp1", {"compile": True}, modes=("full",)),
     "fsdp1 hsdp": Line(LARGE[:2], "fsdp1", {"data_parallel": "hsdp", "dp_replicate": 4}),
     "torchtitan compile": Line((*DENSE, *EXPERTS, *LATENT), "torchtitan", {"compile": True}),
-    "torchtitan eager": Line((*EXPERTS, *LATENT), "torchtitan", modes=("full:1", "every:3")),
+    "torchtitan eager": Line((*EXPERTS, *LATENT), "torchtitan", modes=("full", "every:3")),
     "torchtitan hsdp": Line((*DENSE, *EXPERTS), "torchtitan", {"data_parallel": "hsdp", "dp_replicate": 2}),
     "torchtitan ddp": Line(DENSE[:1], "torchtitan", {"data_parallel": "ddp"}),
     "torchtitan deepep": Line((*EXPERTS, *LATENT), "torchtitan", {"dispatcher": "deepep"}),

@@ -242,7 +242,7 @@ half and of a run of 112 on an H200; FlashAttention: flash_api.cpp, ``round_mult
 
 
 def kernel_width(head: float, backend: str) -> float:
-    """The head size that a kernel computes; beyond the largest, whole such sizes more. [-]
+    """The head size that a kernel computes; beyond the largest, the next multiple of 64. [-]
 
     Examples
     --------

@@ -21,7 +21,7 @@ Split = Literal["fitting", "judging"]
 HOST_BOUND_IDLE = 0.1
 """Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
 LEARNED_ON = "H200"
-"""The GPU on whose runs facts are learned."""
+"""The GPU on whose runs facts are learned, a word of its name: a GH200 is another."""
 REPEATS = ("", "-again", "-third")
 """What the names of the three runs of one configuration end in."""
 
@@ -30,9 +30,9 @@ class RankMemory(Spec):
     """Device memory of one rank [B], and how long its device was busy in a step [s]."""
 
     rank: int
-    peak_allocated_bytes: int
+    peak_allocated_bytes: int = Field(gt=0)
     """Largest of the steps after warm-up, from PyTorch's allocator."""
-    peak_reserved_bytes: int
+    peak_reserved_bytes: int = Field(gt=0)
     whole_peak_allocated_bytes: int | None = None
     """Largest from the start of the process: building, the first step and what follows."""
     whole_peak_reserved_bytes: int | None = None
@@ -138,7 +138,7 @@ class Record(Spec):
     @property
     def half(self) -> Split:
         """What the record is for: facts are learned from the fitting half of the H200's, all others judge."""
-        return self.split if LEARNED_ON in self.environment.gpu else "judging"
+        return self.split if LEARNED_ON in self.environment.gpu.split() else "judging"
 
 
 def configuration_hash(run: RunSpec) -> str:

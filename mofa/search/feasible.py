@@ -5,7 +5,7 @@ A row that several masks reject is counted under the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -218,12 +218,16 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _recompute(job: Job, t: StrategyTable) -> FloatN:
-    bad = np.array([unsupported(job.framework, spec, job.workload.model) is not None for spec in t.recompute_modes])
+    def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
+        return np.array([unsupported(job.framework, spec, job.workload.model) is not None for spec in specs])
+
+    bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
     chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
     none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
     again = _puts_off(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
-    return np.asarray(bad[t.recompute] | (t.recompute_layers > chunk) | none | again, dtype=float)
+    numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
+    return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
 
 
 def _puts_off(t: StrategyTable) -> BoolN:
@@ -243,7 +247,7 @@ def _once_only(job: Job, spec: RecomputeSpec) -> bool:
 
 def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
-    if (why := unsupported(job.framework, spec, job.workload.model)) is not None:
+    if (why := unsupported(job.framework, spec.of_layers(int(t.recompute_layers[0])), job.workload.model)) is not None:
         return why
     if _puts_off(t)[0] and _once_only(job, spec):
         schedule = SCHEDULES[int(t.schedule[0])]

@@ -113,9 +113,9 @@ class StageMemory(Spec):
 
 
 class Memory(Spec):
-    """Memory of the fullest rank, against what the device offers."""
+    """Memory of the rank with the most device memory, against what it offers; others may have allocated more."""
 
-    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
+    allocated_bytes: float = Field(ge=0, description="Peak of that rank's live tensors. [B]")
     reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
     device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
     margin_bytes: float = Field(ge=0, description="Safety margin that a plan must leave free. [B]")

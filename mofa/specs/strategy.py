@@ -41,6 +41,14 @@ class RecomputeSpec(Spec):
     token_chunks: Positive = 1
     """Token chunks of the layers with experts, each recomputed besides (MemFine); no part of the text. [-]"""
 
+    def of_layers(self, number: int) -> RecomputeSpec:
+        """``full`` with the number of layers that a table of strategies has in its own column, -1 for all; else itself.
+
+        >>> RecomputeSpec.parse("full").of_layers(3).text
+        'full:3'
+        """
+        return self.model_copy(update={"layers": number}) if self.kind == "full" and number >= 0 else self
+
     @classmethod
     @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> Self:
@@ -159,8 +167,7 @@ class StrategyTable:
     def row(self, i: int, framework: str) -> StrategySpec:
         """One row as a strategy."""
         mode = self.recompute_modes[int(self.recompute[i])]
-        if mode.kind == "full" and int(self.recompute_layers[i]) >= 0:
-            mode = mode.model_copy(update={"layers": int(self.recompute_layers[i])})
+        mode = mode.of_layers(int(self.recompute_layers[i]))
         return StrategySpec(
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
             cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),

@@ -157,7 +157,9 @@ def measured_references(
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
     """
-    records = list((spread or Spread(1)).map(read_record, record_files(folder), chunk=16))
+    files = record_files(folder)
+    records = list((spread or Spread(1)).map(read_record, files, chunk=16))
+    _differ(records, files)
     machines = read_hosts(folder) if hosts else ()
     if not records:
         raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
@@ -191,10 +193,20 @@ def measured_references(
     return references, left_out
 
 
+def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
+    """Two records of one name would share what is written down of their routing."""
+    named: dict[str, Path] = {}
+    for record, path in zip(records, files, strict=True):
+        if (other := named.setdefault(record.run.id, path)) is not path:
+            raise SpecError(f"{path}: run.id {record.run.id!r} is that of {other.name} too; give each record its own")
+
+
 def _group(record: Record) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge."""
-    name = record.environment.gpu
-    return f"measured-{record.split}" if LEARNED_ON in name else f"measured-{name.split()[1].lower()}"
+    words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
+    if not words:
+        raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
+    return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 
 
 def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
@@ -232,6 +244,8 @@ def _outcome(record: Record, step_s: float | None) -> Outcome:
     if record.measured.outcome == "oom":
         return Outcome(oom=True)
     ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)
+    if not ranks:
+        raise SpecError(f"record {record.run.id}: outcome ok, but measured.ranks is empty; measure the run again")
     device = [rank.peak_device_bytes for rank in ranks]
     return Outcome(
         step_s=step_s,
@@ -250,7 +264,13 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("iteration", "layer", "expert", "tokens", "source_rank"))
-        writer.writerows(_counted(record))
+        try:
+            writer.writerows(_counted(record))
+        except (ValueError, IndexError, TypeError, KeyError):
+            raise SpecError(
+                f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
+                "this model, rank by rank; measure the run again"
+            ) from None
     routing = build(
         RoutingSpec,
         {

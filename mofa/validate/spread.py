@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import ParamSpec, TypeVar
+
+from mofa.errors import SpecError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,7 +22,8 @@ BATCH = 4
 class Spread:
     """So many processes, by default one a core, that are started when there is enough to do for two.
 
-    Functions are a module's; they, what they are given and what they return are pickled.
+    Functions are a module's; they, what they are given and what they return are pickled. A process that dies is a
+    ``SpecError`` that says so.
 
     Examples
     --------
@@ -44,11 +49,26 @@ class Spread:
         if min(self.processes, len(items) // BATCH) < 2:
             return map(function, items)
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self.processes)
-        return self._pool.map(function, items, chunksize=chunk)
+            self._pool = ProcessPoolExecutor(min(self.processes, len(items)), initializer=_begin)
+        return _results(self._pool.map(function, items, chunksize=chunk))
 
     def beside(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
         """What gives a function's result: begun at once where there are processes already, else when asked."""
         if self._pool is None:
             return lambda: function(*args, **more)
         return self._pool.submit(function, *args, **more).result
+
+
+def _begin() -> None:
+    """Ctrl-C is the first process's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _results(found: Iterator[Result]) -> Iterator[Result]:
+    try:
+        yield from found
+    except BrokenProcessPool:
+        raise SpecError(
+            "a process that predicts runs was ended from outside, as the system does where memory is short; "
+            "try fewer --processes"
+        ) from None

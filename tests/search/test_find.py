@@ -243,3 +243,11 @@ def test_megatron_of_2022_has_no_windows() -> None:
     job = workload(llama(attention=DENSE.attention.model_copy(update={"window": 128})))
     with pytest.raises(SpecError, match="window"):
         estimate(job, cluster(8), "dp=8", framework=framework("megatron-2022"))
+
+
+def test_a_number_of_recomputed_layers_is_megatrons_in_a_search_too() -> None:
+    """`estimate` refuses it; a search that is told to has nothing left."""
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    with pytest.raises(SpecError, match="full:n is Megatron's"):
+        find_plans(job, cluster(8), framework=framework("torchtitan"), fix={"recompute": "full:1"})
+    assert find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, replay=False)

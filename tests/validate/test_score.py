@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,55 @@ def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, Rec
     write_record(records["mc2-tp2-llama-12l"], folder)
     (reference,), _ = measured_references(folder, tmp_path)
     assert reference.resolve()[1].node.nvls_factor.value == 1.0
+
+
+BROKEN: tuple[tuple[str, str, str, Any, str], ...] = (
+    ("tt1-llama-8l", "environment", "gpu", "NVIDIA", "names no GPU"),
+    ("tt1-llama-8l", "measured", "ranks", [], "measured.ranks is empty"),
+    ("mc1-qwen30b-2l", "measured", "tokens_per_expert", [[[1]]], "do not name layers"),
+    ("mc1-qwen30b-2l", "measured", "facts", {"layers": []}, "do not name layers"),
+    ("mc1-qwen30b-2l", "measured", "facts", {"layers": [[["a"]]]}, "do not name layers"),
+)
+
+
+@pytest.mark.parametrize(("name", "part", "field", "value", "says"), BROKEN)
+def test_a_record_that_contradicts_itself_is_named(
+    name: str, part: str, field: str, value: Any, says: str, records: dict[str, Record], tmp_path: Path
+) -> None:
+    record = records[name]
+    record = record.model_copy(update={part: getattr(record, part).model_copy(update={field: value})})
+    folder = tmp_path / "records"
+    write_record(record, folder)
+    with pytest.raises(SpecError, match=f"{name}.*{says}"):
+        measured_references(folder, tmp_path)
+
+
+def test_records_of_one_name_are_refused(records: dict[str, Record], tmp_path: Path) -> None:
+    """What is written down of their routing goes by the name."""
+    write_record(records["tt1-llama-8l"], tmp_path)
+    shutil.copy(tmp_path / "tt1-llama-8l.yaml", tmp_path / "zz.yaml")
+    with pytest.raises(SpecError, match=r"zz.yaml: run.id 'tt1-llama-8l' is that of tt1-llama-8l.yaml too"):
+        measured_references(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("gpu", "group"), [("NVIDIA GH200 480GB", "measured-gh200"), ("H100", "measured-h100")])
+def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record], tmp_path: Path) -> None:
+    record = records["mc1-llama-12l-full-accumulate"]
+    record = record.model_copy(update={"environment": record.environment.model_copy(update={"gpu": gpu})})
+    folder = tmp_path / "records"
+    write_record(record, folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    assert reference.group == group and record.half == "judging"
+
+
+def test_no_more_processes_than_items() -> None:
+    with Spread(10_000) as spread:
+        assert list(spread.map(abs, range(-8, 0))) == list(range(8, 0, -1))
+
+
+def test_a_process_that_dies_is_no_bug() -> None:
+    with Spread(2) as spread, pytest.raises(SpecError, match="ended from outside"):
+        list(spread.map(os._exit, range(1, 9)))
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
