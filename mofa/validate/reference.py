@@ -266,6 +266,8 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
         writer.writerow(("iteration", "layer", "expert", "tokens", "source_rank"))
         try:
             writer.writerows(_counted(record))
+        except SpecError:  # of the run itself
+            raise
         except (ValueError, IndexError, TypeError, KeyError):
             raise SpecError(
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -50,13 +51,22 @@ class Spread:
             return map(function, items)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(min(self.processes, len(items)), initializer=_begin)
-        return _results(self._pool.map(function, items, chunksize=chunk))
+        with _deaths_told():
+            found = self._pool.map(function, items, chunksize=chunk)
+        return _results(found)
 
     def beside(self, function: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Callable[[], Result]:
         """What gives a function's result: begun at once where there are processes already, else when asked."""
         if self._pool is None:
             return lambda: function(*args, **more)
-        return self._pool.submit(function, *args, **more).result
+        with _deaths_told():
+            future = self._pool.submit(function, *args, **more)
+
+        def result() -> Result:
+            with _deaths_told():
+                return future.result()
+
+        return result
 
 
 def _begin() -> None:
@@ -65,8 +75,14 @@ def _begin() -> None:
 
 
 def _results(found: Iterator[Result]) -> Iterator[Result]:
-    try:
+    with _deaths_told():
         yield from found
+
+
+@contextmanager
+def _deaths_told() -> Iterator[None]:
+    try:
+        yield
     except BrokenProcessPool:
         raise SpecError(
             "a process that predicts runs was ended from outside, as the system does where memory is short; "

@@ -250,4 +250,5 @@ def test_a_number_of_recomputed_layers_is_megatrons_in_a_search_too() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     with pytest.raises(SpecError, match="full:n is Megatron's"):
         find_plans(job, cluster(8), framework=framework("torchtitan"), fix={"recompute": "full:1"})
-    assert find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, replay=False)
+    found = find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, replay=False)
+    assert {plan.strategy.recompute for plan in found.report.plans} == {"full:1"}

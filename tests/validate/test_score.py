@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -158,11 +159,18 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record],
 
 
 def test_no_more_processes_than_items() -> None:
+    others = set(multiprocessing.active_children())
     with Spread(10_000) as spread:
         assert list(spread.map(abs, range(-8, 0))) == list(range(8, 0, -1))
+        assert 1 < len(set(multiprocessing.active_children()) - others) <= 8
 
 
 def test_a_process_that_dies_is_no_bug() -> None:
+    with Spread(2) as spread:
+        assert len(list(spread.map(abs, range(8)))) == 8
+        ended = spread.beside(os._exit, 1)
+        with pytest.raises(SpecError, match="ended from outside"):
+            ended()
     with Spread(2) as spread, pytest.raises(SpecError, match="ended from outside"):
         list(spread.map(os._exit, range(1, 9)))
 
