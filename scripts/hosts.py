@@ -6,7 +6,7 @@ Where runs measured it after their steps, their machine's is the median, of both
 of runs of one, two or four GPUs apart, for each says what its slowest rank measured.
 The rest is for records that do not say how fast their host was. Machines are told apart by the mark that records have
 of late, by the processor's name and its cores. A calibration on the same machine says how fast it is. Else a run of the
-fitting half counts that would take a tenth longer on a host half as fast as the profile's, also one whose steps vary
+fitting half counts that would take a tenth longer on a host half as fast as the fastest, also one whose steps vary
 too much to be scored: the issue of an op at which its prediction is what was measured is its own; repeats of a
 configuration count as one, by their median, and a machine's is the median over configurations, where there are three.
 The judging half is not predicted.
@@ -24,6 +24,7 @@ import numpy as np
 import yaml
 
 from mofa.calibrate.measurements import read_rows
+from mofa.calibrate.profile import SMALL_OPS
 from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
 from mofa.report.save import write_atomic
 from mofa.search.find import estimate
@@ -33,9 +34,10 @@ from mofa.validate.reference import Reference, measured_references
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reference_runs" / "measured"
 HEAD = "# Made by python scripts/hosts.py; what records of before the host's speed was measured are predicted with.\n"
+FASTEST_S = 5.4e-6
+"""What an op takes on the fastest machine that was timed (hardware_profiles/hosts). [s]"""
 SPEEDS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-"""Times the profile's issue of an op, between which the step is interpolated."""
-SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
+"""Times that, between which the step is interpolated. [-]"""
 SAME_CALL = {("", "Intel(R) Xeon(R) Processor", 16): "h200-1gpu-third"}
 """Machines without a mark whose runs were measured in one call with a calibration, which has one."""
 FEWEST = 3
@@ -44,10 +46,7 @@ FEWEST = 3
 
 def _step_s(reference: Reference, factor: float) -> float:
     workload, cluster, framework, strategy = reference.resolve()
-    curves = cluster.gpu.curves
-    host = curves.host.at_speed(factor * curves.host.eager_op_s.value, "a trial")
-    gpu = cluster.gpu.model_copy(update={"curves": curves.model_copy(update={"host": host})})
-    return estimate(workload, cluster.model_copy(update={"gpu": gpu}), strategy, framework=framework).step_s
+    return estimate(workload, cluster.at_host(factor * FASTEST_S), strategy, framework=framework).step_s
 
 
 def issue_s(reference: Reference, measured_s: float) -> float | None:
@@ -56,8 +55,7 @@ def issue_s(reference: Reference, measured_s: float) -> float | None:
     if steps[2.0] < (1 + HOST_BOUND_IDLE) * steps[1.0]:
         return None
     steps |= {factor: _step_s(reference, factor) for factor in SPEEDS if factor not in steps}
-    profile_s = reference.resolve()[1].gpu.curves.host.eager_op_s.value
-    return float(np.interp(measured_s, [steps[f] for f in SPEEDS], SPEEDS)) * profile_s
+    return float(np.interp(measured_s, [steps[f] for f in SPEEDS], SPEEDS)) * FASTEST_S
 
 
 def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:

@@ -16,7 +16,7 @@ from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
-from mofa.specs.scaling import FIT_FIELDS, scaled_curve
+from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
 
 BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),
@@ -25,6 +25,10 @@ BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H8
 """Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
 BETWEEN = "between_memory"
 """The sustained state that training is in: products and attention with memory-bound kernels between them."""
+SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
+"""Ops whose median says how fast a host is."""
+ROUNDING = 0.005
+"""Change of a host's speed that is none: files hold three digits. [-]"""
 ONE_KERNEL = ("mul", "residual_add", "silu", "cast_up", "cast_down", "permute", "embedding", "gelu_fwd")
 PLANNED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 LARGE_BYTES = 2.0**30
@@ -160,6 +164,8 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         made["stream_clock"] = _fact(curves.clocks["memory_bound"], f"{source}: from the clocks of products and "
                                      "attention alone and between memory-bound kernels")  # fmt: skip
     made["host"] = _host(made["host"], curves, source)
+    if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
+        made.pop("hosts", None)  # it is one machine's, no typical one's
     if curves.overlap_slowdown:
         made["overlap_slowdown"] = _fact(curves.overlap_slowdown,
                                          f"{source}: time that products and streams lose beside NCCL, over "
@@ -217,7 +223,10 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
 
 
 def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
-    """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine."""
+    """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
+
+    What was not timed is the base's, as much longer as a small op takes here.
+    """
     s = curves.host_s
     made = dict(base)
 
@@ -225,8 +234,11 @@ def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
         made[key] = _fact(f"{max(value_s, 0.0) * 1e6:.3g} us", f"{source}: {words}")
 
     if "eager_silu" in s:
-        small = [s[op] for op in ("eager_add", "eager_silu", "eager_rmsnorm") if op in s]
-        put("eager_op_s", float(np.median(small)), "median of an addition, SiLU and a norm")
+        op_s = float(np.median([s[op] for op in SMALL_OPS if op in s]))
+        factor = op_s / parse_quantity(base["eager_op_s"]["value"], "s")
+        if abs(factor - 1.0) > ROUNDING:
+            made = slower_host(base, factor, f"as a small op, {source}")
+        put("eager_op_s", op_s, "median of an addition, SiLU and a norm")
     if "eager_linear_grad" in s:
         put("linear_op_s", s["eager_linear_grad"], "a linear with autograd")
     if {"eager_backward_per_op", "eager_linear_grad", "eager_add"} <= set(s):

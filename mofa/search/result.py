@@ -102,7 +102,8 @@ class Plan(LongRunFigures):
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
     step_s_band: tuple[float, float] | None = Field(
         default=None,
-        description="Within which 8 of 10 measured steps of the framework's kind lay about their prediction. [s]",
+        description="Within which 8 of 10 measured steps of the framework's kind lay about their prediction; wider by "
+        "how far hosts are apart where the device waits for one that is not known. [s]",
     )
     tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
     tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")

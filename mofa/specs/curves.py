@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import Count, Fact, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
@@ -352,6 +352,21 @@ class HostCurve(Spec):
         })  # fmt: skip
 
 
+def _at_least_typical(fact: Fact) -> Fact:
+    if not 1.0 <= fact.value < math.inf:
+        raise ValueError(f"is {fact.value:g}; a slow host takes at least as long as a typical one: give 1 or more")
+    return fact
+
+
+class HostRange(Spec):
+    """How fast machines of one kind issue work, over the one that ``GpuCurves.host`` stands for. [-]"""
+
+    fast: ShareFact
+    """10 % quantile of what their small ops take. [-]"""
+    slow: Annotated[Fact, AfterValidator(_at_least_typical)]
+    """90 % quantile. [-]"""
+
+
 StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")]
 
 
@@ -380,6 +395,9 @@ class GpuCurves(Spec):
     releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
     """Kernels of other releases of PyTorch, by their number, where they differ and were measured."""
     host: HostCurve
+    hosts: HostRange | None = None
+    """How far hosts of this kind are apart, where ``host`` is that of a typical machine; None where it is the one that
+    runs."""
     stream_clock: ShareFact | None = None
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
     chip_spread: NotNegativeFact | None = None

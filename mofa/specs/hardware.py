@@ -165,7 +165,7 @@ class ClusterSpec(Spec):
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source)})
+        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source), "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def of_release(self, release: str) -> Self:

@@ -116,10 +116,27 @@ def transferred_curves(
             for number, own in curves["releases"].items()
         }
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
+    if curves.get("hosts"):
+        made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
     for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
     return made
+
+
+def slower_host(host: Mapping[str, Any], factor: float, words: str) -> dict[str, Any]:
+    """A host's mapping with every time ``factor`` as long; ``words`` say why. [-]
+
+    As :meth:`mofa.specs.curves.HostCurve.at_speed`, on the values of a file.
+    """
+
+    def one(fact: Any) -> Any:
+        if not isinstance(fact, dict):
+            return fact
+        value = f"{parse_quantity(fact['value'], 's') * factor * 1e6:.6g} us"
+        return {**fact, "value": value, "source": f"{fact['source']}; {factor:.3g} times as long: {words}"}
+
+    return {key: one(fact) for key, fact in host.items()}
 
 
 def _restated(fact: Any, source: str) -> Any:
@@ -154,7 +171,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    names = ("host", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
+    names = ("host", "hosts", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
     kept = {name: curves[name] for name in names if name in curves}
     return {**gpu, "curves": {**scaled, **kept}}
 

@@ -220,7 +220,7 @@ def test_an_order_of_ones_own() -> None:
     an error that says who waits."""
     case = ("llama3-8b", "h100-hgx", 8, "tp=4 pp=2 micro_batch=1", "megatron", 8)
     ours = time_of(estimator(case), order=order_of("gpipe", "megatron", 2, 1, 8))
-    assert ours.step_s >= time_of(estimator(case)).step_s * (1 - 2e-3)
+    assert ours.step_s >= time_of(estimator(case)).step_s * (1 - 4e-3)
 
     def acts(stage: int, first: Kind) -> tuple[Action, ...]:
         rest: tuple[Kind, ...] = ("F", "B") if first == "F" else ("B", "F")

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
 import mofa
+from mofa.measure.records import read_records
 from mofa.search.plan import margin_bytes
+from mofa.search.result import Plan
 from mofa.specs.residuals import load_residuals
 
 
@@ -30,4 +38,48 @@ def test_a_step_has_the_band_of_its_framework() -> None:
         band = load_residuals().step_band(name)
         assert plan.step_s_band is not None
         low, high = plan.step_s_band
-        assert low / plan.step_s - 1 - band.low.value < 1e-9 and abs(high / plan.step_s - 1 - band.high.value) < 1e-9
+        assert low / plan.step_s - 1 == pytest.approx(band.low.value, abs=1e-9)
+        assert high / plan.step_s - 1 == pytest.approx(band.high.value, abs=1e-9)
+        assert not any("waits for its host" in note for note in plan.notes)
+
+
+def test_a_step_that_waits_for_its_host_has_the_band_of_hosts_too() -> None:
+    """Wide enough for the same on a fast and on a slow host of those that were timed; on a known host as others."""
+    job = mofa.load_workload("qwen3-30b-a3b", overrides={"model": {"num_layers": 4}, "batch": {"global_batch": 4}})
+    framework, band = mofa.load_framework("megatron-local"), load_residuals().step_band("megatron-local")
+    machines = mofa.load_cluster("h200-hgx", 1)
+    curves = machines.gpu.curves
+    assert curves.hosts is not None
+    own = curves.host.eager_op_s.value
+
+    def plan(op_s: float | None) -> Plan:
+        return mofa.estimate(job, machines.at_host(op_s), "micro_batch=1", framework=framework, replay=False)
+
+    typical, fast, slow = plan(None), plan(curves.hosts.fast.value * own), plan(curves.hosts.slow.value * own)
+    assert typical.step_s == pytest.approx(plan(own).step_s)
+    assert fast.step_s < 0.9 * typical.step_s and 1.1 * typical.step_s < slow.step_s
+    assert typical.step_s_band is not None and slow.step_s_band is not None
+    low, high = typical.step_s_band
+    assert low <= fast.step_s * (1 + band.low.value) * 1.001 and high >= slow.step_s * (1 + band.high.value) * 0.999
+    assert high < 1.3 * typical.step_s
+    assert slow.step_s_band[1] == pytest.approx(slow.step_s * (1 + band.high.value))
+    (note,) = (note for note in typical.notes if "waits for its host" in note)
+    assert "9.5 us a small op, the median of machines that were timed (8 in 10: 7 us to 11 us)" in note
+    assert any("11 us a small op" in note and "median" not in note for note in slow.notes)
+
+
+def test_the_profile_s_host_is_the_middle_one_of_those_that_were_timed() -> None:
+    """Half of the machines that runs of the fitting half say something of are faster."""
+    curves = mofa.load_cluster("h200-hgx", 1).gpu.curves
+    assert curves.hosts is not None
+    by_machine: dict[str, list[float]] = defaultdict(list)
+    for record in read_records(Path(__file__).parents[2] / "reference_runs" / "measured"):
+        seen = record.environment
+        if record.split == "fitting" and "H200" in seen.gpu and seen.host and seen.host_issue_s is not None:
+            by_machine[seen.host].append(seen.host_issue_s)
+    times = [statistics.median(values) for values in by_machine.values()]
+    typical = curves.host.eager_op_s.value
+    assert len(times) > 10
+    assert 0.35 < sum(op_s < typical for op_s in times) / len(times) < 0.65
+    inside = [curves.hosts.fast.value <= op_s / typical <= curves.hosts.slow.value for op_s in times]
+    assert sum(inside) / len(inside) > 0.75
