@@ -10,6 +10,7 @@ python scripts/blind.py predict reference_runs/blind_sixth.csv reference_runs/pl
 python scripts/blind.py predict reference_runs/blind_seventh.csv reference_runs/plans/sixteenth.yaml
 python scripts/blind.py predict reference_runs/blind_eighth.csv reference_runs/plans/seventeenth.yaml
 python scripts/blind.py predict reference_runs/blind_h100_second.csv reference_runs/plans/h100-second.yaml
+python scripts/blind.py predict reference_runs/blind_ninth.csv reference_runs/plans/eighteenth.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -49,6 +50,7 @@ SETS = (
     "blind_seventh",
     "blind_eighth",
     "blind_h100_second",
+    "blind_ninth",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
