@@ -15,20 +15,29 @@ def attribute(
     run: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run, or the record of a measured one.")],
     json: opt.Json = False,
 ) -> None:
-    """Put the kernels of a profiled step beside the prediction, per family."""
+    """Put the kernels of a profiled step beside the prediction, per family.
+
+    A record is predicted as it ran: on its own host, with the tokens that its routers sent.
+    """
     import sys
 
     import mofa
+    from mofa.cli.jobs import jobs_of
+    from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
     from mofa.validate.attribute import attribute as put_beside
-    from mofa.validate.attribute import doubts, read_profile
-    from mofa.validate.reference import identity_of_file, run_of_file
+    from mofa.validate.attribute import doubts, read_profile, refuse_another_run
 
     profile = read_profile(trace)
-    workload, cluster, framework, strategy = run_of_file(run)
-    found = put_beside(profile.kernels, mofa.estimate(workload, cluster, strategy, framework=framework))
-    warnings = doubts(profile, found, cluster.num_gpus, *identity_of_file(run))
+    with jobs_of(str(run)) as jobs:
+        if len(jobs) != 1:
+            raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
+        job = jobs[0]
+        refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
+        plan = mofa.estimate(job.workload, job.cluster, job.strategy, framework=job.framework)
+    found = put_beside(profile.kernels, plan, job.rests_on)
+    warnings = doubts(profile, found)
     found = found.model_copy(update={"warnings": tuple(warnings)})
     for warning in warnings:
         print(f"mofa: warning: {warning}", file=sys.stderr)

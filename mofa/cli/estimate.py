@@ -44,7 +44,11 @@ def estimate(
     out: opt.Out = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Cost one strategy and say where its time and memory go, whether it fits or not."""
+    """Cost one strategy and say where its time and memory go, whether it fits or not.
+
+    The record of a measured run is costed as it ran, as validate does: on its own host, with the tokens that its
+    routers sent. What could be said before it ran is an estimate of its plan.
+    """
     from mofa.cli.output import Output
     from mofa.search.spares import without_spares
     from mofa.search.workers import cores
@@ -66,12 +70,12 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    asked = jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_)
-    if spares is not None:
-        for job in asked:
-            without_spares(job.cluster, spares, "--spares")
-    estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]
-    output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
+    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_) as asked:
+        if spares is not None:
+            for job in asked:
+                without_spares(job.cluster, spares, "--spares")
+        estimates = [_estimate(job, convention, profile, replay, jobs or cores()) for job in asked]
+        output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
 
 
 def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
@@ -104,13 +108,20 @@ def _estimate(
         )  # fmt: skip
     summary = WorkloadSummary.of(workload)
     return Estimate(
-        **{name: getattr(plan, name) for name in Plan.model_fields},
+        **{name: getattr(plan, name) for name in Plan.model_fields if name != "notes"},
+        notes=_notes(job, plan),
         id=job.id,
         workload=summary,
         cluster=ClusterSummary.of(cluster),
         framework=FrameworkSummary.of(framework),
         defaults=_defaults(plan, summary, job.named),
     )
+
+
+def _notes(job: Job, plan: Plan) -> tuple[str, ...]:
+    """What the prediction rests on: of a measured run first its host and routing, no file of its counts."""
+    own = f"routing: {job.workload.routing}" if job.rests_on and job.workload.routing.kind == "counts" else None
+    return (*job.rests_on, *(note for note in plan.notes if note != own))
 
 
 def _defaults(plan: Plan, workload: WorkloadSummary, named: frozenset[str]) -> dict[str, str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.hardware import ClusterSpec
     from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
+    from mofa.validate.reference import Reference
 
     Overrides = Mapping[str, Mapping[str, object]]
     """Changes of ``--set`` by dotted path, below each of workload, hardware, framework and strategy."""
@@ -117,13 +121,22 @@ class Job(NamedTuple):
     framework: FrameworkSpec
     named: frozenset[str]
     """Fields of the strategy that the user wrote; the others are the framework's defaults."""
+    gpu: str | None = None
+    """Name of the device in the record of a measured run."""
+    rests_on: tuple[str, ...] = ()
+    """Whose host and which routing a measured run is predicted with, in words; nothing of any other."""
 
 
+@contextlib.contextmanager
 def jobs_of(
-    workload: str, cluster: str | None, gpus: int | None, strategy: str | None, seq_len: int | None,
-    global_batch: int | None, tokens: str | None, framework: str | None, set_: list[str] | None,
-) -> list[Job]:  # fmt: skip
+    workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
+    seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
+    framework: str | None = None, set_: list[str] | None = None,
+) -> Iterator[list[Job]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
+
+    The record of a measured run is one as it ran: on its own host, with the tokens that its routers sent, which are in
+    a file for as long as the context lasts.
 
     Raises
     ------
@@ -139,17 +152,9 @@ def jobs_of(
                  "--tokens": tokens, "--framework": framework}  # fmt: skip
         _refuse_a_workload(workload)
         _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
-        from mofa.specs.load import load_runs
-
-        jobs = []
-        for run in load_runs(workload):
-            try:
-                job, machines, facts, complete = _resolve(run, Path(workload).parent, overrides)
-            except SpecError as error:  # says which run, but not of which file
-                raise type(error)(f"{workload}: {error}") from None
-            named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
-            jobs.append(Job(run.id, job, machines, complete, facts, named))
-        return jobs
+        with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
+            yield _jobs_of_file(workload, overrides, Path(scratch))
+        return
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
     if strategy is None and not overrides["strategy"]:
@@ -160,4 +165,43 @@ def jobs_of(
     for name, value in overrides["strategy"].items():
         if fields.setdefault(name, value) != value:
             raise SpecError(f"--set strategy.{name}: is {value}, but --strategy says {fields[name]}; keep one")
-    return [Job(None, job, machines, fields, facts, frozenset(fields))]
+    yield [Job(None, job, machines, fields, facts, frozenset(fields))]
+
+
+def _jobs_of_file(file: str, overrides: Overrides, scratch: Path) -> list[Job]:
+    """The runs of a file, or the measured one of a record."""
+    from mofa.errors import SpecError
+    from mofa.specs.load import load_runs
+    from mofa.validate.reference import recorded
+
+    runs = load_runs(file)
+    record = recorded(Path(file), scratch)
+    if record is not None:
+        record = _changed(record, runs[0], overrides)
+        runs = (record.run,)
+    jobs = []
+    for run in runs:
+        try:
+            job, machines, facts, complete = _resolve(run, Path(file).parent, overrides)
+        except SpecError as error:  # says which run, but not of which file
+            raise type(error)(f"{file}: {error}") from None
+        named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
+        if record is None:
+            jobs.append(Job(run.id, job, machines, complete, facts, named))
+        else:
+            machines = record.on_its_machine(machines)
+            jobs.append(Job(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
+    return jobs
+
+
+def _changed(record: Reference, asked: RunSpec, overrides: Overrides) -> Reference:
+    """A measured run without what ``--set`` changes: its machine's speed, counts of another model's layers."""
+    hardware, workload = overrides["hardware"], overrides["workload"]
+    if any(path.startswith("gpu.curves.host.") for path in hardware):
+        record = replace(record, host_op_s=None, rests_on=("host: as --set says", *record.rests_on[1:]))
+    if any(path.startswith("node.nvls_factor") for path in hardware):
+        record = replace(record, nvls=True)
+    if record.run.routing != asked.routing and any(path.split(".")[0] in ("model", "routing") for path in workload):
+        said = "routing: as asked for, since --set changes it or the model"
+        record = replace(record, run=asked, rests_on=(record.rests_on[0], said))
+    return record

@@ -23,7 +23,11 @@ Workload = Annotated[
 ]
 Cluster = Annotated[str, typer.Argument(help="A bundled node type or a node YAML.")]
 RunsOrWorkload = Annotated[
-    str, typer.Argument(metavar="WORKLOAD|RUN.yaml", help="A workload as in plan, or a file of one or several runs.")
+    str,
+    typer.Argument(
+        metavar="WORKLOAD|RUN.yaml",
+        help="A workload as in plan, a file of one or several runs, or the record of a measured run.",
+    ),
 ]
 MaybeCluster = Annotated[
     str | None, typer.Argument(help="A bundled node type or a node YAML; absent with a file of runs.")

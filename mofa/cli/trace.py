@@ -44,20 +44,30 @@ def trace(
     set_: opt.Set = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Play one strategy's step and write it as a trace: ranks, streams, hand-overs and memory over time."""
+    """Play one strategy's step and write it as a trace: ranks, streams, hand-overs and memory over time.
+
+    The record of a measured run is played as it ran: on its own host, with the tokens that its routers sent.
+    """
+    from mofa.report.save import check_writable, write_atomic
+
+    check_writable(out)
+    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_) as jobs:
+        num, text, note = _played(_one(jobs, run, workload), ranks, micro_batches, jitter, seed)
+    write_atomic(out, text.encode())
+    if not quiet:
+        print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
+
+
+def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed: int) -> tuple[int, str, str]:
+    """A job's step as a trace: how many events it has, its text, and what it shows."""
     import json
 
     from mofa.replay.curve import memory_curve
-    from mofa.replay.replay import Replayer
+    from mofa.replay.replay import Replayer, on_average
     from mofa.replay.step import time_of
     from mofa.replay.trace import spread, trace_events
-    from mofa.report.save import check_writable, write_atomic
     from mofa.search.playing import estimator_of
 
-    check_writable(out)
-    job = _one(
-        jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_), run, workload
-    )
     estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
     shown = _ranks(ranks, pp) if ranks is not None else spread(pp, MAX_RANKS)
@@ -72,17 +82,19 @@ def trace(
 
     events = trace_events(played, shown, counter)
     num = max(span.micro_batch for rank in played.spans for span in rank) + 1
-    note = (
-        f"{len(shown)} of {pp} pipeline ranks; every computation of {num} micro-batches, "
-        f"every op of the first {min(micro_batches, num)}; step {played.step_s:.6g} s"
-    )
+    step_s = on_average(estimator, played).step_s if jitter == 0 else played.step_s
+    mean = f" ({step_s:.6g} s on average: in some, loaded kernels take the host's lead, or all runs again)"
+    note = "; ".join((
+        f"{len(shown)} of {pp} pipeline ranks",
+        f"every computation of {num} micro-batches, every op of the first {min(micro_batches, num)}",
+        f"step {played.step_s:.6g} s" + (mean if step_s != played.step_s else ""),
+        *job.rests_on,
+    ))  # fmt: skip
     text = json.dumps(
-        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"shown": note}}, separators=(",", ":"),
-        allow_nan=False,
+        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"shown": note, "step_s": step_s}},
+        separators=(",", ":"), allow_nan=False,
     )  # fmt: skip
-    write_atomic(out, text.encode())
-    if not quiet:
-        print(f"wrote {out}: {len(events):,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
+    return len(events), text, note
 
 
 def _one(jobs: list[Job], run: str | None, file: str) -> Job:

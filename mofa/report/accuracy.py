@@ -326,6 +326,8 @@ def print_attribution(found: Attribution, console: Console) -> None:
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
     console.print(FAMILY_WORDS)
+    for note in found.notes:
+        console.print(f"- {note}", markup=False, highlight=False)
 
 
 FAMILY_COLUMNS: Columns = (

@@ -15,6 +15,7 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.search.result import Plan
 from mofa.specs.base import Spec
+from mofa.specs.files import short
 from mofa.units import format_seconds
 
 Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]
@@ -73,6 +74,9 @@ class Attribution(Spec):
     recompute_s: float = Field(ge=0, description="Predicted recomputation; its kernels are in their families. [s]")
     bubble_s: float = Field(ge=0, description="Predicted wait in the pipeline; idle in the trace. [s]")
     warnings: tuple[str, ...] = Field(default=(), description="What speaks against trace and run being one.")
+    notes: tuple[str, ...] = Field(
+        default=(), description="Whose host and which routing a measured run is predicted with, in words."
+    )
 
 
 def family_of(kernel: str) -> Family:
@@ -184,29 +188,48 @@ LEAST, MOST = 0.4, 1.6
 recomputation, which is not told apart by kind, as predicted. [-]"""
 
 
-def doubts(
-    profile: Profile, found: Attribution, gpus: int, run: str | None = None, gpu: str | None = None
-) -> list[str]:
-    """What speaks against a trace being one step of the planned run, each with what to do; nothing where they agree.
+def refuse_another_run(
+    trace: Path, profile: Profile, gpus: int, run: str | None = None, gpu: str | None = None
+) -> None:
+    """Refuse a trace that says itself that it is of another run; nothing of one that is silent.
+
+    Parameters
+    ----------
+    trace, profile
+        The file, and what it says.
+    gpus
+        Of the run. [-]
+    run, gpu
+        Identity of the run, and the device in its record, where they are known.
+
+    Raises
+    ------
+    SpecError
+        If the trace is named after another run, or of other ranks or another device than the run.
+    """
+    where = short(str(trace), 200)
+    if profile.run is not None and run is not None and profile.run != run:
+        raise SpecError(
+            f"{where}: is named after run {profile.run}, the run is {run}; name the run's own trace, or give the file "
+            "another name if it is"
+        )
+    if profile.world_size is not None and profile.world_size != gpus:
+        raise SpecError(f"{where}: is of {profile.world_size} ranks, the run of {gpus} GPUs; name the run's own trace")
+    if profile.gpu is not None and gpu is not None and profile.gpu != gpu:
+        raise SpecError(f"{where}: is of {profile.gpu!r}, the run of {gpu!r}; name the run's own trace")
+
+
+def doubts(profile: Profile, found: Attribution) -> list[str]:
+    """What speaks against a trace being one step of the run, each with what to do; nothing where they agree.
 
     Parameters
     ----------
     profile, found
         The trace, and it beside the prediction.
-    gpus
-        Of the run. [-]
-    run, gpu
-        Identity and device of the run, where a record says them.
     """
     out = []
-    if profile.run is not None and run is not None and profile.run != run:
-        out.append(f"the trace is named after {profile.run}, the run is {run}; name the run's own")
     if profile.steps > 1:
         out.append(f"the trace holds {profile.steps} marked steps, the prediction is of one; profile one")
-    if profile.world_size is not None and profile.world_size != gpus:
-        out.append(f"the trace is of {profile.world_size} ranks, the run of {gpus} GPUs; name the run that it is of")
-    if profile.gpu is not None and gpu is not None and profile.gpu != gpu:
-        out.append(f"the trace is of {profile.gpu!r}, the run of {gpu!r}; name the run that it is of")
     measured = sum(item.measured_s for item in found.families if item.family in PRODUCTS)
     predicted = sum(item.predicted_s for item in found.families if item.family in PRODUCTS)
     if not LEAST * predicted <= measured <= MOST * (predicted + found.recompute_s):
@@ -217,8 +240,8 @@ def doubts(
     return out
 
 
-def attribute(kernels: list[Kernel], plan: Plan) -> Attribution:
-    """Put the kernels of one step beside the prediction of its slowest rank."""
+def attribute(kernels: list[Kernel], plan: Plan, notes: tuple[str, ...] = ()) -> Attribution:
+    """Put the kernels of one step beside the prediction of its slowest rank; ``notes`` say what that rests on."""
     names: list[Family] = ["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication"]
     seconds, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for kernel in kernels:
@@ -246,4 +269,5 @@ def attribute(kernels: list[Kernel], plan: Plan) -> Attribution:
         families=(*families, idle),
         recompute_s=exposed["recompute"],
         bubble_s=exposed["bubble"],
+        notes=notes,
     )

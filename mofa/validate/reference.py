@@ -19,7 +19,7 @@ from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.load import load_runs, resolve_run
+from mofa.specs.load import resolve_run
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
@@ -83,6 +83,10 @@ class Reference:
     """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
     repeats: tuple[Repeat, ...] = ()
     """Every measurement of the configuration, this one's own first; none where there is only one."""
+    gpu: str | None = None
+    """Name of the device in its record, if it has one."""
+    rests_on: tuple[str, ...] = ()
+    """Whose host and which routing it is predicted with, in words."""
 
     @property
     def configuration(self) -> str:
@@ -95,8 +99,11 @@ class Reference:
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
-        cluster = (cluster if self.nvls else _without_nvls(cluster)).at_host(self.host_op_s)
-        return workload, cluster, framework, strategy
+        return workload, self.on_its_machine(cluster), framework, strategy
+
+    def on_its_machine(self, cluster: ClusterSpec) -> ClusterSpec:
+        """The cluster that the run names as this run had it: its host, and whether switches reduced."""
+        return (cluster if self.nvls else _without_nvls(cluster)).at_host(self.host_op_s)
 
     def repeated(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
@@ -166,31 +173,52 @@ def measured_references(
     references, left_out = [], []
     for same in _repeats(records):
         first = same[0]
-        group = _group(first)
         times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
-        why = why_no_time(first)
-        notes: tuple[str, ...] = (*((why,) if why else ()), _host_note(first, machines))
+        reference = reference_of(first, folder, machines, scratch)
         repeats = tuple(_repeat(record, machines, scratch) for record in same) if len(same) > 1 else ()
         if repeats:
-            notes += (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
+            over = (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
+            outcome = _outcome(first, median(times) if times else None)
+            reference = replace(reference, outcome=outcome, notes=reference.notes + over, repeats=repeats)
+            group = reference.group
             left_out += [LeftOut(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]]
-        references.append(
-            Reference(
-                id=first.run.id,
-                group=group,
-                model=_model_name(first.run),
-                source=first.source,
-                run=with_counts(first, scratch),
-                base_dir=folder,
-                outcome=_outcome(first, median(times) if times else None),
-                notes=notes,
-                nvls=first.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
-                host_op_s=_host(first, machines),
-                skewed=first.run.routing.kind != "balanced",
-                repeats=repeats,
-            )
-        )
+        references.append(reference)
     return references, left_out
+
+
+def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], scratch: Path) -> Reference:
+    """One record as a run to predict: on its own host, with the tokens that its routers sent.
+
+    Every command that predicts a record asks for it here.
+
+    Parameters
+    ----------
+    record
+        Of the run.
+    folder
+        That holds it, from which relative paths in it start.
+    machines
+        Whose hosts are known.
+    scratch
+        A folder for its routing counts; needed for as long as the run is predicted.
+    """
+    why = why_no_time(record)
+    host = _host_note(record, machines)
+    return Reference(
+        id=record.run.id,
+        group=_group(record),
+        model=_model_name(record.run),
+        source=record.source,
+        run=with_counts(record, scratch),
+        base_dir=folder,
+        outcome=_outcome(record, record.measured.step_time_s if why is None else None),
+        notes=(*((why,) if why else ()), host),
+        nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
+        host_op_s=_host(record, machines),
+        skewed=record.run.routing.kind != "balanced",
+        gpu=record.environment.gpu,
+        rests_on=(host, *_routing_note(record)),
+    )
 
 
 def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
@@ -217,6 +245,13 @@ def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
 def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
     found = host_op_s(record, machines)
     return "host: the profile's" if found is None else f"host: {found[0] * 1e6:.3g} us an op, {found[1]}"
+
+
+def _routing_note(record: Record) -> tuple[str, ...]:
+    """Where the routing is from that a record is predicted with; nothing of a run without counts."""
+    if record.measured.tokens_per_expert is None:
+        return ()
+    return (f"routing: the tokens that its own routers sent, {_steps_before(record)} steps into the run",)
 
 
 def _repeat(record: Record, machines: Sequence[MachineHost], scratch: Path) -> Repeat:
@@ -303,32 +338,18 @@ def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
                 yield 0, layer, expert, tokens, rank
 
 
-def run_of_file(path: Path) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
-    """What a file of one run names, or the record of a measured run.
+def recorded(path: Path, scratch: Path) -> Reference | None:
+    """The record of a measured run that a file holds, as ``mofa validate`` predicts it; None of any other file.
+
+    Its machine's host is looked up beside the file's folder, as of ``reference_runs/measured``. The scratch folder is
+    needed for as long as the run is predicted.
 
     Raises
     ------
     SpecError
-        If it holds several runs, or none.
+        If it is a broken record.
     """
     raw = load_yaml(path)
-    if "measured" in raw:
-        record = read_record(path)
-        resolved = resolve_run(record.run, path.parent)
-        off = record.environment.settings.get("NCCL_NVLS_ENABLE") == "0"
-        cluster = _without_nvls(resolved[1]) if off else resolved[1]
-        cluster = cluster.at_host(_host(record, read_hosts(path.parent)))
-        return resolved[0], cluster, *resolved[2:]
-    runs = load_runs(path)
-    if len(runs) != 1:
-        raise SpecError(f"{path}: holds {len(runs)} runs; name a file of one")
-    return resolve_run(runs[0], path.parent)
-
-
-def identity_of_file(path: Path) -> tuple[str | None, str | None]:
-    """What the run of a file is called and the device's name that its record holds; None where neither is said."""
-    raw = load_yaml(path)
-    if "measured" in raw:
-        record = read_record(path)
-        return record.run.id, record.environment.gpu
-    return load_runs(path)[0].id, None
+    if not {"measured", "environment"} <= set(raw):
+        return None
+    return reference_of(read_record(path), path.parent, read_hosts(path.parent), scratch)

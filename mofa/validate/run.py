@@ -132,7 +132,7 @@ def _family(of: tuple[Reference, Path]) -> Attribution:
     reference, trace = of
     workload, cluster, framework, strategy = reference.resolve()
     plan = estimate(workload, cluster, strategy, framework=framework)
-    return attribute(read_trace(trace), plan)
+    return attribute(read_trace(trace), plan, reference.rests_on)
 
 
 def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:

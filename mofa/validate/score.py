@@ -22,7 +22,7 @@ from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
 from mofa.validate.spread import Spread
 
-SCHEMA_VERSION: Final = "1.1"
+SCHEMA_VERSION: Final = "1.2"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 100_000
@@ -151,7 +151,7 @@ class Layer(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.1"] = SCHEMA_VERSION
+    schema_version: Literal["1.2"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]

@@ -91,3 +91,63 @@ def test_attribute(cli: Cli) -> None:
     missing = cli("attribute", "none.json", str(run))
     assert missing.returncode == 2
     assert "no such file" in one_line_of(missing.stderr)
+
+
+def test_a_trace_of_another_run_is_refused(cli: Cli, tmp_path: Path) -> None:
+    """By the name that mofa measure gives it; and a file of several runs, of which none is meant."""
+    trace = REFERENCES / "traces" / "tt1-llama-2l-traced.0.json.gz"
+    result = cli("attribute", str(trace), str(REFERENCES / "measured" / "tt1-llama-8l.yaml"))
+    assert result.returncode == 2
+    assert "is named after run tt1-llama-2l-traced, the run is tt1-llama-8l; name" in one_line_of(result.stderr)
+    several = cli("attribute", str(trace), str(REFERENCES / "plans" / "eighth.yaml"))
+    assert several.returncode == 2
+    assert "holds 11 runs; name a file of one" in one_line_of(several.stderr)
+
+
+SKEWED = ("mc2-tp2-granite3b-8l-skewed-traced", "tt2-ep2-qwen30b-4l-skewed-traced")
+"""One whose steps load kernels, and one that has nothing of its host but the machine's speed."""
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_record_has_one_prediction(cli: Cli, tmp_path: Path, name: str) -> None:
+    """That of mofa validate, of its own host and its routers' counts: to the microsecond, by every command."""
+    (tmp_path / "reference" / "measured").mkdir(parents=True)
+    shutil.copy(REFERENCES / "hosts.yaml", tmp_path / "reference")
+    (tmp_path / "reference" / "published").mkdir()
+    record = Path(shutil.copy(REFERENCES / "measured" / f"{name}.yaml", tmp_path / "reference" / "measured"))
+    validated = cli("validate", "--references", str(tmp_path / "reference"), "--group", "measured", "--json")
+    (run,) = json.loads(validated.stdout)["runs"]
+    expected = run["predicted_step_s"]
+    estimated = json.loads(cli("estimate", str(record), "--json").stdout)
+    trace = str(REFERENCES / "traces" / f"{name}.0.json.gz")
+    attributed = json.loads(cli("attribute", trace, str(record), "--json").stdout)
+    traced = cli("trace", str(record), "--out", "trace.json")
+    other = json.loads((tmp_path / "trace.json").read_text())["otherData"]
+    assert [estimated["step_s"], attributed["predicted_step_s"], other["step_s"]] == pytest.approx(
+        [expected] * 3, abs=1e-9
+    )
+    for said in (estimated["notes"], attributed["notes"], [other["shown"]], [traced.stderr]):
+        assert any("us an op, of its machine" in note for note in said)
+        assert any("routing: the tokens that its own routers sent" in note for note in said)
+    assert cli("attribute", trace, str(record)).stdout.count("routers sent") == 1
+    assert not [note for note in estimated["notes"] if "counts of" in note]
+    # as it was asked for, on the profile's host: what its plan says, and no record
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(yaml.safe_load(record.read_text())["run"]))
+    planned = json.loads(cli("estimate", str(plan), "--json").stdout)
+    assert planned["step_s"] < 0.98 * expected
+    assert not any("routers" in note or note.startswith("host:") for note in planned["notes"])
+
+
+def test_a_record_is_changed(cli: Cli) -> None:
+    """What --set says of the host or the model comes before what was measured, and is told."""
+    record = str(REFERENCES / "measured" / "tt2-ep2-qwen30b-4l-skewed-traced.yaml")
+    for change, says in (
+        ("workload.model.num_layers=3", "routing: as asked for, since --set changes it or the model"),
+        ("workload.routing.s=1.2", "routing: zipf:1.2"),
+        ('hardware.gpu.curves.host.eager_op_s="40 us"', "host: as --set says"),
+        ("strategy.recompute=full", "host: 10.7 us an op"),
+    ):
+        estimated = cli("estimate", record, "--no-replay", "--json", "--set", change)
+        assert estimated.returncode == 0, estimated.stderr
+        assert any(note.startswith(says) for note in json.loads(estimated.stdout)["notes"]), change

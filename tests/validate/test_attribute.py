@@ -10,8 +10,17 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.validate.attribute import Kernel, attribute, busy_s, doubts, family_of, read_profile, read_trace
-from mofa.validate.reference import identity_of_file, run_of_file
+from mofa.validate.attribute import (
+    Kernel,
+    attribute,
+    busy_s,
+    doubts,
+    family_of,
+    read_profile,
+    read_trace,
+    refuse_another_run,
+)
+from mofa.validate.reference import Reference, recorded
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
@@ -73,14 +82,15 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name.split(".")[0])
-def test_every_kept_trace(trace: Path) -> None:
+def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     """All seconds of the trace are in a family, and the products are near what is predicted for them."""
-    profile, run = read_profile(trace), REFERENCES / "measured" / f"{trace.name.split('.')[0]}.yaml"
+    profile, run = read_profile(trace), _recorded(trace.name.split(".")[0], tmp_path)
     kernels = profile.kernels
-    workload, cluster, framework, strategy = run_of_file(run)
+    workload, cluster, framework, strategy = run.resolve()
     plan = mofa.estimate(workload, cluster, strategy, framework=framework)
     found = attribute(kernels, plan)
-    assert not doubts(profile, found, cluster.num_gpus, *identity_of_file(run))
+    refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
+    assert not doubts(profile, found)
     running = [item for item in found.families if item.family != "host_idle"]
     assert sum(item.measured_s for item in running) == pytest.approx(sum(k.duration_s for k in kernels))
     assert sum(item.kernels for item in running) == len(kernels)
@@ -89,19 +99,24 @@ def test_every_kept_trace(trace: Path) -> None:
     assert found.bubble_s == 0 or strategy.pp > 1
 
 
-def test_a_trace_of_another_run_is_told() -> None:
-    """By its name, and by the seconds of its products; of the run's own trace nothing is said."""
-    run = REFERENCES / "measured" / "tt1-llama-2l-traced.yaml"
-    workload, cluster, framework, strategy = run_of_file(run)
+def _recorded(name: str, scratch: Path) -> Reference:
+    found = recorded(REFERENCES / "measured" / f"{name}.yaml", scratch)
+    assert found is not None
+    return found
+
+
+def test_a_trace_of_another_run_is_told(tmp_path: Path) -> None:
+    """By its name it is refused, by the seconds of its products doubted; of the run's own trace nothing is said."""
+    run = _recorded("tt1-llama-2l-traced", tmp_path)
+    workload, cluster, framework, strategy = run.resolve()
     plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=False)
-    for name, words in (
-        ("tt1-llama-2l-traced", ()),
-        ("tt1-qwen06b-host-bound-traced", ("named after tt1-qwen06b", "products and attention")),
-    ):
-        profile = read_profile(REFERENCES / "traces" / f"{name}.0.json.gz")
-        said = doubts(profile, attribute(profile.kernels, plan), cluster.num_gpus, *identity_of_file(run))
-        assert len(said) == len(words)
-        assert all(word in line for word, line in zip(words, said, strict=True))
+    own, other = (REFERENCES / "traces" / f"{name}.0.json.gz" for name in (run.id, "tt1-qwen06b-host-bound-traced"))
+    refuse_another_run(own, read_profile(own), 1, run.id, run.gpu)
+    assert not doubts(read_profile(own), attribute(read_profile(own).kernels, plan))
+    with pytest.raises(SpecError, match=r"traced\.0\.json\.gz: is named after run tt1-qwen06b.*, the run is tt1-llama"):
+        refuse_another_run(other, read_profile(other), 1, run.id, run.gpu)
+    (said,) = doubts(read_profile(other), attribute(read_profile(other).kernels, plan))
+    assert "products and attention" in said
 
 
 def test_what_a_chrome_trace_says_of_its_run(tmp_path: Path) -> None:
@@ -115,17 +130,10 @@ def test_what_a_chrome_trace_says_of_its_run(tmp_path: Path) -> None:
     plan = mofa.estimate(
         mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8), "tp=2 micro_batch=1", replay=False
     )
-    said = doubts(profile, attribute(profile.kernels, plan), 8, "other", "NVIDIA H100 80GB HBM3")
-    for words in ("2 marked steps", "64 ranks, the run of 8", "'NVIDIA A100', the run of 'NVIDIA H100"):
-        assert any(words in line for line in said)
+    assert any("2 marked steps" in line for line in doubts(profile, attribute(profile.kernels, plan)))
+    for gpus, words in ((8, "is of 64 ranks, the run of 8"), (64, "is of 'NVIDIA A100', the run of 'NVIDIA H100")):
+        with pytest.raises(SpecError, match=words):
+            refuse_another_run(path, profile, gpus, "other", "NVIDIA H100 80GB HBM3")
+    refuse_another_run(path, profile, 64, "other", None)
     path.write_text(json.dumps({"deviceProperties": [7], "distributedInfo": 3, "traceEvents": [kernel]}))
     assert read_profile(path).world_size is None and read_profile(path).steps == 1
-
-
-def test_a_file_of_several_runs_is_refused(tmp_path: Path) -> None:
-    batch = "{seq_len: 4096, micro: 1, global: 8}"
-    run = f"{{id: %s, model: llama3-8b, framework: torchtitan, hardware: h100-hgx, gpus: 8, batch: {batch}}}"
-    path = tmp_path / "runs.yaml"
-    path.write_text(f"runs:\n- {run % 'a'}\n- {run % 'b'}\n")
-    with pytest.raises(SpecError, match="holds 2 runs"):
-        run_of_file(path)
