@@ -176,7 +176,7 @@ def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"
     space = replace(asked[0], recompute=modes, zero=0 if pytorch_ddp else None)
-    table = product(space, job.workload, job.cluster, job.framework)
+    table = product(space, job.cluster, job.framework)
     legal = (check(job, table).reason < 0) & (table.recompute_layers != SOLVED)
     if "micro_moe" in line.with_:
         legal &= table.balancing > 0

@@ -104,7 +104,7 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework(job.framework or "megatron")
-    table = product(default_space(job, machines, framework), job, machines, framework)
+    table = product(default_space(job, machines, framework), machines, framework)
     legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     table = table.take(np.flatnonzero(legal))
     loads = loads_of(job, table)

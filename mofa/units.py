@@ -95,10 +95,7 @@ def _reader(unit: str) -> BeforeValidator:
 
 
 Bytes = Annotated[float, _reader("B")]
-BytesPerS = Annotated[float, _reader("B/s")]
-FlopsPerS = Annotated[float, _reader("FLOP/s")]
 Seconds = Annotated[float, _reader("s")]
-Watts = Annotated[float, _reader("W")]
 Tokens = Annotated[float, _reader("tokens")]
 
 

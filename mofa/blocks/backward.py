@@ -122,7 +122,7 @@ class _Differentiator:
                 self._return_from(group)
         ops = tuple(self.ops)
         if self.recompute.early_stop:
-            ops = _without_dead_tail(ops, self.replayed)
+            ops = _without_dead_tail(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs)
@@ -456,7 +456,7 @@ def moved_back(back: Back) -> Stream:
     return Stream(back.bytes, back.like, back.elements, back.width, back.source)
 
 
-def _without_dead_tail(ops: tuple[Op, ...], groups: set[str]) -> tuple[Op, ...]:
+def _without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     """Drop trailing recomputed ops whose outputs nobody reads: the recomputation stops early."""
     alive = list(ops)
     for i in range(len(alive) - 1, -1, -1):

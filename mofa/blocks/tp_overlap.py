@@ -37,7 +37,7 @@ def overlapped(tape: Tape, ctx: Context) -> Tape:
     if not ctx.framework.tp_overlap:
         return tape
     tensors = dict(tape.tensors)
-    ops = _reduced_in_pieces(_gathered_in_pieces(list(tape.ops), ctx, tensors), ctx, tensors)
+    ops = _reduced_in_pieces(_gathered_in_pieces(list(tape.ops), ctx, tensors), tensors)
     for op in tape.ops:
         if _communicates(op, "all_gather"):
             _in_buffer(tensors, op.writes[0], op)
@@ -78,7 +78,7 @@ def _gathered_in_pieces(ops: list[Op], ctx: Context, tensors: dict[str, Tensor])
     return out
 
 
-def _reduced_in_pieces(ops: list[Op], ctx: Context, tensors: dict[str, Tensor]) -> list[Op]:
+def _reduced_in_pieces(ops: list[Op], tensors: dict[str, Tensor]) -> list[Op]:
     """A reduction right behind a product: all pieces but the last are under way while the product runs."""
     out: list[Op] = []
     for op in ops:

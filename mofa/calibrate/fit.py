@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,12 +122,10 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     """Predicted times, NaN where no curve is, and whether a row lies outside the measured range. [s]"""
     time_s, outside = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
 
-    def stream(found: Sequence[Row], form: StreamForm, num_sms: int) -> FloatN:
-        return _stream_times(found, form, curves.l2_bytes)
-
+    stream = partial(_stream_times, l2_bytes=curves.l2_bytes)
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
-        "gemm": (curves.gemm, lambda r: r.case.dtype, _gemm_times),
-        "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, _grouped_times),
+        "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
+        "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         "attention": (curves.attention, attention_key, _attention_times),
         "memory_bound": (curves.memory_bound, memory_key, stream),
         "compiled": (curves.memory_bound, memory_key, stream),
@@ -138,7 +137,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
             at = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name]
             if at:
                 chosen = [rows[i] for i in at]
-                time_s[at] = times(chosen, fitted.form, curves.num_sms)
+                time_s[at] = times(chosen, fitted.form)
                 outside[at] = _outside(chosen, fitted.ranges)
     return time_s, outside
 
@@ -250,7 +249,7 @@ def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
 ATTENTION_SIZES = ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
 
 
-def _attention_times(rows: Sequence[Row], form: AttentionForm, num_sms: int, sizes: Any = None) -> FloatN:
+def _attention_times(rows: Sequence[Row], form: AttentionForm, sizes: Any = None) -> FloatN:
     sizes = [_column(rows, x) for x in ATTENTION_SIZES] if sizes is None else sizes
     b, hq, hkv, q, kv, d_qk, d_v, causal = sizes
     return attention_s(b, hq, hkv, q, kv, d_qk, d_v, causal, form, backward=rows[0].case.op == "bwd")
@@ -270,12 +269,12 @@ def _fit_attention(rows: Sequence[Row], num_sms: int) -> Fitted:
                 return AttentionForm(block, slots, *(float(v) for v in x))
 
             start = [per_pair * block * 128 * slots, 8e-6, 1.0, 0.7, 1.0, 6e12]
-            x, cost = _robust(lambda p, form=form: np.log(_attention_times(rows, form(p), num_sms, sizes) / measured),  # type: ignore[misc]
+            x, cost = _robust(lambda p, form=form: np.log(_attention_times(rows, form(p), sizes) / measured),  # type: ignore[misc]
                               start, rounds=30)  # fmt: skip
             if best is None or cost < best[0]:
                 best = cost, form(x)
     assert best is not None
-    return _fitted(rows, best[1], _attention_times(rows, best[1], num_sms), ("q", "kv"))
+    return _fitted(rows, best[1], _attention_times(rows, best[1]), ("q", "kv"))
 
 
 def _stream_columns(rows: Sequence[Row]) -> FloatN:
@@ -328,7 +327,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
     return _fitted(rows, form, _stream_times(rows, form, l2_bytes), names)
 
 
-def _collective_times(rows: Sequence[Row], form: CollectiveForm, num_sms: int) -> FloatN:
+def _collective_times(rows: Sequence[Row], form: CollectiveForm) -> FloatN:
     return collective_s(_column(rows, "bytes"), rows[0].case.op, form)
 
 
@@ -361,11 +360,11 @@ def _fit_collective(rows: Sequence[Row]) -> Fitted:
 
     for middle, late in ((1.3, 3.0), (1.3, 6.0), (1.6, 4.0)):
         start = [least, least * middle, least * late, fast / 8, fast / 2.7, fast * 0.98]
-        x, cost = _robust(lambda p: np.log(_collective_times(rows, form(p), 0) / measured), start)
+        x, cost = _robust(lambda p: np.log(_collective_times(rows, form(p)) / measured), start)
         if best is None or cost < best[0]:
             best = cost, form(x)
     assert best is not None
-    return _fitted(rows, best[1], _collective_times(rows, best[1], 0), ("bytes",))
+    return _fitted(rows, best[1], _collective_times(rows, best[1]), ("bytes",))
 
 
 def _sustained(rows: Sequence[Row]) -> dict[str, float]:

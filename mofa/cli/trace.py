@@ -83,7 +83,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     events = trace_events(played, shown, counter)
     num = max(span.micro_batch for rank in played.spans for span in rank) + 1
     step_s = on_average(estimator, played).step_s if jitter == 0 else played.step_s
-    mean = f" ({step_s:.6g} s on average: in some, loaded kernels take the host's lead, or all runs again)"
+    mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
     note = "; ".join((
         f"{len(shown)} of {pp} pipeline ranks",
         f"every computation of {num} micro-batches, every op of the first {min(micro_batches, num)}",

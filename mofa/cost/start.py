@@ -53,7 +53,7 @@ def built(weights: Sequence[Weight], table: Sequence[int]) -> list[Want]:
 
     Examples
     --------
-    >>> built([Weight("a wq", 2, 0, 2, 0, 1.0, draft=4)], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
+    >>> built([Weight("a wq", 2, 0, 2, 0, draft=4)], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
     [Want(slot=3, nbytes=4, name='draft of a first value'), Want(slot=4, nbytes=8, name='buffer'),
      Want(slot=2, nbytes=0, name=''), Want(slot=3, nbytes=0, name='')]
     """
@@ -92,7 +92,7 @@ def broadcast(weights: Sequence[Weight]) -> list[Want]:
     The first and the second go alone, two small ones and the third together.
 
     >>> sizes = (300 << 20, 400 << 20, 1 << 20, 1 << 20, 500 << 20)
-    >>> [(w.slot, w.nbytes >> 20) for w in broadcast([Weight("w", n, 0, 0, 0, 1.0) for n in sizes])]
+    >>> [(w.slot, w.nbytes >> 20) for w in broadcast([Weight("w", n, 0, 0, 0) for n in sizes])]
     [(2, 502), (2, 0)]
     """
     filled: list[list[int]] = [[]]

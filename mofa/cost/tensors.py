@@ -130,7 +130,7 @@ def owned(rows: Rows, params: Sequence[Param], r: int, data_rank: int) -> list[f
     for buffer in buffers_of(rows, params, r):
         ranks = expert if buffer.expert else dense
         rank = data_rank * tensor_ranks // number if buffer.expert else data_rank
-        for n, size in shares(buffer, params, ranks, rank % ranks).items():
+        for n, size in shares(buffer, ranks, rank % ranks).items():
             own[n] = size
     return own
 
@@ -195,7 +195,7 @@ def _places(params: list[Param], bucket: float, ranks: int) -> tuple[tuple[tuple
     return tuple(places), tuple(begun)
 
 
-def shares(buffer: Bucketed, params: Sequence[Param], ranks: int, rank: int) -> dict[int, float]:
+def shares(buffer: Bucketed, ranks: int, rank: int) -> dict[int, float]:
     """Of each parameter of a buffer the part that a rank optimizes: it owns as much of each bucket as any other."""
     out: dict[int, float] = {}
     at = 0

@@ -22,7 +22,6 @@ class Weight:
     main: int
     state: int
     temporary: int
-    whole_params: float
     apart: bool = False
     """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
     chunk: int = 0
@@ -81,7 +80,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     return tuple(
         Weight(
             p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
-            int(temporary * own[n]), p.params, chained and p.expert, p.chunk, p.flat,
+            int(temporary * own[n]), chained and p.expert, p.chunk, p.flat,
             int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
         )
         for n, p in enumerate(params)

@@ -77,10 +77,6 @@ class Allocator:
         self._waiting: dict[int, list[Block]] = {}
         self._searches = 0
 
-    def reset_peaks(self) -> None:
-        """Peaks count from here."""
-        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
-
     # -- requests
     def malloc(self, size: int, stream: int = 0) -> Block:
         """A block of at least ``size`` bytes for work of ``stream``.

@@ -32,7 +32,7 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
     Examples
     --------
     >>> from mofa.replay.rank import Weight
-    >>> groups_of([Weight(name, 2, 0, 0, 0, 1.0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    >>> groups_of([Weight(name, 2, 0, 0, 0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
     ((0,), (2, 3), (1,))
     """
     decayed = [n for n, w in enumerate(weights) if not w.flat]

@@ -262,7 +262,7 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 
 def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
     """Enumerate, mask, cost; ``open_degrees`` are not the user's, whose batch is then wrong if none divides it."""
-    whole = combinations(space, job.workload, job.cluster, job.framework)
+    whole = combinations(space, job.cluster, job.framework)
     if len(whole) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if open_degrees:

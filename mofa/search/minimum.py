@@ -86,7 +86,7 @@ def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, usable = job.cluster.node.gpus_per_node, job.cluster.gpu.usable_memory_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(usable, 1.0)
-    degrees = product(replace(space, dp=None), job.workload, _most(job), job.framework)
+    degrees = product(replace(space, dp=None), _most(job), job.framework)
     ranks = degrees.tp * degrees.cp * degrees.pp
     tables = []
     for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):

@@ -255,13 +255,13 @@ class Combinations:
         return Combinations(self.degrees.take(degrees), self.recompute, layers)
 
 
-def product(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+def product(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All rows of :func:`combinations` as a table."""
-    found = combinations(space, workload, cluster, framework)
+    found = combinations(space, cluster, framework)
     return found.take(np.arange(len(found)))
 
 
-def combinations(space: Space, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:
+def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:
     """All combinations of a space; those that say the same twice are left out.
 
     dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.

@@ -63,10 +63,10 @@ def build(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-        raise SpecError(f"{where}: {_sentence(cls, raw, first, prefix)}") from None
+        raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
 
 
-def _sentence(cls: type[BaseModel], raw: object, problem: Mapping[str, Any], prefix: str) -> str:
+def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> str:
     path, owner = _locate(cls, problem["loc"])
     place = (prefix + path).rstrip(".") or "the file"
     kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")

@@ -20,7 +20,6 @@ from mofa.specs.base import (
 from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
-RECOVERY_PATHS: tuple[RecoveryPath, ...] = ("process", "node", "network")
 CheckpointMode = Literal["blocking", "async", "memory", "peer", "two-level", "three-level"]
 CHECKPOINT_MODES: tuple[CheckpointMode, ...] = ("blocking", "async", "memory", "peer", "two-level", "three-level")
 Recovery = Literal["checkpoint", "replica"]

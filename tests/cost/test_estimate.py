@@ -57,7 +57,7 @@ def job_of(name: str, kind: str) -> WorkloadSpec:
 def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
     """All strategies of the default space that the framework runs, with some that recompute a layer of each chunk."""
     job, machines, spec = job_of(name, kind), cluster(gpus), framework(name)
-    rows = product(default_space(job, machines, spec), job, machines, spec)
+    rows = product(default_space(job, machines, spec), machines, spec)
     rows = rows.take(check(Job(job, machines, spec), rows).reason < 0)
     rows.recompute_layers[rows.recompute_layers < -1] = 1
     return rows

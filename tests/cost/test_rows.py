@@ -34,7 +34,7 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, Str
     space = default_space(job, machines, framework)
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
-    table = product(space, job, machines, framework)
+    table = product(space, machines, framework)
     legal = (check(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
     return Job(job, machines, framework), table.take(np.flatnonzero(legal))
 

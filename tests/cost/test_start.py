@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0) -> Weight:
-    return Weight(name, int(mib * MIB), 0, 0, 0, 1.0, chunk=chunk, draft=int(draft * MIB))
+    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, draft=int(draft * MIB))
 
 
 def test_parts_are_built_one_after_the_other() -> None:

@@ -215,13 +215,6 @@ def test_expandable_unmaps_whole_pages() -> None:
     assert a.malloc(5 * MIB).address == segment.address
 
 
-def test_peaks_are_reset() -> None:
-    a = Allocator()
-    a.free(a.malloc(30 * MIB))
-    a.reset_peaks()
-    assert (a.peak_allocated, a.peak_reserved) == (0, 30 * MIB)
-
-
 @pytest.mark.parametrize("expandable", [False, True])
 def test_bytes_are_conserved(expandable: bool) -> None:
     """At any time what is reserved is what is allocated plus what is free, and no two blocks overlap."""

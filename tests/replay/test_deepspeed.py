@@ -36,7 +36,7 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
         "out", "", "", frozenset(), (("w", 100.0 * MIB),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 200 * MIB, 0, 0, 0, 100.0 * MIB)
+    weight = Weight("w", 200 * MIB, 0, 0, 0)
     return Rank(
         (weight,), ((Piece("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
         (), (), grads_always=False, flat_buffers=(), preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
@@ -145,7 +145,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
-    weights = [Weight(str(n), MIB, 0, 0, 0, 1.0, flat=n == 2) for n in range(6)]
+    weights = [Weight(str(n), MIB, 0, 0, 0, flat=n == 2) for n in range(6)]
     assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 

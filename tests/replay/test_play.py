@@ -312,8 +312,8 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     """ChainedOptimizer: the step's temporaries are those of the larger optimizer, here the experts' of 200 MiB."""
     toy = _toy(1)
     weights = (
-        Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB, 10.0),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, 10.0, apart=True),
+        Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
+        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, apart=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
@@ -380,7 +380,7 @@ def _toy(num: int) -> Rank:
         "out", "", "", frozenset(), (("w", 10.0),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0, 10.0)
+    weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0)
     return Rank(
         (weight,), ((Piece("block 0", block),),), acts, num, (False,), (False,), (False,),
         frozenset({0}), 0, (), (), grads_always=False,

@@ -58,8 +58,8 @@ def test_a_rank_owns_a_part_of_each_bucket() -> None:
     assert places == ((0, 100), (128, 228), (256, 356))
     assert buckets == (0, 384)
     buffer = Bucketed(False, 0, (2, 1, 0), places, buckets)
-    assert shares(buffer, params, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
-    assert shares(buffer, params, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
+    assert shares(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
+    assert shares(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
     _, two = _places(list(params[::-1]), 150, 2)
     assert two == (0, 256, 384)
 

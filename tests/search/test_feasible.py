@@ -232,7 +232,7 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = Job(workload(model), cluster(16), framework(name))
-    table = product(default_space(job.workload, job.cluster, job.framework), job.workload, job.cluster, job.framework)
+    table = product(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
     found = check(job, table)
     shorts = [c.short(job, table) for c in CHECKS]
     assert all((s >= 0).all() and s.shape == (len(table),) for s in shorts)

@@ -44,7 +44,7 @@ def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_g
 
 def enumerated(found: Search) -> Any:
     space = default_space(found.workload, found.cluster, found.framework)
-    return product(space, found.workload, found.cluster, found.framework)
+    return product(space, found.cluster, found.framework)
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)

@@ -155,7 +155,7 @@ def test_what_divides_is_all_that_can_run() -> None:
     lean = dividing(whole, smaller.num_gpus, JOB.batch.global_batch)
     legal = []
     for space in (whole, lean):
-        table = product(space, JOB, smaller, MEGATRON)
+        table = product(space, smaller, MEGATRON)
         ok = np.flatnonzero(check(Job(JOB, smaller, MEGATRON), table).reason < 0)
         legal.append({str(table.row(int(i), "megatron")) for i in ok})
     assert legal[0] == legal[1] and len(legal[0]) > 100

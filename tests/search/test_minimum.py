@@ -35,7 +35,7 @@ def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
     here = Job(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
     space = default_space(here.workload, here.cluster, here.framework)
     space = constrain(space, fix={}, maximum=maximum, with_=(), without=())
-    table = product(space, here.workload, here.cluster, here.framework)
+    table = product(space, here.cluster, here.framework)
     table = table.take((check(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
         return False

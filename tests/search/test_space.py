@@ -24,7 +24,7 @@ def space(
 
 
 def rows(found: Space, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
-    return product(found, workload(model, seq_len=4096, global_batch=48), cluster(gpus), framework(name))
+    return product(found, cluster(gpus), framework(name))
 
 
 def constrained(found: Space, **given: Any) -> Space:

@@ -59,7 +59,7 @@ def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: Arr
     return out
 
 
-def add_bias(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
+def add_bias(b: TapeBuilder, x: str, name: str) -> str:
     """A bias that is added by a kernel of its own; backward sums the rows and passes the gradient on."""
     nbytes = b.tensors[x].bytes
     out = b.tensor(f"{name}.biased", nbytes)
@@ -74,7 +74,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     q_width, kv_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk
     whole = column_linear(b, ctx, h, "qkv", q_width + 2 * kv_width, ctx.model.hidden)
     if a.qkv_bias:
-        whole = add_bias(b, ctx, whole, "qkv")
+        whole = add_bias(b, whole, "qkv")
     t, e = ctx.tokens, ctx.element
     q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * kv_width * e)
     v = b.tensor("v", t * kv_width * e)
@@ -360,7 +360,7 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     b.region = "mlp" if name == "mlp" else b.region
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
     if ctx.model.mlp.bias and not ctx.framework.fused_swiglu:
-        fc1 = add_bias(b, ctx, fc1, f"{name}.fc1")
+        fc1 = add_bias(b, fc1, f"{name}.fc1")
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
     b.region = ""

@@ -222,7 +222,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
         low = float(a.q_lora_rank)
         down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
         down = row_norm(b, ctx, down, "q_norm", t, low, e)
-        down = sum_gradients(b, ctx, down, "wq_b", t * low * e, ctx.has_tp)
+        down = sum_gradients(b, down, "wq_b", t * low * e, ctx.has_tp)
         q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
     query = b.tensor("q", t * heads * d_qk * e)
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
@@ -245,7 +245,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
              back=Back(back.bytes, launches // 2 + 1, back.scratch, like="rope_complex")))  # fmt: skip
     latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
-    latent = sum_gradients(b, ctx, latent, "wkv_b", t * rank * e, ctx.has_tp)
+    latent = sum_gradients(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
     b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0,
@@ -421,11 +421,6 @@ def kept_outputs(forward: Tape, model: ModelSpec, *, attention: bool = True, pro
         ):
             kept.add(op.name)
     return frozenset(kept)
-
-
-def cached_casts(forward: Tape) -> tuple[str, ...]:
-    """Weight copies that autocast's cache holds until the loss is computed, kept by the graph or not."""
-    return tuple(n for op in forward.ops if op.name.endswith(".weight_cast") for n in op.writes)
 
 
 PRIMITIVES = Primitives(

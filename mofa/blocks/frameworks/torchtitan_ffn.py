@@ -24,7 +24,7 @@ def feed_forward(
     x, wide = cast_once(b, ctx, x, name, t * hidden)
 
     def up(which: str) -> str:
-        source = sum_gradients(b, ctx, x, f"{name}.{which}", t * hidden * e, partial)
+        source = sum_gradients(b, x, f"{name}.{which}", t * hidden * e, partial)
         return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide)
 
     act = gated(b, ctx, name, up, count, count, e, fused=fused)

@@ -220,7 +220,7 @@ def enter_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -
     return _chunks(b, ctx, full, f"{name}.gather_copy", width, forward=ctx.micro_batch > 1, backward=None)
 
 
-def sum_gradients(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, here: BoolK) -> str:
+def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, here: BoolK) -> str:
     """``x``, whose gradient is a partial sum on every rank of tp and is all-reduced, a copy of it.
 
     A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both

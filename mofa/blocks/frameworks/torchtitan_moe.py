@@ -67,7 +67,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
              back=Back(2 * sent * hidden, 6, like="index_backward")))  # fmt: skip
     held = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
-    sent_rows = sum_gradients(b, ctx, routed, "moe.routed", sent * row, split)
+    sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (held,), view=True, launches=0))
     weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, sent_rows, "moe.dispatch", sent, ctx.rows_memory * ctx.etp, element, counts=True)
