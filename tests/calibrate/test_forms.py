@@ -66,7 +66,7 @@ def test_balanced_experts_are_the_general_form(each: int, groups: int, n: int, k
 @settings(max_examples=40, deadline=None)
 def test_a_throttled_clock_and_a_batch_never_save_time(m: int, n: int, k: int, kept: float) -> None:
     alone = gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132)
-    assert gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132, sustained=kept) >= alone
+    assert gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132, sustained=kept) >= alone * (1 - 1e-12)
     batch = gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132, count=3)
     assert alone <= batch <= 3 * alone + 1e-12
 
