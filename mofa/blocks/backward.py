@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import (
+    RENEWAL,
     Attention,
     Back,
     Collective,
@@ -105,6 +106,7 @@ class _Differentiator:
         self.behind = self._behind_chunks()
         self.framed = self._framed() if recompute.reentrant else {}
         self.given: set[str] = set()
+        self.lingers: tuple[str, ...] = ()
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
@@ -125,7 +127,7 @@ class _Differentiator:
             ops = _without_dead_tail(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
-        return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs)
+        return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)
 
     def _behind_chunks(self) -> set[str]:
         """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
@@ -162,6 +164,20 @@ class _Differentiator:
         self.given = set()
         held = tuple(h for n in frame.inputs if self.forward.tensors[n].grad and (h := self._held(n)))
         self.ops.append(Op(f"{group} returns", "memory_bound", None, (*held, *again, *grads), (), launches=0))
+        if self.group_of.get(RENEWAL) == group:
+            self.lingers = self._lingering(frame)
+
+    def _lingering(self, frame: _Frame) -> tuple[str, ...]:
+        """The gradient and the value of what a checkpoint around a dispatcher of tokens was given, as they go.
+
+        The dispatcher keeps the probabilities that were made again, and by their graph the detached input at its end
+        (megatron_core/transformer/moe/token_dispatcher.py, ``dispatch_preprocess``; tensor_parallel/random.py,
+        ``CheckpointFunction.backward``). Where tokens go in chunks, those are inputs of a checkpoint of their own.
+        """
+        if any(group.startswith(CHUNK) for group in self.group_of.values()):
+            return ()
+        names = [name for name in frame.inputs if name in self.grads]
+        return tuple(n for name in names for n in (self.grads[name], self._held(name)) if n)
 
     def _held(self, name: str) -> str:
         """What a frame has of a group's input: a discarded one has its memory back once it is made again, else none."""

@@ -127,7 +127,7 @@ class BlockLives:
         boundary, last = len(forward.ops), len(ops) - 1
         lives = Lifetimes(ops, {**forward.tensors, **backward.tensors})
         end_of = dict.fromkeys(forward.outputs, boundary - 1)  # the next block owns the output from here on
-        end_of.update(dict.fromkeys(backward.outputs, last))
+        end_of.update(dict.fromkeys((*backward.outputs, *backward.lingers), last))
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
         end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}

@@ -266,16 +266,22 @@ class Op(NamedTuple):
 
 
 _REGION = Op._fields.index("region")
+RENEWAL = "moe.dispatcher renewed"
+"""The op at which a layer's dispatcher of tokens gets new probabilities, and lets go of the last ones."""
 
 
 @dataclass(frozen=True)
 class Tape:
-    """Ops in issue order with their tensors. ``inputs`` are alive at the start, ``outputs`` at the end."""
+    """Ops in issue order with their tensors. ``inputs`` are alive at the start, ``outputs`` at the end.
+
+    What ``lingers`` is alive beyond the end, until the block's :data:`RENEWAL` is passed again.
+    """
 
     ops: tuple[Op, ...]
     tensors: dict[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    lingers: tuple[str, ...] = ()
 
     def saved(self) -> tuple[str, ...]:
         """Names kept for the backward pass, each once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, maximum, where
-from mofa.blocks.op import Attention, Back, Backend, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import RENEWAL, Attention, Back, Backend, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
 
 
 def stream(
@@ -39,6 +39,15 @@ def leave_frame(b: TapeBuilder, frame: str) -> None:
     held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
     if held:
         b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0))
+
+
+def renew(b: TapeBuilder) -> None:
+    """Where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
+
+    A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
+    until here (:attr:`mofa.blocks.op.Tape.lingers`).
+    """
+    b.add(Op(RENEWAL, "memory_bound", None, (), (), launches=0))
 
 
 def sp_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: FloatK) -> str:

@@ -11,7 +11,7 @@ from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
 from mofa.blocks.lifetimes import PRODUCT_ENDS
-from mofa.blocks.op import KINDS, READS, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
 from mofa.blocks.put_off import KEPT
 from mofa.cost.tensors import block_weights
 
@@ -69,6 +69,8 @@ class Deed:
     """Whether something is added to the gradient that the block is given, in its place."""
     rounds: int = 1
     """Experts that the op runs for one after the other (:mod:`mofa.cost.one_by_one`). [-]"""
+    renews: bool = False
+    """Whether what lingered of the block's last backward goes here."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Life:
     """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
     apart_last: tuple[Deed, ...] = ()
     """The same of a chunk's last block."""
+    lingers: tuple[tuple[str, int], ...] = ()
+    """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
 
     def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
@@ -224,7 +228,8 @@ def _life(
     out = of(block.forward.outputs[0]) if block.forward.outputs else ""
     back = of(block.backward.outputs[0]) if block.backward.outputs else ""
     given = block.backward.inputs[0] if block.backward.inputs else ""
-    for name in (out, back):
+    lingers = {of(name): int(value(tensors[name].bytes, k)) for name in block.backward.lingers}
+    for name in (out, back, *lingers):
         death.pop(name, None)
     # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
     frees: dict[int, list[str]] = {}
@@ -248,7 +253,7 @@ def _life(
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
               bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given,
-              places)
+              places, bool(lingers) and op.name.startswith(RENEWAL))
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(deeds, weights)
@@ -269,7 +274,7 @@ def _life(
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (), reduced,
+        _dry(block, k) if pipelined else (), reduced, lingers=tuple(lingers.items()),
     )  # fmt: skip
 
 
@@ -405,7 +410,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 def _deed(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
-    by_weights: bool, sums: bool, places: Mapping[str, int],
+    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool,
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.stream, 0)
@@ -434,6 +439,6 @@ def _deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.rounds, k)),
+        int(value(op.rounds, k)), renews,
     )  # fmt: skip
-    return deed if new or scratch or dead or claim or grads or sums or deed.frees_held else None
+    return deed if new or scratch or dead or claim or grads or sums or renews or deed.frees_held else None

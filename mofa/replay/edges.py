@@ -9,11 +9,11 @@ from mofa.cost.start import BROADCAST, DRAFT, TABLE, Want, broadcast
 from mofa.cost.unshard import AHEAD
 from mofa.cost.weights import stepped
 from mofa.replay import deepspeed
-from mofa.replay.journal import BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.journal import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.passes import short_name
 
 if TYPE_CHECKING:
-    from mofa.replay.passes import Kept
+    from mofa.replay.passes import Kept, Slots
     from mofa.replay.player import Player
     from mofa.replay.rank import Rank, Weight
 
@@ -50,6 +50,47 @@ def gather(player: Player, c: int, g: int) -> None:
 def gather_ends(player: Player) -> None:
     """Behind a chunk's forward the last group's goes as well."""
     _let_go(player)
+
+
+def prepare(player: Player) -> None:
+    """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
+    buffers that it receives inputs in; then those for gradients (torch/distributed/pipelining/stage.py,
+    ``_shape_inference``)."""
+    r = player.rank
+    if not any((*r.receives, *r.sends)):
+        return
+    act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+    for c, pieces in enumerate(r.chunks):
+        zeros = None if c in r.first_chunks else player.new(r.boundary_bytes, act)
+        player.lasting()
+        x = zeros[0] if zeros is not None else None
+        for g, (piece, code) in enumerate(zip(pieces, player.scripts[c], strict=True)):
+            gather(player, c, g)
+            slots: Slots = [None] * code.num_slots
+            if zeros is None or x is not zeros[0]:
+                slots[code.x] = x
+            player.run(code, code.dry, slots, "trial forward", piece)
+            out = code.logits if code.logits >= 0 else code.out
+            after, slots[out] = slots[out], None
+            player.clear(code.rest, slots)
+            x = after
+        gather_ends(player)
+        for kept in player.held.values():
+            player.drop(kept)
+        player.held = {}
+        if x is not None:
+            player.drop((x, outside(ACTIVATIONS, player.sends.name(c), "end of a trial forward")))
+        if zeros is not None:
+            player.drop(zeros)
+        start = player.note()
+        for _ in range(r.num_micro_batches if r.receives[c] else 0):
+            player.new(r.boundary_bytes, act)
+        player.look(start)
+    start = player.note()
+    for c in range(len(r.chunks)):
+        for _ in range(r.num_micro_batches if r.sends[c] else 0):
+            player.new(r.boundary_bytes, act)
+    player.look(start)
 
 
 def fetch(player: Player) -> None:

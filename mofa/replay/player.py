@@ -10,7 +10,7 @@ from mofa.cost.instants import WORKSPACE
 from mofa.cost.start import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
-from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted
+from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, prepare, reduce, wanted
 from mofa.replay.journal import (
     ACTIVATIONS,
     BUFFERS,
@@ -22,6 +22,7 @@ from mofa.replay.journal import (
     Journal,
     outside,
 )
+from mofa.replay.lingering import BLOCKS, Lingering
 from mofa.replay.passes import Kept, Pass, Slots, short_name
 from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
 from mofa.replay.rank import Piece, Rank
@@ -40,6 +41,7 @@ from mofa.replay.script import (
     LATE,
     NEW,
     PRODUCT,
+    RENEW,
     REPLACED,
     SUM,
     Bound,
@@ -83,6 +85,7 @@ class Player:
         self.input_grads: dict[tuple[int, int], Block] = {}
         self.whole_buckets: list[Kept] = []
         self.drawn: Drawn | None = None
+        self.lingering = Lingering(lambda: self.scripts)
         self.sends = Sends(self)
         self.steady = Steady(self, skip_rounds=skip_rounds)
 
@@ -205,7 +208,7 @@ class Player:
         self.begun = set()
         self.look(start)
         if r.preallocated and self.step == 1:
-            self.prepare()
+            prepare(self)
         else:
             fetch(self)
         self.steady.compute()
@@ -219,51 +222,11 @@ class Player:
         optimize(self)
         self.look(start)
 
-    def prepare(self) -> None:
-        """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
-        buffers that it receives inputs in; then those for gradients (torch/distributed/pipelining/stage.py,
-        ``_shape_inference``)."""
-        r = self.rank
-        if not any((*r.receives, *r.sends)):
-            return
-        act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
-        for c, pieces in enumerate(r.chunks):
-            zeros = None if c in r.first_chunks else self.new(r.boundary_bytes, act)
-            self.lasting()
-            x = zeros[0] if zeros is not None else None
-            for g, (piece, code) in enumerate(zip(pieces, self.scripts[c], strict=True)):
-                gather(self, c, g)
-                slots: Slots = [None] * code.num_slots
-                if zeros is None or x is not zeros[0]:
-                    slots[code.x] = x
-                self.run(code, code.dry, slots, "trial forward", piece)
-                out = code.logits if code.logits >= 0 else code.out
-                after, slots[out] = slots[out], None
-                self.clear(code.rest, slots)
-                x = after
-            gather_ends(self)
-            for kept in self.held.values():
-                self.drop(kept)
-            self.held = {}
-            if x is not None:
-                self.drop((x, outside(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
-            if zeros is not None:
-                self.drop(zeros)
-            start = self.note()
-            for _ in range(r.num_micro_batches if r.receives[c] else 0):
-                self.new(r.boundary_bytes, act)
-            self.look(start)
-        start = self.note()
-        for c in range(len(r.chunks)):
-            for _ in range(r.num_micro_batches if r.sends[c] else 0):
-                self.new(r.boundary_bytes, act)
-        self.look(start)
-
     def between(self) -> object:
         """Equal for the ends of two steps after which all goes alike."""
         kept = (block for block, _ in self.grads)
         late = (block for items in (self.turned, self.input_grads) for _, block in sorted(items.items()))
-        return self.a.fingerprint(), tuple(b.address for b in (*kept, *late))
+        return self.a.fingerprint(), tuple(b.address for b in (*kept, *late)), self.lingering.places()
 
     def play(self, kind: str, c: int, i: int) -> None:
         """A computation op by op."""
@@ -313,7 +276,7 @@ class Player:
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.x] = x
-            self.run(code, code.forward, slots, "forward", piece)
+            self.run(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.out
             if given >= 0:
@@ -352,7 +315,7 @@ class Player:
         at, pieces = self.passes[c, i], self.rank.chunks[c]
         for n, (code, slots) in enumerate(zip(self.scripts[c], at.slots, strict=True)):
             acts = code.weights_of_last if n == len(pieces) - 1 else code.weights
-            self.run(code, acts, slots, "backward by weights", pieces[n], c * 10_000 + n)
+            self.run(code, acts, slots, "backward by weights", pieces[n], c * BLOCKS + n)
         for code, slots in zip(self.scripts[c], at.slots, strict=True):
             self.clear(code.rest, slots)
         at.slots, at.place = [[None]], -1
@@ -383,10 +346,14 @@ class Player:
             if dy is not None and code.given >= 0:
                 slots[code.given] = dy
             phase = "backward by inputs" if hold else "backward"
-            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * 10_000 + n)
+            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
+            if code.lingers:
+                self.lingering.leave(c * BLOCKS + n, code, slots)
             if code.back >= 0:
                 dy, slots[code.back] = slots[code.back], None
+                if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
+                    dy, _ = self.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
             self.clear(code.loose if hold else code.rest, slots)
         for kept in self.late:
             self.drop(kept)
@@ -446,6 +413,9 @@ class Player:
                 self.sends.replaced()
                 if self.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
                     self.notes.clean = False
+            elif kind == RENEW:
+                for gone in self.lingering.renewed(index):
+                    self.drop(gone)
             elif kind == SUM:
                 if old is None and self.received:
                     slots[slot], _ = self.new(self.received, act)

@@ -10,7 +10,7 @@ from mofa.replay.allocator import Allocator
 from mofa.replay.expandable import least_expandable
 from mofa.replay.journal import Act, Journal
 from mofa.replay.pools import ALLOCATED, FREE, MANY, Block, OutOfDeviceMemory, Pool, address_of
-from mofa.replay.routine import NEAR, Held, Routine
+from mofa.replay.routine import NEAR, NOTHING, Held, Routine
 
 Overflow = Callable[[OutOfDeviceMemory, Act, int], Block]
 """Says what to do where the device is full: what did not fit, in which act and event."""
@@ -72,7 +72,7 @@ def _requests(
     """
     blocks = held.blocks
     del blocks[len(routine.slots) - len(routine.taken) :]
-    blocks += [_NONE] * len(routine.taken)
+    blocks += [NOTHING] * len(routine.taken)
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     expandable = a.expandable
@@ -178,10 +178,6 @@ def _requests(
         else:
             insort(one, free, key=address_of)
     return rests, grown
-
-
-_NONE = Block(Pool(0, False), 0, 0, FREE)
-"""In slots that nothing was taken for yet."""
 
 
 def _grow(

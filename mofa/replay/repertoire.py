@@ -8,6 +8,9 @@ from mofa.replay.rank import Rank
 from mofa.replay.routine import Routine
 from mofa.replay.script import Script, script
 
+Which = tuple[str, int, bool]
+"""A kind of computation, its chunk, and whether anything lingers of that (:mod:`mofa.replay.lingering`)."""
+
 
 class Repertoire:
     """Of one plan and kind of allocator: ranks that hold equal lives do the same in a computation, whatever they own
@@ -27,23 +30,25 @@ class Repertoire:
         """Those of a rank's pieces, per chunk."""
         return [[self.script(piece.life) for piece in chunk] for chunk in rank.chunks]
 
-    def keep(self, routine: Routine, rank: Rank, kind: str, c: int) -> None:
+    def keep(self, routine: Routine, rank: Rank, which: Which) -> None:
         """A computation that can be repeated."""
-        names = tuple(piece.name for piece in rank.chunks[c])
-        self._routines[self._key(rank, kind, c)] = names, routine.to(None)
+        names = tuple(piece.name for piece in rank.chunks[which[1]])
+        self._routines[self._key(rank, which)] = names, routine.to(None)
 
-    def knows(self, rank: Rank, kind: str, c: int) -> bool:
+    def knows(self, rank: Rank, which: Which) -> bool:
         """Whether a computation was noted down, of whichever rank."""
-        return self._key(rank, kind, c) in self._routines
+        return self._key(rank, which) in self._routines
 
-    def routine(self, rank: Rank, kind: str, c: int, a: Allocator) -> Routine:
+    def routine(self, rank: Rank, which: Which, a: Allocator) -> Routine:
         """It, for an allocator."""
-        names, routine = self._routines[self._key(rank, kind, c)]
+        c = which[1]
+        names, routine = self._routines[self._key(rank, which)]
         mine = (piece.name for piece in rank.chunks[c])
         return routine.of(dict(zip(names, mine, strict=True))).to(a)
 
     @staticmethod
-    def _key(rank: Rank, kind: str, c: int) -> object:
+    def _key(rank: Rank, which: Which) -> object:
         """Equal for computations that do the same behind the first of their kind."""
+        kind, c, lingers = which
         ends = rank.receives[c], rank.sends[c], rank.turns[c], c in rank.first_chunks
-        return kind, ends, *(id(piece.life) for piece in rank.chunks[c])
+        return kind, lingers, ends, *(id(piece.life) for piece in rank.chunks[c])

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from mofa.replay.allocator import Allocator
 from mofa.replay.journal import Act, Journal
-from mofa.replay.pools import Block, Pool
+from mofa.replay.pools import FREE, Block, Pool
 
 Request = tuple[int, int, list[Block], Pool]
 """Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
@@ -24,6 +24,10 @@ NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]
 """The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
+Waiting = tuple[Block | None, int]
+"""A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
+NOTHING = Block(Pool(0, False), 0, 0, FREE)
+"""In slots that nothing was taken for yet."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Routine:
     are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the sizes go
     up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are up then,
     ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the last)
-    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator. [B]
+    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator. ``left`` are the slots of what
+    lingers of the chunk then (:mod:`mofa.replay.lingering`). [B]
     """
 
     orders: tuple[Order, ...]
@@ -53,6 +58,7 @@ class Routine:
     passages: tuple[tuple[int, str, str], ...]
     looks: tuple[tuple[int, int], ...]
     places: Places
+    left: tuple[int, ...]
 
     def to(self, a: Allocator | None) -> Routine:
         """The same to another allocator, or to none."""
@@ -82,6 +88,13 @@ class Held:
         self.last: Routine | None = None
         """The last computation of the pass."""
 
+    def await_(self, waiting: Sequence[Waiting]) -> None:
+        """Have what lingers of the chunk in the next slots."""
+        for block, size in waiting:
+            if block is not None and block.size > size:
+                self.rests[len(self.blocks)] = block.size - size
+            self.blocks.append(block or NOTHING)
+
     @property
     def places(self) -> tuple[int, ...]:
         """Where it lies."""
@@ -98,19 +111,26 @@ class Held:
 class Notes:
     """Watches a computation being played: ``take`` and ``free`` stand for the allocator's."""
 
-    def __init__(self, allocator: Allocator, journal: Journal, held: Held | None) -> None:
+    def __init__(
+        self, allocator: Allocator, journal: Journal, held: Held | None, waiting: Sequence[Waiting]
+    ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
         self.held = held or Held()
         last = self.held.last
         self.asked = list(last.slots) if last else []
-        self.num_before = len(self.asked)
         self.live = {id(self.held.blocks[slot]): slot for slot in last.kept} if last else {}
+        self.held.await_(waiting)
+        for block, size in waiting:
+            if block is not None:
+                self.live[id(block)] = len(self.asked)
+            self.asked.append(size)
+        self.num_before = len(self.asked)
         self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
         self.clean = True
-        """Whether nothing but the pass's own was touched."""
+        """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
 
     def take(self, size: int, index: int) -> Block:
         """Allocate."""
@@ -147,13 +167,14 @@ class Notes:
         """What is reserved was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
-    def routine(self, pieces: Sequence[Sequence[Block | None]]) -> Routine | None:
+    def routine(self, pieces: Sequence[Sequence[Block | None]], lingering: Sequence[Block]) -> Routine | None:
         """The computation as it was played; None where it cannot be repeated.
 
-        ``pieces`` are what the pass holds now: that and nothing else must be what is left of it.
+        ``pieces`` are what the pass holds now: that, what is ``lingering`` and nothing else must be what is left of it.
         """
+        left = tuple(self.live.get(id(block), -2) for block in lingering)
         places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
-        found = [slot for piece in places for slot in piece if slot != -1]
+        found = [*left, *(slot for piece in places for slot in piece if slot != -1)]
         kept = tuple(sorted(self.live.values()))
         if not self.clean or tuple(sorted(found)) != kept:
             return None
@@ -175,7 +196,7 @@ class Notes:
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
             tuple((at - start, phase, name) for at, phase, name in self.journal.new_passages[self.passages :]),
-            tuple(self.looks), places,
+            tuple(self.looks), places, left,
         )  # fmt: skip
         return self.held.last
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mofa.blocks.op import RENEWAL
 from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE = range(12)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
 what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
-free at the end of the backward."""
+free at the end of the backward; free what lingered of the block's last backward."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -57,6 +58,8 @@ class Script:
     """A pipeline's output, which the schedule holds."""
     dry: Bound = ()
     """The forward that stages learn shapes by."""
+    lingers: tuple[tuple[Act, int], ...] = ()
+    """What lets go what lingers of a backward, and the rounded sizes of that. [B]"""
 
 
 class _Slots:
@@ -137,6 +140,8 @@ class _Slots:
                     out.append(self.act(FREE_REDUCED if name in self.life.reduced else late, name, deed.op))
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
+            if deed.renews:
+                out.append(Act(RENEW, 0, 0, 0, ACTIVATIONS, "", deed.op))
         return tuple(out)
 
 
@@ -158,6 +163,7 @@ def script(life: Life) -> Script:
     loose = tuple(slots.act(FREE, name, "end") for name in sorted(born - needed) if name)
     above = tuple(slots.act(FREE, name, "end") for name in sorted(life.above_weights()))
     rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
+    lingers = tuple((slots.act(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in life.lingers)
     return Script(
         len(slots.index),
         bound(forward),
@@ -176,4 +182,5 @@ def script(life: Life) -> Script:
         rest,
         place(life.logits),
         bound(dry),
+        lingers,
     )

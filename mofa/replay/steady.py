@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mofa.replay.edges import awaited, buckets, reduce
 from mofa.replay.passes import Pass
 from mofa.replay.repeat import repeat
+from mofa.replay.repertoire import Which
 from mofa.replay.rounds import LONG, Rounds
 from mofa.replay.routine import Held, Notes, Routine
 
@@ -27,8 +28,8 @@ class Steady:
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
         self.repeats = skip_rounds and not player.sends.reduces
-        self.routines: dict[tuple[str, int], Routine] = {}
-        self.tries: dict[tuple[str, int], int] = {}
+        self.routines: dict[Which, Routine] = {}
+        self.tries: dict[Which, int] = {}
         self.played: set[tuple[str, int]] = set()
         self.places: dict[object, int] = {}
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
@@ -76,7 +77,7 @@ class Steady:
         if player.turned or player.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()]
-        return player.sends.state(last), *passes
+        return player.sends.state(last), player.lingering.places(), *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         player = self.player
@@ -96,14 +97,15 @@ class Steady:
             player.play(kind, c, i)
             self.played.add((kind, c))
             return
-        routine = self.routines.get((kind, c))
-        known = routine is None and player.repertoire.knows(player.rank, kind, c)
+        which = kind, c, player.lingering.of(c)
+        routine = self.routines.get(which)
+        known = routine is None and player.repertoire.knows(player.rank, which)
         if known and (kind, c) in self.played:
-            routine = self.routines[kind, c] = player.repertoire.routine(player.rank, kind, c, player.a)
+            routine = self.routines[which] = player.repertoire.routine(player.rank, which, player.a)
         if routine is not None:
             self._repeat(routine, kind, c, i)
-        elif not known and self.tries.get((kind, c), 0) < TRIES:
-            self._note_down(kind, c, i)
+        elif not known and self.tries.get(which, 0) < TRIES:
+            self._note_down(which, i)
         else:
             player.play(kind, c, i)
         self.played.add((kind, c))
@@ -118,7 +120,10 @@ class Steady:
         elif at.held is None:  # begun before there were notes
             player.play(kind, c, i)
             return
-        start, before, end = repeat(routine, at.held, player.a, player.journal, player.overflow)
+        held = at.held
+        held.await_(player.lingering.waiting(c))
+        start, before, end = repeat(routine, held, player.a, player.journal, player.overflow)
+        player.lingering.replace(c, [held.blocks[slot] for slot in routine.left])
         if player.a.peak_allocated > player.highest[-1][0]:
             player.highest[-1] = (player.a.peak_allocated, start, before, end)
         if kind in "BW" and not player.rank.preallocated:
@@ -126,23 +131,25 @@ class Steady:
         else:
             at.place = -1
 
-    def _note_down(self, kind: str, c: int, i: int) -> None:
-        """A computation op by op, to be repeated later if nothing but its own pass is touched."""
+    def _note_down(self, which: Which, i: int) -> None:
+        """A computation op by op, to be repeated later if nothing but its own pass and what lingers is touched."""
         player = self.player
+        kind, c, _ = which
         at = player.passes.get((c, i))
         if at is not None and at.held is None:
             player.play(kind, c, i)
             return
-        self.tries[kind, c] = self.tries.get((kind, c), 0) + 1
-        notes = Notes(player.a, player.journal, at.held if at is not None else None)
+        self.tries[which] = self.tries.get(which, 0) + 1
+        waiting = player.lingering.waiting(c)
+        notes = Notes(player.a, player.journal, at.held if at is not None else None, waiting)
         if at is not None:
             at.unfold()
         with player.noting(notes):
             player.play(kind, c, i)
         at = player.passes.get((c, i))
-        routine = notes.routine([*at.slots, [at.out]] if at is not None else ())
+        routine = notes.routine([*at.slots, [at.out]] if at is not None else (), player.lingering.blocks(c))
         if routine is not None:
-            self.routines[kind, c] = routine
-            player.repertoire.keep(routine, player.rank, kind, c)
+            self.routines[which] = routine
+            player.repertoire.keep(routine, player.rank, which)
         if at is not None:
             at.held = notes.held if routine is not None else None

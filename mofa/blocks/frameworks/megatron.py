@@ -23,7 +23,16 @@ from mofa.blocks.frameworks.megatron_linear import (
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
-from mofa.blocks.parts import embedding_backward_scratch, fused_attention, linear, sp_gather, stream, tp_copy, tp_reduce
+from mofa.blocks.parts import (
+    embedding_backward_scratch,
+    fused_attention,
+    linear,
+    renew,
+    sp_gather,
+    stream,
+    tp_copy,
+    tp_reduce,
+)
 from mofa.blocks.tp_overlap import buffer_bytes
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
@@ -234,6 +243,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     row = hidden * e
     sent = b.tensor("moe.sent", copies * row)
     row_ids = b.tensor("moe.row_ids", ctx.shard * (2 * spec.num_experts + 1) * 4.0, grad=False)
+    if fw.dispatcher == "alltoall":  # its own probabilities are the router's, the others' those that were exchanged
+        renew(b)
     b.add(
         Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (h, scores), (sent, row_ids), (row_ids,),
            launches=3, back=Back((copies + ctx.shard) * row, 3))
@@ -242,6 +253,8 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     for i in range(fw.dispatch_syncs):  # the counts reach the host before the all-to-all needs its splits
         b.add(Op(f"moe.sync{i}", "host", HostSync()))
     received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    if fw.dispatcher != "alltoall":
+        renew(b)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
         gathered = b.tensor("moe.gathered", kept * row)

@@ -10,6 +10,7 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
 from mofa.blocks.op import Back, Collective, FloatK, HostSync, Op, Stream, TapeBuilder
+from mofa.blocks.parts import renew
 
 
 def router(b: TapeBuilder, ctx: Context, h: str) -> str:
@@ -58,6 +59,7 @@ def permute(
     sent = b.tensor("moe.sent", held * row)
     rows = b.tensor("moe.row_ids", held * 8.0, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
+    renew(b)
     b.add(
         Op(
             "moe.select",

@@ -1,0 +1,68 @@
+"""What lingers of recomputed layers of experts from their backward until their dispatchers are renewed.
+
+It belongs to a chunk, not to one of its passes: the next forward of the chunk lets it go, or the next backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mofa.replay.passes import Kept, Slots
+from mofa.replay.pools import Block
+from mofa.replay.routine import Waiting
+from mofa.replay.script import Script
+
+BLOCKS = 10_000
+"""Numbers of a chunk's blocks: that of the n-th of chunk c is ``c * BLOCKS + n``."""
+
+
+class Lingering:
+    """Blocks by the number of the layer that they linger of; ``scripts`` gives those of all chunks."""
+
+    def __init__(self, scripts: Callable[[], Sequence[Sequence[Script]]]) -> None:
+        self._scripts = scripts
+        self._kept: dict[int, list[Kept]] = {}
+
+    def leave(self, index: int, code: Script, slots: Slots) -> None:
+        """A layer's backward is through: what lingers is in no slot of its pass from here on."""
+        left: list[Kept] = []
+        for act, _ in code.lingers:
+            block, slots[act.slot] = slots[act.slot], None
+            assert block is not None, act
+            left.append((block, act))
+        self._kept[index] = left
+
+    def renewed(self, index: int) -> list[Kept]:
+        """What goes as a layer's dispatcher is renewed."""
+        return self._kept.pop(index, [])
+
+    def of(self, c: int) -> bool:
+        """Whether anything lingers of a chunk."""
+        return any(index // BLOCKS == c for index in self._kept)
+
+    def waiting(self, c: int) -> list[Waiting]:
+        """A chunk's, and None for what may linger and does not: always as many, in the same order."""
+        out: list[Waiting] = []
+        for n, code in enumerate(self._scripts()[c]):
+            if code.lingers:
+                kept = self._kept.get(c * BLOCKS + n)
+                blocks = [block for block, _ in kept] if kept else [None] * len(code.lingers)
+                out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
+        return out
+
+    def blocks(self, c: int) -> list[Block]:
+        """A chunk's, in that order."""
+        return [block for block, _ in self.waiting(c) if block is not None]
+
+    def replace(self, c: int, blocks: Sequence[Block]) -> None:
+        """All that lingers of a chunk: nothing, or of every layer, in that order."""
+        rest = iter(blocks)
+        for n, code in enumerate(self._scripts()[c]):
+            if code.lingers:
+                self._kept.pop(c * BLOCKS + n, None)
+                if blocks:
+                    self._kept[c * BLOCKS + n] = [(next(rest), act) for act, _ in code.lingers]
+
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """Where it lies, equal for states from which all goes alike."""
+        return tuple((index, *(block.address for block, _ in kept)) for index, kept in sorted(self._kept.items()))
