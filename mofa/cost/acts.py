@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE = range(11)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW = range(12)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
 block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
-summand; let go at the end of the backward."""
+summand; let go at the end of the backward; let go what lingers of the block's last backward."""
 TAKES = TAKE, CLAIM
-EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM
+EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM, RENEW
 """What matters whatever the pool."""
 Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
 Requests = list[tuple[int, int]]
 """Bytes to be taken, 0 where a slot is let go, and the slot. [B]"""
+Renewed = tuple[tuple[int, ...], Requests]
+"""Slots of what lingers of a chunk, and requests among which it goes. [B]"""
 
 
 def pool_of(size: int, stream: int = 0) -> int:
@@ -49,6 +51,8 @@ class Script:
     back: int
     logits: int = -1
     dry: tuple[Act, ...] = ()
+    lingers: tuple[tuple[int, int], ...] = ()
+    """Slots of what lingers of a backward, and their sizes. [B]"""
     by_pool: dict[int, tuple[tuple[Act, ...], ...]] = field(default_factory=dict, compare=False)
 
     def asks(self) -> set[int]:
@@ -126,6 +130,8 @@ class _Slots:
             out += [self.free(name, CACHE if name in cached else LATE if name in late else FREE) for name in gone]
             if deed.frees_held:
                 out.append((DROP, 0, 0, 0))
+            if deed.renews:
+                out.append((RENEW, 0, 0, 0))
         return tuple(out)
 
 
@@ -136,7 +142,10 @@ def script(life: Life) -> Script:
     x, out, given, back = (slots.of(name) if name else -1 for name in ("x", life.out, life.given, life.back))
     logits = slots.of(life.logits) if life.logits else -1
     dry = slots.acts(life.dry)
-    return Script(forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry)
+    lingers = tuple((slots.of(name), rounded(nbytes)) for name, nbytes in life.lingers)
+    return Script(
+        forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry, lingers
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,10 @@ class Course:
     trial_product: int = 0
     begins: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """How many requests of a forward and of a trial forward are in front of each block's."""
+    lingers: tuple[int, ...] = ()
+    """The slots of what lingers of a backward."""
+    renewed: tuple[Renewed, Renewed] = ((), []), ((), [])
+    """Forward and backward where such is there, which is put into these slots before."""
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -197,20 +210,22 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
         Whether the first block's weight is the last one's, whose gradient is the one that stays.
     """
     made = _Course(pool, chunk, ends, accumulates, tied)
-    forward = made.forward()
+    forward, renewed = made.without_waiting(made.forward())
     before, made.product = made.product, None
     begins = made.begins
     left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
     output = made.out if ends.kept else -1
-    backward, _ = made.backward(first=False)
+    backward, renewed_again = made.without_waiting(made.backward(first=False)[0])
+    lingers = tuple(slot for slots in made.left for slot in slots)
     of_backward, made.product = made.product, None
     gradient = made.gradient
     if accumulates == "there":
         products = before or 0, of_backward or 0
         return Course(
             made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, made.loss, output,
-            gradient, gradient,
+            gradient, gradient, lingers=lingers, renewed=(renewed, renewed_again),
         )  # fmt: skip
+    assert not lingers, "gradients of layers with something that lingers are there from the start"
     first, gradients = made.backward(first=True)
     trial = _Course(pool, chunk, ends, accumulates, tied)
     return Course(
@@ -235,6 +250,16 @@ class _Course:
         self.cache: list[int] = []
         self.places: list[list[int]] = []
         self.begins: list[int] = []
+        self.left: list[list[int]] = []
+        self.waiting: list[list[int]] = []
+
+    def without_waiting(self, requests: Requests) -> tuple[Requests, Renewed]:
+        """Requests of a pass that found nothing lingering, and of one that did."""
+        waiting, self.waiting = tuple(slot for slots in self.waiting for slot in slots), []
+        if not waiting:
+            return requests, ((), requests)
+        gone = set(waiting)
+        return [(size, slot) for size, slot in requests if slot not in gone], (waiting, requests)
 
     def take(self, size: int, pool: int, out: Requests) -> int:
         """A slot; -1 where it is another pool's."""
@@ -284,6 +309,7 @@ class _Course:
 
     def backward(self, *, first: bool) -> tuple[Requests, tuple[tuple[int, ...], ...]]:
         ends = self.ends
+        self.left = []
         out: Requests = [(0, self.out)] if self.out >= 0 and not ends.kept else []
         dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends and not ends.kept else -1
         self.received = ends.sends and ends.kept
@@ -296,9 +322,16 @@ class _Course:
             self.run(one, one.on(self.pool)[1], place, out, mine if first and not (self.tied and n == 0) else None)
             gradients.append(tuple(mine))
             dy = -1
+            self.left.append([place[slot] for slot, _ in one.lingers if place[slot] >= 0])
+            for slot, _ in one.lingers:
+                place[slot] = -1
             if one.back >= 0:
                 dy, place[one.back] = place[one.back], -1
+                if n == 0 and ends.receives and one.back in (slot for slot, _ in one.lingers):
+                    dy = self.take(ends.boundary, pool_of(ends.boundary), out)  # a copy: the gradient lingers
             out += [(0, slot) for slot in place if slot >= 0]
+        self.left.reverse()
+        self.waiting.reverse()
         out += [(0, slot) for slot in self.late]
         self.late = []
         self.gradient = -1
@@ -334,6 +367,11 @@ class _Course:
                     place[slot] = num
                     num += 1
                 self.received = False
+            elif code == RENEW:
+                lasting = [num + i for i in range(sum(pool_of(nbytes) == mine for _, nbytes in one.lingers))]
+                out += [(0, slot) for slot in lasting]
+                self.waiting.append(lasting)
+                num += len(lasting)
             elif code == LOSS:
                 self.loss = len(out)
             elif code == PRODUCT:

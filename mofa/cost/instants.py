@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.lingering import Lingering
 from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
@@ -38,8 +39,9 @@ class _Instant:
     """One instant: bytes alive per stage, -inf where it does not occur, and what they are made of. (n, R) [B]
 
     ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
-    there, ``copies`` are weight copies besides; ``transient`` gives the kinds that the op holds for the candidates at
-    these positions. (len(KINDS), len(at)) ``inside`` says where it is: a layer's forward or backward, or the loss.
+    there, ``copies`` are weight copies besides, ``lingers`` what earlier computations left; ``transient`` gives the
+    kinds that the op holds for the candidates at these positions. (len(KINDS), len(at)) ``inside`` says where it is: a
+    layer's forward or backward, or the loss.
     """
 
     name: str
@@ -48,6 +50,7 @@ class _Instant:
     minus: ArrayN | float | None
     grads: ArrayN | float
     copies: ArrayN | float
+    lingers: ArrayN | float
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
@@ -65,6 +68,7 @@ class Instants:
         self.ends_saved = self._ends_saved()
         acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.acts = acts + self.ends_saved
+        self.lingering = Lingering(rows)
         self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
@@ -160,23 +164,26 @@ class Instants:
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
+        lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``."""
-        alive = self.fixed + grads * self.grads + transient[:, None] + copies
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
             alive += self.acts - minus
-        self.all.append(_Instant(name, inside, np.where(where, alive, -np.inf), minus, grads, copies, kinds))
+        total = np.where(where, alive, -np.inf)
+        self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
 
     def add_block(
         self, way: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant on the ``way`` through a layer of a kind in these modes: ``peaks`` by mode, combination and kind,
         and of what."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{way} {name}", where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
-            copies=copies, inside=way,
+            copies=copies, lingers=lingers, inside=way,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -219,8 +226,15 @@ class Instants:
                 own = saved[:, i][:, None]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
-                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached)
-                self.add_block("backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting)
+                ahead, later, first = self._lingers(i, int(bool(label)))
+                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
+                self.add_block(
+                    "backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting, lingers=later
+                )  # fmt: skip
+                if self.lingering:
+                    name = f"of the first {kind} block{label}"
+                    some = has & self.lingering.there
+                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, lingers=first)
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - whole + self._one_micro_batch()
@@ -231,6 +245,16 @@ class Instants:
                     name = f"of the first {kind} block{label}"
                     swap = self._embedding_gather(i) + waiting
                     self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
+
+    def _lingers(self, kind: int, recomputed: int) -> tuple[ArrayN | float, ArrayN | float, ArrayN | float]:
+        """What lingers of earlier computations in a kind's last forward, last backward and first backward."""
+        if not self.lingering:
+            return 0.0, 0.0, 0.0
+        inside = self.lingering.inside
+        return (
+            inside(kind, recomputed, forward=True), inside(kind, recomputed, forward=False),
+            inside(kind, recomputed, forward=False, first=True),
+        )  # fmt: skip
 
     def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
         """What layers behind the last of a kind keep, and layers of it behind its last recomputed one. (n, R) [B]
@@ -309,11 +333,16 @@ class Instants:
         group = np.where(rows.is_first > 0, end, layer)
         self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
 
-    def _add_nothing(self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float) -> None:
+    def _add_nothing(
+        self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
+        lingers: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
         """An instant outside of all layers."""
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
-        self.add(name, everywhere, nothing[0], lambda at: nothing[:, at], minus, grads=grads, copies=copies)
+        self.add(
+            name, everywhere, nothing[0], lambda at: nothing[:, at], minus, grads=grads, copies=copies, lingers=lingers
+        )  # fmt: skip
 
     def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
         """The loss, the embedding's gradient and the optimizer's step."""
@@ -323,10 +352,14 @@ class Instants:
         for name, kinds, copies in (
             ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
-            self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies)
+            lingers = self.lingering.at_end(-1, forward=name == "loss forward") if self.lingering else 0.0
+            self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
+        gone, lingers = self._one_micro_batch(), 0.0
+        if self.lingering:
+            lingers = self.lingering.at_end(0, forward=False, ended=True) + self.lingering.there * gone
         self._add_end(
-            "embedding backward", rows.is_first, embedding.backward_kinds, self._one_micro_batch(), grads=1.0,
-            copies=tied_grads(rows),
+            "embedding backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
+            lingers=lingers,
         )  # fmt: skip
 
     def _optimizer(self) -> None:
@@ -337,18 +370,19 @@ class Instants:
         if gathers_whole(rows):
             gathered, grads = unsharded(rows, self.grads)
             copies = -gathered
-        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies)
+        lingers = self.lingering.at_rest if self.lingering else 0.0
+        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 
     def _add_end(
         self, name: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
-        copies: ArrayN | float = 0.0,
+        copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
             name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies,
-            inside="loss" if name.startswith("loss") else "",
+            lingers=lingers, inside="loss" if name.startswith("loss") else "",
         )  # fmt: skip
 
     def _one_micro_batch(self) -> ArrayN:
@@ -412,6 +446,7 @@ class Instants:
                 left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
                 live = live + kept[:, here] * np.where(some > 0, left, 0.0)
             out[_ROW[:, None], here] += live
+            out[place["activations"], here] += _at(one.lingers, where)
             copies = _at(one.copies, where)  # less than none where weights are not gathered
             out[place["weight_copies"], here] += np.maximum(copies, 0.0)
             out[place["parameters"], here] += np.minimum(copies, 0.0)

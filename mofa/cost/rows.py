@@ -269,10 +269,11 @@ class Rows:
         """
         if self.mtp is None:
             return None
-        return np.asarray(getattr(self.mtp, name)[self._mtp_mode, self.k, 0])
+        return np.asarray(getattr(self.mtp, name)[self.mtp_mode, self.k, 0])
 
     @cached_property
-    def _mtp_mode(self) -> NDArray[np.intp]:
+    def mtp_mode(self) -> NDArray[np.intp]:
+        """How each candidate runs its multi-token-prediction layers. (n,)"""
         table = self.table
         uniform = (table.recompute_layers < 0) & np.array([s.kind == "full" for s in table.recompute_modes])[
             table.recompute

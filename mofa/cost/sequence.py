@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from mofa.cost.acts import Course, Requests, course, pool_of
+from mofa.cost.acts import Course, Renewed, Requests, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
@@ -107,6 +107,7 @@ class _Pool:
         self.unsharded: dict[int, list[list[Piece]]] = {}
         self.threads: set[str] = set()
         self.whole_buckets: list[list[Piece]] | None = None
+        self.lingering: dict[int, list[Piece]] = {}
         self.sent = _Sent(stage, self.heap)
 
     def size(self, nbytes: float, stream: int = 0) -> int:
@@ -222,14 +223,21 @@ class _Pool:
                     play(of.forward[: of.loss], slots)
                     sent.replaced()
                     play(of.forward[of.loss :], slots)
+                elif c in self.lingering:
+                    self.renew(c, of.renewed[0], slots)
                 else:
                     self.begin(kind, of.forward, of.products[0], slots)
+            elif c in self.lingering:
+                slots = passes.pop((c, i))
+                self.renew(c, of.renewed[1], slots)
             elif c in begun:
                 slots = passes.pop((c, i))
                 play(of.backward, slots)
             else:
                 slots = passes.pop((c, i))
                 self.begin(kind, of.first, of.products[1], slots)
+            if kind == "B" and of.lingers:
+                self.lingering[c] = [slots[slot] for slot in of.lingers]
             sent.after(kind, c, i, slots, of, first=kind == "B" and c not in begun)
             if kind == "B" and c not in begun:
                 begun.add(c)
@@ -247,6 +255,13 @@ class _Pool:
             for pieces in self.accumulated.values():
                 self.grads += pieces
             self.accumulated = {}
+
+    def renew(self, c: int, renewed: Renewed, slots: list[Piece]) -> None:
+        """Play a pass in which what lingers of the chunk goes."""
+        waiting, all_ = renewed
+        for slot, piece in zip(waiting, self.lingering.pop(c), strict=True):
+            slots[slot] = piece
+        self.heap.play(all_, slots)
 
     def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece]) -> None:
         """Play a pass; at its thread's first product cuBLAS takes its workspace, the product's output being there."""
