@@ -6,6 +6,7 @@ is alive follows from the schedule's order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
+from mofa.blocks.op import Tape
 from mofa.blocks.tapes import label
 from mofa.cost.moments import ROUNDS
 from mofa.cost.rows import Rows
@@ -73,13 +75,14 @@ class Lingering:
         self._any = any(tape.lingers for of_mode in tapes for tape in of_mode)
         if not self._any:
             return
-        zero = np.zeros(rows.costs.boundary.shape)
-        each = np.array([[zero + sum(t.tensors[name].bytes for name in t.lingers) for t in ts] for ts in tapes])
-        each = np.moveaxis(each, 2, 1)
+        each = self._of_tapes([[tape.lingers for tape in ts] for ts in tapes], tapes)
         self.own = rows.gather(each)
         self.of_chunk = self._by_chunk(*self.own) + self._of_predictions(each)
         self.there = self.at_rest > 0.0
         """Which stages have any. (n, R)"""
+        handed = [[tuple(n for n in tape.outputs if n in tape.lingers) for tape in ts] for ts in tapes]
+        self.handed_on = rows.gather(self._of_tapes(handed, tapes))
+        """Of that what is the gradient that the block before is given."""
         self.saved = rows.gather(rows.layers.saved)
         self.kept = self._by_chunk(*self.saved)
         pp, vpp = rows.layout.stages.pp, rows.layout.stages.vpp
@@ -88,6 +91,15 @@ class Lingering:
 
     def __bool__(self) -> bool:
         return self._any
+
+    def _of_tapes(self, names: Sequence[Sequence[tuple[str, ...]]], tapes: Sequence[Sequence[Tape]]) -> ArrayN:
+        """The bytes of some tensors of every mode's and kind's tape. (modes, K, kinds) [B]"""
+        zero = np.zeros(self.rows.costs.boundary.shape)
+        found = [
+            [zero + sum(tape.tensors[n].bytes for n in of_one) for of_one, tape in zip(of_mode, ts, strict=True)]
+            for of_mode, ts in zip(names, tapes, strict=True)
+        ]
+        return np.ascontiguousarray(np.moveaxis(np.array(found), 2, 1))
 
     def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
         """Something of layers, by their mode, summed over those of each chunk. (n, kinds) each -> (n, R, vpp)"""
@@ -120,14 +132,21 @@ class Lingering:
         has = whole > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - whole > 0
         own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
         if first:
-            return self._most(has, forward=False, more=saved + self.of_chunk - own - self.kept, own=self.of_chunk)
+            more = saved + self.of_chunk - own - self.kept - self._given(self.handed_on[recomputed][:, kind])
+            return self._most(has, forward=False, more=more, own=self.of_chunk)
         return self._most(has, forward=forward, more=0.0 * own, own=self.of_chunk if forward else own)
+
+    def _given(self, own: ArrayN) -> ArrayN:
+        """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
+        of its ``own``. (n,) -> (n, R, vpp) [B]"""
+        others = self._by_chunk(*self.handed_on) > own[:, None, None]
+        return np.asarray(others * self.rows.costs.boundary[self.rows.k, None, None])
 
     def at_end(self, chunk: int, *, forward: bool, ended: bool = False) -> ArrayN:
         """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""
         has = np.zeros(self.of_chunk.shape, dtype=bool)
         has[:, :, chunk] = True
-        more = self.of_chunk - self.kept if ended else np.zeros((1, 1, 1))
+        more = self.of_chunk - self.kept - self._given(np.zeros(len(has))) if ended else np.zeros((1, 1, 1))
         return self._most(has, forward=forward, more=more, own=self.of_chunk if forward or ended else more)
 
     def _most(self, has: NDArray[np.bool_], *, forward: bool, more: ArrayN, own: ArrayN) -> ArrayN:
