@@ -2,7 +2,7 @@
 
 Which holes states come in, what is in flight when unsharded gradients are made, what a layer's temporaries leave of a
 block: what is reserved follows from the order of requests. So it is played, pool by pool (:mod:`mofa.cost.acts`) on the
-same lives as the replay's. Of many micro-batches some rounds stand for all, of which the first step, that leaves
+same lives as the replay's. Of many micro-batches some rounds stand for all, of which the first step, where it leaves
 nothing but its segments, plays those up to two behind every chunk's first backward.
 """
 
@@ -206,7 +206,8 @@ class _Pool:
         begun: set[int] = set()
         sent = self.sent
         sent.begin(lags=not first)
-        left = s.behind if first else len(s.acts)
+        lingers = any(of.lingers for of in self.courses)  # where, the optimizer's first states come around it
+        left = s.behind if first and not lingers else len(s.acts)
         idle = self.pool not in (pool_of(1), pool_of(LARGE)) and not any(of.num_slots for of in self.courses)
         lasts = {c: n for n, (_, c, _) in enumerate(s.acts)}
         for n, (kind, c, i) in enumerate(() if idle else s.acts):

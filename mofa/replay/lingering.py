@@ -40,6 +40,11 @@ class Lingering:
         """Whether anything lingers of a chunk."""
         return any(index // BLOCKS == c for index in self._kept)
 
+    @property
+    def of_any(self) -> bool:
+        """Whether anything may linger of any chunk."""
+        return any(code.lingers for chunk in self._scripts() for code in chunk)
+
     def waiting(self, c: int) -> list[Waiting]:
         """A chunk's, and None for what may linger and does not: always as many, in the same order."""
         out: list[Waiting] = []

@@ -53,7 +53,7 @@ class Steady:
             retries[n] = player.a.num_retries
             skipped, period = rounds.repeated(n, self._held(last), player.a.fingerprint)
             if not skipped:
-                if player.step == 1:
+                if player.step == 1 and not (num_chunks > 1 and player.lingering.of_any):
                     skipped, period = rounds.settled(n, player.a.peak_reserved, rounds.quiet)
                 else:
                     peaks = player.highest[-1][0], player.a.peak_reserved

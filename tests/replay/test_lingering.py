@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import mofa
@@ -17,6 +19,7 @@ from mofa.blocks.chunks import chunked
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import RENEWAL
 from mofa.cost.estimate import Estimator
+from mofa.cost.lingering import Lingering
 from mofa.cost.peak import stage_bytes
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import ranks_of, rows_of
@@ -123,27 +126,43 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     job = job.model_copy(update={"model": llama(moe=EXPERTS, num_layers=layers)})
     cluster, fw = mofa.load_cluster("h200-hgx", pp), framework("megatron")
     plan = {"tp": 1, "pp": pp, "vpp": vpp, "ep": 1, "micro_batch": 4}
-    table = StrategyTable.concatenated([one_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute])
+    rows = [one_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
+    modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
+    rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
+    table = StrategyTable.concatenated(rows)
     return Estimator(job, cluster, fw, table, loads_of(job, table))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])
 def test_closed_form_and_closer_look_are_the_replays(pp: int, vpp: int) -> None:
-    """More lingers than the closed form may be off; without any, each would be 3 % and more below."""
-    estimator = _estimator(pp, vpp, 8, "full")
+    """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks; of
+    what is sent and received the closed form has two too many."""
+    estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed, closely = stage_bytes(rows), stage_bytes(rows, closely=True)
+    sent = 2 * 4 * 4096 * 512 * 2 if pp > 1 else 0
+    looked = []
     for r, rank in enumerate(ranks):
         played = play(rank)
-        assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.02), r
+        assert float(closed.allocated[0, r]) - sent == pytest.approx(played.allocated, rel=0.003), r
         if closely.reserved[0, r] != closed.reserved[0, r]:
-            assert float(closely.reserved[0, r]) == pytest.approx(played.peak_reserved, rel=0.005), r
+            looked.append(float(closely.reserved[0, r]) / played.peak_reserved - 1)
+    assert looked and max(map(abs, looked)) < 0.001
+
+
+def test_at_the_optimizers_step_all_of_it_is_there() -> None:
+    """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
+    for pp, vpp in ((1, 1), (2, 4)):
+        rows = rows_of(_estimator(pp, vpp, 8, "full"))
+        assert Lingering(rows).at_rest.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not Lingering(rows_of(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
-    """Beside one that has it in the same table: on two stages of two chunks, where chunks differ in what they hold."""
-    both = _estimator(2, 2, 8, "selective", "selective:moe", layers=7).rows().memory.allocated_bytes
-    alone = [_estimator(2, 2, 8, one, layers=7).rows().memory.allocated_bytes for one in ("selective", "selective:moe")]
+    """Beside one that has it in the same table: on two stages of two chunks."""
+    which = ("selective", "selective:moe")
+    both = _estimator(2, 2, 8, *which, layers=8).rows().allocated_bytes
+    alone = [_estimator(2, 2, 8, one, layers=8).rows().allocated_bytes for one in which]
     assert both.tolist() == pytest.approx([float(one[0]) for one in alone], rel=1e-12)
 
 
