@@ -266,7 +266,7 @@ class Op(NamedTuple):
 
 
 _REGION = Op._fields.index("region")
-RENEWAL = "moe.dispatcher renewed"
+RENEWAL = "dispatcher renewed"
 """The op at which a layer's dispatcher of tokens gets new probabilities, and lets go of the last ones."""
 
 

@@ -226,7 +226,7 @@ class Instants:
                 own = saved[:, i][:, None]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
-                ahead, later, first = self._lingers(i, int(bool(label)))
+                ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting, lingers=later
@@ -246,13 +246,14 @@ class Instants:
                     swap = self._embedding_gather(i) + waiting
                     self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
 
-    def _lingers(self, kind: int, recomputed: int) -> tuple[ArrayN | float, ArrayN | float, ArrayN | float]:
-        """What lingers of earlier computations in a kind's last forward, last backward and first backward."""
+    def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
+        """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
+        not ``gone`` at the moment at which that is most."""
         if not self.lingering:
             return 0.0, 0.0, 0.0
-        inside = self.lingering.inside
+        inside, gone = self.lingering.inside, gone * self.lingering.there
         return (
-            inside(kind, recomputed, forward=True), inside(kind, recomputed, forward=False),
+            inside(kind, recomputed, forward=True) + gone, inside(kind, recomputed, forward=False) + gone,
             inside(kind, recomputed, forward=False, first=True),
         )  # fmt: skip
 

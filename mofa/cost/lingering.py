@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import label
-from mofa.cost.moments import ROUNDS
+from mofa.cost.moments import ROUNDS, layers_behind
 from mofa.cost.rows import Rows
 from mofa.orders import order_of
 from mofa.orders.interleaved import rounds
@@ -85,6 +85,7 @@ class Lingering:
         """Of that what is the gradient that the block before is given."""
         self.saved = rows.gather(rows.layers.saved)
         self.kept = self._by_chunk(*self.saved)
+        self.behind = layers_behind(rows)
         pp, vpp = rows.layout.stages.pp, rows.layout.stages.vpp
         size = np.array([rounds(pp, int(m)) if vpp > 1 else pp for m in rows.num_micro_batches])
         self.walked = np.minimum(rows.num_micro_batches, ROUNDS * size)
@@ -125,8 +126,8 @@ class Lingering:
         return np.asarray(self.of_chunk.sum(axis=2))
 
     def inside(self, kind: int, recomputed: int, *, forward: bool, first: bool = False) -> ArrayN:
-        """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive; of a backward in
-        the ``first`` one, behind which the others keep nothing any more. (n, R) [B]"""
+        """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive, with nothing kept
+        by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
         lay = self.rows.layout
         whole = lay.full_by_chunk[:, kind][lay.choice]
         has = whole > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - whole > 0
@@ -134,7 +135,9 @@ class Lingering:
         if first:
             more = saved + self.of_chunk - own - self.kept - self._given(self.handed_on[recomputed][:, kind])
             return self._most(has, forward=False, more=more, own=self.of_chunk)
-        return self._most(has, forward=forward, more=0.0 * own, own=self.of_chunk if forward else own)
+        behind = self.behind[:, :, :, kind, recomputed][lay.choice]
+        more = -sum(np.einsum("nkrc,nk->nrc", behind[:, :, of], self.saved[of]) for of in (0, 1))
+        return self._most(has, forward=forward, more=more, own=self.of_chunk if forward else own)
 
     def _given(self, own: ArrayN) -> ArrayN:
         """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
@@ -150,8 +153,8 @@ class Lingering:
         return self._most(has, forward=forward, more=more, own=self.of_chunk if forward or ended else more)
 
     def _most(self, has: NDArray[np.bool_], *, forward: bool, more: ArrayN, own: ArrayN) -> ArrayN:
-        """How much more than what is in flight at its most: in computations of chunks that have what it is about, with
-        ``more`` of the chunk at hand, of which ``own`` does not linger then. (n, R) [B]"""
+        """How much more than what is in flight as the first backward begins: in computations of chunks that have what
+        it is about, with ``more`` of the chunk at hand, of which ``own`` does not linger then. (n, R) [B]"""
         rows, lay = self.rows, self.rows.layout
         stages, shape = lay.stages, self.kept.shape
         out = np.zeros(shape[:2])
@@ -167,6 +170,7 @@ class Lingering:
             here = np.take_along_axis(has[mine], at, axis=2)
             left = np.take_along_axis(lingers, found.chunk[stage][:, :, None], axis=2)[:, :, 0]
             alive = kept + np.einsum("rac,nrc->nra", lingers, self.of_chunk[mine]) - left * gone + come
-            alive = np.where((ways == forward) & here, alive, -np.inf).max(axis=2) - kept.max(axis=2)
-            out[mine] = alive
+            alive = np.where((ways == forward) & here, alive, -np.inf).max(axis=2)
+            begun = (~ways).argmax(axis=1)  # what is in flight is counted as the first backward begins
+            out[mine] = alive - kept[:, np.arange(len(stage)), begun]
         return np.where(self.there & np.isfinite(out), out, 0.0)

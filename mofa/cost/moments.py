@@ -125,7 +125,7 @@ def _covered(ones: list[_Moment]) -> Iterator[_Moment]:
             yield one
 
 
-def _behind(rows: Rows) -> ArrayN:
+def layers_behind(rows: Rows) -> ArrayN:
     """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
     recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
     lay, table = rows.layout, rows.table
@@ -186,7 +186,7 @@ class Moments:
         self.held = self._put_off() if self.puts_off else np.zeros_like(kept)
         # the first stage has no input to differentiate by, W does it all
         self.split = self.puts_off & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
-        self.layers_behind = _behind(rows)
+        self.layers_behind = layers_behind(rows)
         params = rows.params.sum(axis=0)
         self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
         in_rounds = stages.vpp > 1 and rows.schedule != "zbv"
