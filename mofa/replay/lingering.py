@@ -6,6 +6,7 @@ It belongs to a chunk, not to one of its passes: the next forward of the chunk l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from mofa.replay.passes import Kept, Slots
 from mofa.replay.pools import Block
@@ -23,6 +24,19 @@ class Lingering:
         self._scripts = scripts
         self._kept: dict[int, list[Kept]] = {}
 
+    @cached_property
+    def layers(self) -> list[list[tuple[int, Script]]]:
+        """Those of each chunk that anything may linger of, with their numbers."""
+        return [
+            [(c * BLOCKS + n, code) for n, code in enumerate(codes) if code.lingers]
+            for c, codes in enumerate(self._scripts())
+        ]
+
+    @cached_property
+    def possible(self) -> bool:
+        """Whether anything may linger of any chunk."""
+        return any(self.layers)
+
     def leave(self, index: int, code: Script, slots: Slots) -> None:
         """A layer's backward is through: what lingers is in no slot of its pass from here on."""
         left: list[Kept] = []
@@ -37,22 +51,16 @@ class Lingering:
         return self._kept.pop(index, [])
 
     def of(self, c: int) -> bool:
-        """Whether anything lingers of a chunk."""
-        return any(index // BLOCKS == c for index in self._kept)
-
-    @property
-    def of_any(self) -> bool:
-        """Whether anything may linger of any chunk."""
-        return any(code.lingers for chunk in self._scripts() for code in chunk)
+        """Whether anything lingers of a chunk: of all its layers or of none between computations."""
+        return any(index in self._kept for index, _ in self.layers[c][:1])
 
     def waiting(self, c: int) -> list[Waiting]:
         """A chunk's, and None for what may linger and does not: always as many, in the same order."""
         out: list[Waiting] = []
-        for n, code in enumerate(self._scripts()[c]):
-            if code.lingers:
-                kept = self._kept.get(c * BLOCKS + n)
-                blocks = [block for block, _ in kept] if kept else [None] * len(code.lingers)
-                out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
+        for index, code in self.layers[c]:
+            kept = self._kept.get(index)
+            blocks = [block for block, _ in kept] if kept else [None] * len(code.lingers)
+            out += [(block, size) for block, (_, size) in zip(blocks, code.lingers, strict=True)]
         return out
 
     def blocks(self, c: int) -> list[Block]:
@@ -62,11 +70,10 @@ class Lingering:
     def replace(self, c: int, blocks: Sequence[Block]) -> None:
         """All that lingers of a chunk: nothing, or of every layer, in that order."""
         rest = iter(blocks)
-        for n, code in enumerate(self._scripts()[c]):
-            if code.lingers:
-                self._kept.pop(c * BLOCKS + n, None)
-                if blocks:
-                    self._kept[c * BLOCKS + n] = [(next(rest), act) for act, _ in code.lingers]
+        for index, code in self.layers[c]:
+            self._kept.pop(index, None)
+            if blocks:
+                self._kept[index] = [(next(rest), act) for act, _ in code.lingers]
 
     def places(self) -> tuple[tuple[int, ...], ...]:
         """Where it lies, equal for states from which all goes alike."""

@@ -53,7 +53,7 @@ class Steady:
             retries[n] = player.a.num_retries
             skipped, period = rounds.repeated(n, self._held(last), player.a.fingerprint)
             if not skipped:
-                if player.step == 1 and not (num_chunks > 1 and player.lingering.of_any):
+                if player.step == 1 and not (num_chunks > 1 and player.lingering.possible):
                     skipped, period = rounds.settled(n, player.a.peak_reserved, rounds.quiet)
                 else:
                     peaks = player.highest[-1][0], player.a.peak_reserved
@@ -97,7 +97,7 @@ class Steady:
             player.play(kind, c, i)
             self.played.add((kind, c))
             return
-        which = kind, c, player.lingering.of(c)
+        which = kind, c, player.lingering.possible and player.lingering.of(c)
         routine = self.routines.get(which)
         known = routine is None and player.repertoire.knows(player.rank, which)
         if known and (kind, c) in self.played:
@@ -121,9 +121,12 @@ class Steady:
             player.play(kind, c, i)
             return
         held = at.held
-        held.await_(player.lingering.waiting(c))
+        lingers = player.lingering.possible
+        if lingers:
+            held.await_(player.lingering.waiting(c))
         start, before, end = repeat(routine, held, player.a, player.journal, player.overflow)
-        player.lingering.replace(c, [held.blocks[slot] for slot in routine.left])
+        if lingers:
+            player.lingering.replace(c, [held.blocks[slot] for slot in routine.left])
         if player.a.peak_allocated > player.highest[-1][0]:
             player.highest[-1] = (player.a.peak_allocated, start, before, end)
         if kind in "BW" and not player.rank.preallocated:
