@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
-from mofa.cost.lingering import Lingering
+from mofa.cost.lingering import BACKWARD, FORWARD, Lingering
 from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
@@ -253,8 +253,8 @@ class Instants:
             return 0.0, 0.0, 0.0
         inside, gone = self.lingering.inside, gone * self.lingering.there
         return (
-            inside(kind, recomputed, forward=True) + gone, inside(kind, recomputed, forward=False) + gone,
-            inside(kind, recomputed, forward=False, first=True),
+            inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
+            inside(kind, recomputed, BACKWARD, first=True),
         )  # fmt: skip
 
     def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
@@ -353,11 +353,12 @@ class Instants:
         for name, kinds, copies in (
             ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
-            lingers = self.lingering.at_end(-1, forward=name == "loss forward") if self.lingering else 0.0
+            way = FORWARD if name == "loss forward" else BACKWARD
+            lingers = self.lingering.at_end(-1, way) if self.lingering else 0.0
             self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
         gone, lingers = self._one_micro_batch(), 0.0
         if self.lingering:
-            lingers = self.lingering.at_end(0, forward=False, ended=True) + self.lingering.there * gone
+            lingers = self.lingering.at_end(0, BACKWARD, ended=True) + self.lingering.there * gone
         self._add_end(
             "embedding backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
             lingers=lingers,
