@@ -287,8 +287,13 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if type(work) is HostSync or not anywhere(launches):
             continue
         if op.compiled:
-            call_s = where(inside, 0.0, host.compiled_call_s.value)
-            each = launches * host.compiled_op_s.value + call_s
+            again = not backward or name.endswith("~")
+            begins = host.compiled_module_s.value if again else host.compiled_node_s.value
+            if name.startswith("loss."):
+                begins = host.compiled_call_s.value
+            each = launches * host.compiled_op_s.value + where(inside, 0.0, begins)
+            if again and type(work) is Attention:
+                each = each + host.compiled_attention_s.value
         elif name.startswith(SHARDING):
             each = host.shard_hook_s.value
             if anywhere(op.listed):

@@ -53,6 +53,8 @@ def toy_gpu() -> GpuSpec:
                 "host": {
                     "cpu": "toy", "eager_op_s": _fact("5 us"), "linear_op_s": _fact("5 us"),
                     "backward_op_s": _fact("0 s"), "compiled_op_s": _fact("1 us"), "compiled_call_s": _fact("0 s"),
+                    "compiled_module_s": _fact("0 s"), "compiled_node_s": _fact("0 s"),
+                    "compiled_attention_s": _fact("0 s"),
                     "dtensor_op_s": _fact("30 us"), "sync_s": _fact("20 us"), "model_op_s": _fact("0 s"),
                     "function_s": _fact("0 s"), "loop_function_s": _fact("0 s"), "view_s": _fact("0 s"),
                     "loop_guarded_s": _fact("0 s"), "grad_hook_s": _fact("0 s"), "guarded_call_s": _fact("0 s"),

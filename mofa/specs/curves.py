@@ -276,6 +276,12 @@ class HostCurve(Spec):
     """Issue of one kernel from a compiled region. [s]"""
     compiled_call_s: SecondsFact
     """Guards and wrapping of one call of a compiled region, its kernels apart. [s]"""
+    compiled_module_s: SecondsFact
+    """The same of a model's compiled module, in training: its parameters' guards and autograd's function. [s]"""
+    compiled_node_s: SecondsFact
+    """What autograd does ahead of a compiled module's backward. [s]"""
+    compiled_attention_s: SecondsFact
+    """What cuDNN's attention takes beside a launch, forward, in compiled code; eager ops have it in their mean. [s]"""
     dtensor_op_s: SecondsFact
     """Issue of one op on DTensors. [s]"""
     sync_s: SecondsFact

@@ -74,9 +74,10 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
     What the runs of its machine on as many GPUs measured, by their median: of one machine single runs measure from 6.4
-    to 11 us, and in the fitting half the median serves better; a run of several GPUs says what its slowest rank
-    measured, for which the others wait in its steps as well. Else the record's own, else what else its machine is known
-    by.
+    to 11 us, as hosts change within seconds. In the fitting half the median served better until the runs of 24 November
+    2026, with which a run's own does by 0.2 points; neither knows how fast a host was while the steps ran. A run of
+    several GPUs says what its slowest rank measured, for which the others wait in its steps as well. Else the record's
+    own, else what else its machine is known by.
     """
     mark = record.environment.host
     for machine in machines if mark else ():

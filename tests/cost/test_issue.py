@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.op import Collective, Gemm, Op, Stream
+from mofa.blocks.op import Attention, Collective, Gemm, Op, Stream
 from mofa.cost.durations import Machine, issue_seconds, op_seconds
 from tests.cost.toy import alike, cluster, framework, with_facts
 
@@ -16,7 +16,8 @@ FACTS = {
     "guarded_call_s": 70.0, "shard_hook_s": 200.0, "dtensor_op_s": 14.0,
     "dtensor_hook_s": 11.0, "redistribute_s": 150.0, "selective_op_s": 20.0, "gemm_choice_s": 200.0,
     "grad_hook_s": 22.0, "loop_function_s": 12.0, "loop_guarded_s": 40.0, "view_s": 2.0,
-    "listing_s": 3.0,
+    "listing_s": 3.0, "compiled_op_s": 8.0, "compiled_call_s": 13.0, "compiled_module_s": 160.0,
+    "compiled_node_s": 53.0, "compiled_attention_s": 85.0,
 }  # fmt: skip
 
 
@@ -62,6 +63,19 @@ def test_functions_of_python_and_hooks() -> None:
     product = op("fc1", Gemm(1, 1, 1), functions=2.0)
     activation = op("act", functions=1.0, guarded=1.0)
     assert issued(product, activation, op("fsdp.weights.copy_out", launches=2)) == pytest.approx([79.0, 115.0, 200.0])
+
+
+def test_a_compiled_module_is_called_once() -> None:
+    """A module 160 and two launches of 8, then launches alone, with attention's own 85; back a node of 53; a compiled
+    loss is a function: 13. Eager ops in between begin another."""
+    kernels = (
+        op("wq", compiled=True, launches=2),
+        op("attn.core", Attention(1.0, 1.0, 1.0, 1.0, 1.0, 1.0), compiled=True),
+    )
+    assert issued(*kernels) == pytest.approx([176.0, 93.0])
+    assert issued(kernels[0], op("mid.add"), kernels[0]) == pytest.approx([176.0, 15.0, 176.0])
+    assert issued(op("wq.dgrad", compiled=True), op("wq.wgrad", compiled=True)) == pytest.approx([61.0, 8.0])
+    assert issued(op("loss.max", compiled=True)) == pytest.approx([21.0])
 
 
 def test_the_host_writes_down_where_large_gradients_lie() -> None:

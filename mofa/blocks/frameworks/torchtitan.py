@@ -39,6 +39,7 @@ from mofa.blocks.op import (
     Collective,
     FloatK,
     Gemm,
+    HostSync,
     Op,
     Order,
     Stream,
@@ -66,7 +67,8 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
     the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
     Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
-    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.heads_norm_back`).
+    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.heads_norm_back`); compiled they turn
+    in the same kernel, and back in one more.
     """
     count = rows * width
     whole = in_compiled_block(b, ctx)
@@ -86,12 +88,14 @@ def row_norm(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, widt
     like: str = ctx.model.norm
     # the measured kernels read and write 2 bytes an element; wider elements count as more of them
     behind = whole and not read
-    short = width <= parts.HEAD and like == "rmsnorm" and not compiled
+    short = width <= parts.HEAD and like == "rmsnorm"
     like = "rmsnorm_heads" if short else like
     work = Stream(moved, "add_rmsnorm_fwd") if behind else Stream(moved, f"{like}_fwd", moved / 4.0, width)
     back = Back((3.0 * element + 2.0 * out_element) * count, 2, like=f"{like}_bwd",
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
-    back = parts.heads_norm_back(rows, width) if short else back
+    if short:
+        back = Back(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
+        back = back if compiled else parts.heads_norm_back(rows, width)
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back))
     return out
 
@@ -347,13 +351,20 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
     """Lookup; under tp of masked rows, reduce-scattered along the sequence. Its gradient is as large as the table, of
-    which distributed tensors make all rows on every rank (tensor/_ops/_embedding_ops.py splits none of them)."""
+    which distributed tensors make all rows on every rank (tensor/_ops/_embedding_ops.py splits none of them).
+
+    Each micro-batch's tokens come from pageable memory, for which the host waits until the device has done all before
+    (train.py, ``train_step``: ``.to(self.device)``; torch's copy synchronizes the stream). Of a pipeline all come at
+    once, as the step begins.
+    """
     hidden, r = float(ctx.model.hidden), ctx.residual
     params = ctx.model.vocab * hidden / ctx.tp
     positions = (ctx.model.max_positions or 0) * hidden if ctx.model.positions == "learned" else 0.0
     wrap = params + positions / ctx.tp
     whole = not b.block  # else part of a multi-token-prediction layer, which owns no embedding
     if whole:
+        if not ctx.pipelined:
+            b.add(Op("tokens.sync", "host", HostSync()))
         fsdp.wrap_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
     grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
     rows = ctx.tokens * hidden

@@ -151,16 +151,19 @@ def weight_grad_bytes(ctx: Context) -> float:
     return 2.0
 
 
-def weight_copy(b: TapeBuilder, name: str, params: FloatK) -> str:
+def weight_copy(b: TapeBuilder, name: str, params: FloatK, like: str = "cast_down") -> str:
     """The bf16 copy of an fp32 weight, which the graph keeps for the input gradient."""
     copy = b.tensor(f"{name}.weight16", 2.0 * params, "weight_copy", grad=False)
-    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, "cast_down"), (), (copy,)))
+    return b.add(Op(f"{name}.weight_cast", "memory_bound", Stream(CAST * params, like), (), (copy,)))
 
 
-def cast(b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0) -> str:
-    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass."""
+def cast(
+    b: TapeBuilder, x: str, name: str, elements: FloatK, element: float = 2.0, back_like: str | None = None
+) -> str:
+    """A cast between bf16 and fp32 to ``element`` bytes, and back in the backward pass, there as ``back_like``."""
     out = b.tensor(f"{name}.{'bf16' if element == 2 else 'fp32'}", element * elements)
-    like, back_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
+    like, opposite_like = ("cast_down", "cast_up") if element == 2 else ("cast_up", "cast_down")
+    back_like = back_like or opposite_like
     return parts.stream(b, f"{name}.cast", (x,), out, bytes_=CAST * elements, back_bytes=CAST * elements, like=like,
                         back_like=back_like)  # fmt: skip
 

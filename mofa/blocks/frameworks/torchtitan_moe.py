@@ -193,13 +193,18 @@ def _exchange(
     return b.add(Op(name, "ep", work, (x,), (out,), present=here, stream="ep"))
 
 
+TURNED_CAST = "transposed_cast"
+"""Inductor's cast of an operand of a grouped product, which it writes transposed."""
+
+
 def experts(
     b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, moved: ArrayK, kept: ArrayK, element: int,
     weights: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Grouped products always in bf16: fp32 inputs are cast, fp32 weights too; the output is cast back.
 
-    An input is cast for each product, once where they are compiled.
+    An input is cast for each product, once where they are compiled. Compiled casts of weights and of the output's
+    gradient transpose what they write, for the products that read it.
 
     ``rows`` are multiplied, ``moved`` pass through the activation with their padding, ``kept`` are allocated.
     """
@@ -209,6 +214,7 @@ def experts(
     f = spec.expert_hidden / ctx.etp
     casts = element == 4
     fused = ctx.framework.compile
+    turned = TURNED_CAST if fused else "cast_down"
     if casts and fused:
         x = cast(b, x, "experts.in", kept * hidden)
 
@@ -218,7 +224,7 @@ def experts(
         if casts:
             if which != "w2" and not fused:
                 source = cast(b, source, name, kept * k)
-            reads = (*reads, weight_copy(b, name, params))
+            reads = (*reads, weight_copy(b, name, params, turned))
         out = b.tensor(f"{name}.out", kept * n * 2.0)
         work = Grouped(rows, local, n, k, ctx.gemm_format, uneven=ctx.uneven)
         grad = weight_grad_bytes(ctx)
@@ -229,7 +235,7 @@ def experts(
 
     act = gated(b, ctx, "experts", lambda w: product(w, x, f, hidden), kept * f, moved * f, 2, fused=fused)
     y = product("w2", act, hidden, f, weights)
-    return cast(b, y, "experts.out", kept * hidden, 4) if casts else y
+    return cast(b, y, "experts.out", kept * hidden, 4, turned) if casts else y
 
 
 def _added_to_rows(elements: FloatK, element: int) -> Back:
