@@ -296,7 +296,7 @@ def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tupl
     if hosts is not None:
         fast, slow = (_us(times.value * host.eager_op_s.value) for times in (hosts.fast, hosts.slow))
         note += f", the median of machines that were timed (8 in 10: {fast} to {slow}); `mofa calibrate run --families "
-        note += "host` times yours"
+        note += "host` times yours, --set hardware.gpu.curves.host.eager_op_s says it"
     return (note,)
 
 

@@ -30,7 +30,7 @@ from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import override, parse_set, parse_strategy, refuse_no_mapping
 from mofa.specs.run import RunSpec
-from mofa.specs.scaling import rescaled_gpu, rescaled_node
+from mofa.specs.scaling import rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -149,7 +149,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = override(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
-        changed = {**changed, "gpu": rescaled_gpu(changed["gpu"], gpu)}
+        changed = {**changed, "gpu": rescaled_host(rescaled_gpu(changed["gpu"], gpu), gpu)}
     if overrides and isinstance(changed.get("node"), dict):
         changed = {**changed, "node": rescaled_node(changed["node"], node)}
     given = {str(key) for key in overrides or {}}

@@ -149,6 +149,24 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A GPU's mapping whose host is as fast as the user says: with ``eager_op_s`` every time that was not set too.
+
+    Such a host stands for no typical one any more.
+    """
+    curves, known = gpu.get("curves"), before.get("curves")
+    if not isinstance(curves, dict) or not isinstance(known, dict):
+        return dict(gpu)
+    host, own = curves.get("host"), known.get("host")
+    if not isinstance(host, dict) or not isinstance(own, dict) or host == own:
+        return dict(gpu)
+    new, old = _both(host, own, ("eager_op_s",), "s")
+    if new > 0 and old > 0 and new != old:
+        scaled = slower_host(own, new / old, "as eager_op_s, set by the user")
+        host = {key: scaled[key] if fact == own.get(key) else fact for key, fact in host.items()}
+    return {**gpu, "curves": {**{key: item for key, item in curves.items() if key != "hosts"}, "host": host}}
+
+
 def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """A GPU's mapping with its curves scaled to datasheet facts that the user changed: rates, bandwidth, processors.
 

@@ -111,3 +111,21 @@ def test_what_a_framework_does_not_read_is_refused(name: str, field: str, value:
 def test_states_of_deepspeed_are_given() -> None:
     with pytest.raises(SpecError, match="states_bytes_per_param"):
         load_framework("megatron-2022", overrides={"deepspeed": "zero1", "states_bytes_per_param": 8})
+
+
+def test_a_host_s_speed_scales_all_that_it_does() -> None:
+    """One op's time says how fast the host is; what is set beside it stays as it is set."""
+    path = "gpu.curves.host."
+    bundled = load_cluster("h200-hgx", 8).gpu.curves
+    ratio = 4e-6 / bundled.host.eager_op_s.value
+    set_ = load_cluster("h200-hgx", 8, {f"{path}eager_op_s": "4 us", f"{path}sync_s": "1 us"}).gpu.curves
+    assert set_.host.eager_op_s.value == 4e-6 and set_.host.sync_s.value == 1e-6
+    assert set_.host.function_s.value == pytest.approx(ratio * bundled.host.function_s.value, rel=1e-5)
+    assert "set by the user" in set_.host.function_s.source
+    assert bundled.hosts is not None and set_.hosts is None  # it stands for itself
+    one = load_cluster("h200-hgx", 8, {f"{path}sync_s": "1 us"}).gpu.curves
+    assert one.host.function_s == bundled.host.function_s and one.hosts is None
+    other = load_cluster("h200-hgx", 8, {"gpu.memory_bandwidth_bytes_per_s": "5 TB/s"}).gpu.curves
+    assert other.host == bundled.host and other.hosts == bundled.hosts
+    with pytest.raises(SpecError, match="eager_op_s"):
+        load_cluster("h200-hgx", 8, {f"{path}eager_op_s": "-4 us"})
