@@ -319,7 +319,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
             if op.selective:
                 each = each + calls * host.selective_op_s.value
-        if inside is not op.compiled:  # the region begins or ends for whom the op runs
+        # the region begins or ends for whom the op runs; autograd adds a module's gradients once its backward has run
+        if inside is not op.compiled and not name.endswith(".accumulate"):
             runs: BoolK = (launches > 0) & op.present
             inside = (inside | runs) if op.compiled else (inside & opposite(runs))
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)

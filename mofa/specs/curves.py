@@ -279,7 +279,7 @@ class HostCurve(Spec):
     compiled_module_s: SecondsFact
     """The same of a model's compiled module, in training: its parameters' guards and autograd's function. [s]"""
     compiled_node_s: SecondsFact
-    """What autograd does ahead of a compiled module's backward. [s]"""
+    """What autograd does from one compiled module's backward to the next; a block's recomputation is inside. [s]"""
     compiled_attention_s: SecondsFact
     """What cuDNN's attention takes beside a launch, forward, in compiled code; eager ops have it in their mean. [s]"""
     dtensor_op_s: SecondsFact

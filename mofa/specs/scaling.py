@@ -127,14 +127,16 @@ def transferred_curves(
 def slower_host(host: Mapping[str, Any], factor: float, words: str) -> dict[str, Any]:
     """A host's mapping with every time ``factor`` as long; ``words`` say why. [-]
 
-    As :meth:`mofa.specs.curves.HostCurve.at_speed`, on the values of a file.
+    As :meth:`mofa.specs.curves.HostCurve.at_speed`, on the values of a file; a fact that is no quantity is left for the
+    check.
     """
 
     def one(fact: Any) -> Any:
-        if not isinstance(fact, dict):
+        try:
+            value = f"{parse_quantity(fact['value'], 's') * factor * 1e6:.6g} us"
+            return {**fact, "value": value, "source": f"{fact['source']}; {factor:.3g} times as long: {words}"}
+        except (KeyError, TypeError, ValueError):
             return fact
-        value = f"{parse_quantity(fact['value'], 's') * factor * 1e6:.6g} us"
-        return {**fact, "value": value, "source": f"{fact['source']}; {factor:.3g} times as long: {words}"}
 
     return {key: one(fact) for key, fact in host.items()}
 
@@ -163,8 +165,13 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     new, old = _both(host, own, ("eager_op_s",), "s")
     if new > 0 and old > 0 and new != old:
         scaled = slower_host(own, new / old, "as eager_op_s, set by the user")
-        host = {key: scaled[key] if fact == own.get(key) else fact for key, fact in host.items()}
+        host = {key: scaled[key] if key in own and fact == own[key] else fact for key, fact in host.items()}
     return {**gpu, "curves": {**{key: item for key, item in curves.items() if key != "hosts"}, "host": host}}
+
+
+def _device(curves: Mapping[str, Any]) -> dict[str, Any]:
+    """What of curves is the GPU's own: a host is no fact of its datasheet."""
+    return {key: item for key, item in curves.items() if key not in ("host", "hosts")}
 
 
 def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +185,10 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
         return new / old if new > 0 and old > 0 else 1.0
 
     curves, formats = gpu.get("curves"), gpu.get("peak_flops_per_s")
-    if not isinstance(curves, dict) or not isinstance(formats, Mapping) or curves != before.get("curves"):
+    known = before.get("curves")
+    if not isinstance(curves, dict) or not isinstance(known, dict) or not isinstance(formats, Mapping):
+        return dict(gpu)
+    if _device(curves) != _device(known):
         return dict(gpu)
     rates = {f: ratio("peak_flops_per_s", f, unit="FLOP/s") for f in formats}
     bandwidth = ratio("memory_bandwidth_bytes_per_s", unit="B/s")

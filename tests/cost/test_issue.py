@@ -75,6 +75,8 @@ def test_a_compiled_module_is_called_once() -> None:
     assert issued(*kernels) == pytest.approx([176.0, 93.0])
     assert issued(kernels[0], op("mid.add"), kernels[0]) == pytest.approx([176.0, 15.0, 176.0])
     assert issued(op("wq.dgrad", compiled=True), op("wq.wgrad", compiled=True)) == pytest.approx([61.0, 8.0])
+    product = op("wq.dgrad", compiled=True)
+    assert issued(product, op("wq.accumulate"), product) == pytest.approx([61.0, 5.0, 8.0])  # added behind the module
     assert issued(op("loss.max", compiled=True)) == pytest.approx([21.0])
 
 

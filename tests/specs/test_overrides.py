@@ -127,5 +127,10 @@ def test_a_host_s_speed_scales_all_that_it_does() -> None:
     assert one.host.function_s == bundled.host.function_s and one.hosts is None
     other = load_cluster("h200-hgx", 8, {"gpu.memory_bandwidth_bytes_per_s": "5 TB/s"}).gpu.curves
     assert other.host == bundled.host and other.hosts == bundled.hosts
-    with pytest.raises(SpecError, match="eager_op_s"):
-        load_cluster("h200-hgx", 8, {f"{path}eager_op_s": "-4 us"})
+    both = {"gpu.memory_bandwidth_bytes_per_s": "5 TB/s", f"{path}eager_op_s": "4 us"}
+    faster = load_cluster("h200-hgx", 8, both).gpu.curves
+    assert faster.stream == other.stream != bundled.stream  # beside a datasheet's fact both count
+    assert faster.host.function_s.value == set_.host.function_s.value
+    for name, value, word in (("eager_op_s", "-4 us", "eager_op_s"), ("no_op_s", None, "no_op_s")):
+        with pytest.raises(SpecError, match=word):
+            load_cluster("h200-hgx", 8, {f"{path}eager_op_s": "3 us", f"{path}{name}": value})
