@@ -11,6 +11,7 @@ python scripts/blind.py predict reference_runs/blind_seventh.csv reference_runs/
 python scripts/blind.py predict reference_runs/blind_eighth.csv reference_runs/plans/seventeenth.yaml
 python scripts/blind.py predict reference_runs/blind_h100_second.csv reference_runs/plans/h100-second.yaml
 python scripts/blind.py predict reference_runs/blind_ninth.csv reference_runs/plans/eighteenth.yaml
+python scripts/blind.py predict reference_runs/blind_tenth.csv reference_runs/plans/nineteenth.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -51,6 +52,7 @@ SETS = (
     "blind_eighth",
     "blind_h100_second",
     "blind_ninth",
+    "blind_tenth",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
