@@ -118,8 +118,11 @@ class Environment(Spec):
     host: str | None = None
     """Tells this machine from others; no name or number can be read off it."""
     host_issue_s: float | None = Field(default=None, gt=0)
-    """Time in which the host issued one small eager op (median of an addition, SiLU and a norm, as in a profile) right
-    after the timed steps, of the slowest rank: what hosts of one kind differ by."""
+    """Time in which the host issued one small eager op (median of an addition, SiLU and a norm, as in a profile), of
+    the slowest rank: what hosts of one kind differ by. The mean of ``host_issues_s``; in records without it, timed
+    once, right after the timed steps."""
+    host_issues_s: list[float] = Field(default=[])
+    """The same before, between and behind rounds of the timed steps: a host's pace changes within seconds."""
     host_op_s: float | None = None
     """As measured in a few records after the profiled step, with the profiler's instruments attached: too long."""
     side_by_side: bool = False

@@ -70,9 +70,10 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
 def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
     """The record of a run that gave a result."""
     told = dict(outcome.ranks[0]["environment"])
-    issue = [rank["environment"]["host_issue_s"] for rank in outcome.ranks if "host_issue_s" in rank["environment"]]
-    if issue:
-        told["host_issue_s"] = max(issue)
+    issues = [rank["environment"].get("host_issues_s") or [] for rank in outcome.ranks]
+    if all(issues):
+        told["host_issues_s"] = [round(s, 9) for s in max(issues, key=statistics.fmean)]
+        told["host_issue_s"] = round(statistics.fmean(told["host_issues_s"]), 9)
     environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **told)
     gpus = f"{environment.num_gpus} {environment.gpu}"
     source = (

@@ -73,6 +73,8 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "min_steps": 8,
         "max_steps": 30,
         "seconds": 3.0,
+        "rounds": 4,
+        "slow_step_s": 1.0,
         "trace": trace,
         "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,

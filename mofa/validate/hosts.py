@@ -6,6 +6,7 @@ is a fact of where it was measured, as its GPU is, and nothing of the step that 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,12 +74,13 @@ def machine_of(record: Record) -> Machine:
 def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
-    What the runs of its machine on as many GPUs measured, by their median: of one machine single runs measure from 6.4
-    to 11 us, as hosts change within seconds. In the fitting half the median served better until the runs of 24 November
-    2026, with which a run's own does by 0.2 points; neither knows how fast a host was while the steps ran. A run of
-    several GPUs says what its slowest rank measured, for which the others wait in its steps as well. Else the record's
-    own, else what else its machine is known by.
+    What was timed among its steps, where it was. Else what the runs of its machine on as many GPUs measured, by their
+    median: of one machine single runs measure from 6.4 to 11 us right after their steps, as hosts change within
+    seconds. A run of several GPUs says what its slowest rank measured, for which the others wait in its steps as well.
+    Else the record's own, else what else its machine is known by.
     """
+    if record.environment.host_issues_s:
+        return statistics.fmean(record.environment.host_issues_s), "timed among its steps"
     mark = record.environment.host
     for machine in machines if mark else ():
         if machine.runs and machine.host == mark and machine.gpus == record.run.gpus:

@@ -124,8 +124,12 @@ def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"nvls_factor": factor})})
 
 
-def why_no_time(record: Record) -> str | None:
-    """Why the step time of a record is not scored, or None."""
+def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
+    """Why the step time of a record is not scored, or None.
+
+    Where the host sets the pace and changes its own within seconds, a run that timed it among its steps says more than
+    its repeats that did not.
+    """
     measured = record.measured
     if measured.outcome == "oom":
         return "out of memory"
@@ -136,6 +140,10 @@ def why_no_time(record: Record) -> str | None:
     spread = (measured.step_time_spread_s or 0.0) / measured.step_time_s
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart"
+    if measured.host_bound and not record.environment.host_issues_s:
+        timed = [other.run.id for other in repeats if other.environment.host_issues_s and why_no_time(other) is None]
+        if timed:
+            return f"memory only: its host was not timed among its steps, as that of {timed[0]} was"
     return None
 
 
@@ -173,10 +181,10 @@ def measured_references(
     references, left_out = [], []
     for same in _repeats(records):
         first = same[0]
-        times = [r.measured.step_time_s for r in same if why_no_time(r) is None and r.measured.step_time_s is not None]
         reference = reference_of(first, folder, machines, scratch)
-        repeats = tuple(_repeat(record, machines, scratch) for record in same) if len(same) > 1 else ()
+        repeats = tuple(_repeat(record, same, machines, scratch) for record in same) if len(same) > 1 else ()
         if repeats:
+            times = [repeat.step_s for repeat in repeats if repeat.step_s is not None]
             over = (f"median of {len(times)} runs, {min(times):.4f} to {max(times):.4f} s",) if times else ()
             outcome = _outcome(first, median(times) if times else None)
             reference = replace(reference, outcome=outcome, notes=reference.notes + over, repeats=repeats)
@@ -254,8 +262,8 @@ def _routing_note(record: Record) -> tuple[str, ...]:
     return (f"routing: the tokens that its own routers sent, {_steps_before(record)} steps into the run",)
 
 
-def _repeat(record: Record, machines: Sequence[MachineHost], scratch: Path) -> Repeat:
-    why = why_no_time(record)
+def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHost], scratch: Path) -> Repeat:
+    why = why_no_time(record, same)
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
     return Repeat(record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes)
