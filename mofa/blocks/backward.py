@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from mofa.blocks.chunks import CHUNK
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import FloatK, anywhere
 from mofa.blocks.op import (
     RENEWAL,
     Attention,
@@ -237,9 +237,16 @@ class _Differentiator:
             if self.group_of[op.name] == group and op.name not in self.kept_ops
             for w in op.writes
         }
+        begun = not self.recompute.reentrant
+        hooked: FloatK = 0.0
         for op in self.forward.ops:
-            if self.group_of[op.name] != group or op.name in self.kept_ops or op.name in self.behind:
+            if self.group_of[op.name] != group or op.name in self.behind:
                 continue
+            hooked = hooked + op.hooked
+            if op.name in self.kept_ops:  # called again for its kept result, which goes through the hooks as well
+                continue
+            begins = not begun and anywhere(op.launches)
+            begun = begun or begins
             reads = tuple(again.get(r) or self._saved(op, r) for r in op.reads)
             for w in op.writes:
                 self._tensor(f"{w}~", w)
@@ -251,8 +258,11 @@ class _Differentiator:
                     reads=reads,
                     writes=tuple(f"{w}~" for w in op.writes),
                     saves=(),
+                    hooked=hooked,
+                    checkpoints=float(begins),
                 )
             )
+            hooked = 0.0
 
     # -- gradients
     def _give(self, op: Op, name: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from mofa.blocks.backward import NO_RECOMPUTE, OUTSIDE, Recompute, backward
+from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.hooks import through_hooks
 from mofa.blocks.lifetimes import BlockLives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
@@ -92,20 +93,12 @@ def block(
     """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
     forward = forward or block_forward(ctx, p, kind)
     params = rank_params(ctx, kind.moe)
+    checkpointed = recompute.kind == "full" and not recompute.reentrant
+    if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
+        forward = through_hooks(forward, mode=bool(recompute.keep_outputs))
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
-    if recompute.keep_outputs:  # an op-level checkpoint: its mode sees every op, forward and again
-        forward, back = (_through_a_mode(tape, again) for tape, again in ((forward, False), (back, True)))
-    checkpointed = recompute.kind == "full" and not (recompute.keep_outputs or recompute.reentrant)
+    checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, overlapped(forward, ctx), overlapped(back, ctx), checkpointed)
-
-
-def _through_a_mode(tape: Tape, again: bool) -> Tape:
-    """The tape with its ops, or those that are repeated, marked as going through an op-level checkpoint's mode."""
-    ops = tuple(
-        op._replace(selective=op.region != OUTSIDE and not op.compiled) if op.name.endswith("~") or not again else op
-        for op in tape.ops
-    )
-    return replace(tape, ops=ops)
 
 
 Halves = dict[bool, tuple[list[Op], dict[str, Tensor], str]]

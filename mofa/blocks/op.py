@@ -256,7 +256,11 @@ class Op(NamedTuple):
     """Ops without a kernel around it: views, and turns between local and distributed tensors. They cost the host
     something where each op is dispatched in Python."""
     selective: bool = False
-    """Goes through the dispatch mode of an op-level checkpoint."""
+    """Goes through the dispatch mode of an op-level checkpoint, forward and where it is repeated."""
+    hooked: FloatK = 0.0
+    """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
+    checkpoints: FloatK = 0.0
+    """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""

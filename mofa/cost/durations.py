@@ -263,7 +263,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
-    op-level checkpoint every op passes its mode; FSDP's are issued by hooks, which write down where large gradients
+    op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
+    function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
     """
@@ -289,9 +290,11 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if op.compiled:
             again = not backward or name.endswith("~")
             begins = host.compiled_module_s.value if again else host.compiled_node_s.value
+            kernel = host.compiled_op_s.value + host.compiled_model_op_s.value
             if name.startswith("loss."):
                 begins = host.compiled_call_s.value
-            each = launches * host.compiled_op_s.value + where(inside, 0.0, begins)
+                kernel = host.compiled_op_s.value
+            each = launches * kernel + where(inside, 0.0, begins)
             if again and type(work) is Attention:
                 each = each + host.compiled_attention_s.value
         elif name.startswith(SHARDING):
@@ -317,8 +320,12 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
                 each = each + op.choices * host.gemm_choice_s.value
             if type(work) is Collective and op.dtensor is not False:
                 each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
-            if op.selective:
+            if op.selective and forward:
                 each = each + calls * host.selective_op_s.value
+            if anywhere(op.checkpoints):
+                each = each + op.checkpoints * host.checkpoint_s.value
+        if anywhere(op.hooked) and (not backward or name.endswith("~")):
+            each = each + op.hooked * (host.unpacked_s.value if backward else host.packed_s.value)
         # the region begins or ends for whom the op runs; autograd adds a module's gradients once its backward has run
         if inside is not op.compiled and not name.endswith(".accumulate"):
             runs: BoolK = (launches > 0) & op.present

@@ -274,6 +274,8 @@ class HostCurve(Spec):
     """What autograd's engine adds to a backward op, besides the issue of its kernels. [s]"""
     compiled_op_s: SecondsFact
     """Issue of one kernel from a compiled region. [s]"""
+    compiled_model_op_s: SecondsFact
+    """What a model's compiled module adds to the launch of each kernel: its buffers, what is asserted of them. [s]"""
     compiled_call_s: SecondsFact
     """Guards and wrapping of one call of a compiled region, its kernels apart. [s]"""
     compiled_module_s: SecondsFact
@@ -327,6 +329,13 @@ class HostCurve(Spec):
     """What clipping and the optimizer's step do for one distributed parameter. [s]"""
     selective_op_s: SecondsFact
     """What an op-level checkpoint adds to each op, forward and where it is repeated: its dispatch mode. [s]"""
+    packed_s: SecondsFact
+    """A tensor that autograd saves through the hooks of PyTorch's checkpoint, forward. [s]"""
+    unpacked_s: SecondsFact
+    """The same where it is repeated: saved anew, compared, handed out, beside the op that makes it again. [s]"""
+    checkpoint_s: SecondsFact
+    """A checkpoint that is a function of Megatron's, on the way back: states of random numbers, a backward pass within
+    the backward pass. [s]"""
 
     def at_speed(self, op_s: float, source: str) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
