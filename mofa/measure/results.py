@@ -11,7 +11,8 @@ from mofa.measure.launch import Outcome
 from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
 
 
-def _quartiles(times: list[float]) -> float:
+def quartiles_apart(times: list[float]) -> float:
+    """From the first to the third quartile of step times; 0 of fewer than two. [s]"""
     if len(times) < 2:
         return 0.0
     first, _, third = statistics.quantiles(times, n=4, method="inclusive")
@@ -58,7 +59,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     return Measured(
         outcome="ok",
         step_time_s=statistics.median(times),
-        step_time_spread_s=round(_quartiles(times), 7),
+        step_time_spread_s=round(quartiles_apart(times), 7),
         step_times_s=times,
         warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
         ranks=[_rank_memory(r) for r in ranks],

@@ -71,7 +71,8 @@ def verdict_text(run: RunScore) -> str:
         return "FALSE: said to fit, went out of memory"
     if run.false_miss:
         return "said not to fit, ran"
-    return f"{said}, out of memory" if run.out_of_memory else said
+    denied = f", which {run.denied_by} denies" if run.denied_by else ""
+    return f"{said}, out of memory{denied}" if run.out_of_memory else said
 
 
 def repeat_rows(report: ValidationReport) -> list[list[str]]:
@@ -125,6 +126,7 @@ def verdict_rows(report: ValidationReport) -> list[list[str]]:
             str(g.runs),
             str(g.out_of_memory),
             str(g.false_fits),
+            str(g.denied),
             str(g.false_misses),
             percent(g.weak_fraction),
             shares_text({name: share for name, share in g.provenance.items() if share >= 0.005}),
@@ -135,7 +137,7 @@ def verdict_rows(report: ValidationReport) -> list[list[str]]:
 
 VERDICT_COLUMNS: Columns = (
     ("group", "left"), ("runs", "right"), ("out of memory", "right"), ("of them said to fit", "right"),
-    ("ran, said not to fit", "right"), ("weak", "right"), ("the steps rest on", "left"),
+    ("denied", "right"), ("ran, said not to fit", "right"), ("weak", "right"), ("the steps rest on", "left"),
 )  # fmt: skip
 
 
@@ -245,6 +247,7 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
 
     parts = [INTRODUCTION.format(
         runs=len(report.runs), left_out=len(report.not_scored), false_fits=report.false_fits,
+        denied=sum(run.denied_by is not None for run in report.runs),
         closed=sum(not run.played_out for run in report.runs), limit=MAX_PLAYED,
     ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
         markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
@@ -280,7 +283,9 @@ predicted from its configuration by `mofa.estimate`; where routing is skewed, wi
 routers counted. Steps are played out, {closed} of more than {limit} passes are told by closed forms.
 An error is predicted / measured − 1, of the step and of the memory of the
 fullest rank. {runs} runs, {left_out} more left out by a rule on their columns. Said to fit, although they went out of
-memory: {false_fits}.
+memory: {false_fits}. Where a table says of a run that it went out of memory, and by its own reading of another one, in
+proportion to their layers, it takes less than its GPU has, one of the two is wrong: neither is used ({denied}, *denied*
+below).
 
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
@@ -293,7 +298,8 @@ memory: {false_fits}.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
 - Hosts of one kind differ by a factor of two in how fast they issue ops, which moves small steps as much. A run is
   predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took there,
-  as its GPU is the one it ran on. That is the median of what runs on as many GPUs of its machine measured right after
+  as its GPU is the one it ran on. That is the mean of what was timed among its steps (`environment.host_issues_s`);
+  in earlier records the median of what runs on as many GPUs of its machine measured right after
   their steps (`environment.host_issue_s`), else the run's own. Runs of before that was recorded take what their machine
   was learned to be from fitting runs alone (machines are told apart by the processor's name and cores), and where it
   has too few of those, the profile's. `python scripts/hosts.py` writes both to `reference_runs/hosts.yaml`.

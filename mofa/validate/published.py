@@ -34,6 +34,8 @@ class PublishedOutcome(Spec):
     device_bytes: PositiveFloat | None = None
     ranks_allocated_bytes: tuple[PositiveFloat, ...] = ()
     oom: bool = False
+    oom_denied_by: str | None = None
+    """The row whose reading says that it cannot have gone out of memory by itself."""
 
 
 class PublishedRun(Spec):
@@ -66,7 +68,13 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
         for item in build(PublishedFile, load_yaml(path), str(path)).runs:
             m = item.measured
             outcome = Outcome(
-                m.step_s, m.allocated_bytes, m.reserved_bytes, m.device_bytes, m.ranks_allocated_bytes, m.oom
+                m.step_s,
+                m.allocated_bytes,
+                m.reserved_bytes,
+                m.device_bytes,
+                m.ranks_allocated_bytes,
+                m.oom,
+                m.oom_denied_by,
             )
             references.append(
                 Reference(item.run.id, item.group, item.model, item.source, item.run, folder, outcome, item.notes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import product
+from math import ceil
 
 from mofa.validate.architecture import Row
 
@@ -12,8 +14,12 @@ APART = ("id", "source_url_or_repo_path", "mbs", "gbs", "overlap_notes", "flops_
 changes no memory."""
 
 
-def _setting(row: Row) -> tuple[tuple[str, str], ...]:
-    return tuple((c, text) for c, text in row.items() if c not in APART and not c.startswith("measured_"))
+DEPTH = ("model", "params_b", "layers")
+"""Columns in which two runs may differ, further, that differ in their layers."""
+
+
+def _setting(row: Row, apart: Sequence[str] = APART) -> tuple[tuple[str, str], ...]:
+    return tuple((c, text) for c, text in row.items() if c not in apart and not c.startswith("measured_"))
 
 
 def contradicted(rows: Sequence[Row]) -> dict[str, str]:
@@ -40,3 +46,53 @@ def contradicted(rows: Sequence[Row]) -> dict[str, str]:
             if smaller and float(one["measured_peak_mem_gib"]) > float(other["measured_peak_mem_gib"]):
                 found[one["id"]], found[other["id"]] = other["id"], one["id"]
     return found
+
+
+def denied(out_of_memory: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[str, float]]:
+    """Which rows that went out of memory another one's reading denies: by it, they take less than their GPU has.
+
+    The other run differs in its layers and batches alone, and its micro-batch is no smaller. What a layer takes it
+    takes in each, and what is in none does not grow with them, so that memory grows at most in proportion to the layers
+    of the fullest stage. One of the two is wrong, or something else was on the GPU, and nothing says which: neither is
+    used.
+
+    Parameters
+    ----------
+    out_of_memory
+        Rows that went out of memory.
+    rows
+        Of the same table, with readings in units of the GPU's name, such as whole GB.
+
+    Returns
+    -------
+    dict
+        Id to the id of the row whose reading denies it, and the most that it can take by that. [unit of the reading]
+
+    Examples
+    --------
+    >>> ran = {"id": "a", "gpu": "A100 80GB", "pp": "2", "mbs": "1", "layers": "20", "measured_peak_mem_gib": "60"}
+    >>> {id: (by, round(most)) for id, (by, most) in denied([{**ran, "id": "b", "layers": "24"}], [ran]).items()}
+    {'b': ('a', 73)}
+    >>> denied([{**ran, "id": "b", "layers": "28"}], [ran])
+    {}
+    """
+    found: dict[str, tuple[str, float]] = {}
+    for short in out_of_memory:
+        holds = re.search(r"(\d+) ?GB", short["gpu"])
+        most = min(_most(short, rows), default=None)
+        if holds and most and most[0] <= float(holds[1]):
+            found[short["id"]] = most[1], most[0]
+    return found
+
+
+def _most(short: Row, rows: Sequence[Row]) -> Iterator[tuple[float, str]]:
+    """By each row that says so, the most that a run can take, and that row's id."""
+    same = _setting(short, APART + DEPTH)
+    for row in rows:
+        given = row["measured_peak_mem_gib"] and row["layers"] and short["layers"] and row["mbs"] and short["mbs"]
+        if not given or _setting(row, APART + DEPTH) != same or float(row["mbs"]) < float(short["mbs"]):
+            continue
+        layers, stages = (float(short["layers"]), float(row["layers"])), float(row["pp"] or 1)
+        fullest = ceil(layers[0] / stages) / ceil(layers[1] / stages)
+        reading = float(row["measured_peak_mem_gib"]) + 0.5  # as it was rounded
+        yield reading * max(1.0, fullest, layers[0] / layers[1]), row["id"]

@@ -14,6 +14,7 @@ from statistics import median
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
 from mofa.measure.records import LEARNED_ON, Record, read_record, record_files
+from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
@@ -24,11 +25,11 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.hosts import MachineHost, host_op_s, read_hosts
+from mofa.validate.hosts import MachineHost, host_op_s, machine_of, read_hosts
 from mofa.validate.spread import Spread
 
 MAX_SPREAD = 0.10
-"""A run whose quartiles lie further apart, as a fraction of its step, says something of memory and little of time."""
+"""Steps whose quartiles lie further apart, as a fraction of a step, say something of memory and little of time. [-]"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Outcome:
     ranks_allocated_bytes: tuple[float, ...] = ()
     """Every rank's, by rank."""
     oom: bool = False
+    oom_denied_by: str | None = None
+    """The run whose reading says that this one cannot have gone out of memory by itself; neither is used then."""
 
     @property
     def peaks(self) -> tuple[float, ...]:
@@ -127,24 +130,40 @@ def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
 def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
-    Where the host sets the pace and changes its own within seconds, a run that timed it among its steps says more than
-    its repeats that did not.
+    How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
+    the host sets the pace, which it changes within seconds, a run that timed it among its steps says more than its
+    repeats that did not.
+
+    Parameters
+    ----------
+    record
+        Of a run.
+    repeats
+        All records of its configuration, this one among them; none where it is looked at alone.
     """
     measured = record.measured
     if measured.outcome == "oom":
         return "out of memory"
     if measured.step_time_s is None:
         return "no step time"
-    if any(rank.alloc_retries for rank in measured.ranks):
+    if _emptied_its_cache(record):
         return "memory only: the allocator emptied its cache in the middle of steps"
-    spread = (measured.step_time_spread_s or 0.0) / measured.step_time_s
+    beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
+    spread, together = (measured.step_time_spread_s or 0.0) / measured.step_time_s, ""
+    if len(beside) > 1:
+        steps = [step_s for other in beside for step_s in other.measured.step_times_s]
+        spread, together = quartiles_apart(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
-        return f"memory only: quartiles {spread:.0%} apart"
+        return f"memory only: quartiles {spread:.0%} apart{together}"
     if measured.host_bound and not record.environment.host_issues_s:
-        timed = [other.run.id for other in repeats if other.environment.host_issues_s and why_no_time(other) is None]
+        timed = [other for other in repeats if other.environment.host_issues_s and why_no_time(other, repeats) is None]
         if timed:
-            return f"memory only: its host was not timed among its steps, as that of {timed[0]} was"
+            return f"memory only: its host was not timed among its steps, as that of {timed[0].run.id} was"
     return None
+
+
+def _emptied_its_cache(record: Record) -> bool:
+    return any(rank.alloc_retries for rank in record.measured.ranks)
 
 
 def measured_references(

@@ -22,7 +22,7 @@ from mofa.validate.attribute import Attribution
 from mofa.validate.reference import LeftOut, Reference
 from mofa.validate.spread import Spread
 
-SCHEMA_VERSION: Final = "1.2"
+SCHEMA_VERSION: Final = "1.3"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 100_000
@@ -76,6 +76,10 @@ class RunScore(Spec):
     predicted_device_bytes: float = Field(gt=0)
     fits: bool = Field(description="Whether the prediction says that it fits.")
     out_of_memory: bool = Field(description="Whether the run went out of memory.")
+    denied_by: str | None = Field(
+        default=None,
+        description="Run of the same source by whose reading it cannot have gone out of memory by itself: no verdict.",
+    )
     provenance: dict[Provenance, float] = Field(description="Shares of the predicted step. [-]")
     weak_fraction: float = Field(description="Share that rests on assumed or extrapolated numbers. [-]")
     exposed: dict[str, float] = Field(description="Where the predicted step goes. [s]")
@@ -89,8 +93,8 @@ class RunScore(Spec):
 
     @property
     def false_fit(self) -> bool:
-        """Went out of memory and was said to fit."""
-        return self.fits and self.out_of_memory
+        """Went out of memory, which nothing denies, and was said to fit."""
+        return self.fits and self.out_of_memory and self.denied_by is None
 
     @property
     def false_miss(self) -> bool:
@@ -122,7 +126,8 @@ class GroupScore(Spec):
     peak_allocated_ranks: Errors = Field(description="Of every rank; the runs' means over ranks are averaged.")
     peak_reserved: Errors
     peak_device: Errors
-    out_of_memory: int = Field(description="Runs that went out of memory. [-]")
+    out_of_memory: int = Field(description="Runs that went out of memory, less those of which that is denied. [-]")
+    denied: int = Field(description="Runs of which another one's reading denies that they went out of memory. [-]")
     false_fits: int = Field(description="Those of them that were said to fit. [-]")
     false_misses: int = Field(description="Runs that ran and were said not to fit. [-]")
     weak_fraction: float = Field(description="Mean share of the steps on assumed or extrapolated numbers. [-]")
@@ -151,7 +156,7 @@ class Layer(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.2"] = SCHEMA_VERSION
+    schema_version: Literal["1.3"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
@@ -244,6 +249,7 @@ def _scored(
         predicted_device_bytes=plan.memory.device_bytes,
         fits=plan.memory.fits,
         out_of_memory=outcome.oom,
+        denied_by=outcome.oom_denied_by,
         provenance=plan.provenance,
         weak_fraction=sum(plan.provenance.get(p, 0.0) for p in WEAK),
         exposed={str(name): value for name, value in plan.time.exposed.items() if value > 0},
@@ -363,7 +369,8 @@ def group_score(runs: Sequence[RunScore]) -> GroupScore:
         peak_allocated_ranks=ranks,
         peak_reserved=errors("peak_reserved"),
         peak_device=errors("peak_device"),
-        out_of_memory=sum(run.out_of_memory for run in runs),
+        out_of_memory=sum(run.out_of_memory and run.denied_by is None for run in runs),
+        denied=sum(run.denied_by is not None for run in runs),
         false_fits=sum(run.false_fit for run in runs),
         false_misses=sum(run.false_miss for run in runs),
         weak_fraction=fmean(run.weak_fraction for run in runs),

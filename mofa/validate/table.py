@@ -21,7 +21,7 @@ from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, headed, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
-from mofa.validate.readings import contradicted
+from mofa.validate.readings import contradicted, denied
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -369,7 +369,10 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     usable, unusable = [], []
     seen: dict[str, str] = {}
     rows = [headed(row) for row in rows]
-    against = contradicted([row for row in rows if MEMORY.get(source_of(row)) == "device"])
+    read = [row for row in rows if MEMORY.get(source_of(row)) == "device"]
+    against = contradicted(read)
+    never_full = denied([row for row in read if _oom(row)], read)
+    against |= {by: id for id, (by, _) in never_full.items()}
     for row in rows:
         reason = why_unusable(row)
         item: dict[str, Any] = {}
@@ -385,6 +388,12 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
             if row["id"] in against:
                 item["measured"].pop("device_bytes")
                 item["notes"].append(f"its memory is not used: {against[row['id']]} contradicts it")
+            if row["id"] in never_full:
+                by, most = never_full[row["id"]]
+                item["measured"]["oom_denied_by"] = by
+                item["notes"].append(
+                    f"that it went out of memory is not used: by the reading of {by} it takes at most {most:.0f} GB"
+                )
             reason = _refused(row, item, folder) or _seen_before(row, item, seen)
         if reason is None:
             usable.append(item)

@@ -89,8 +89,13 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Recor
     late = records["mc2-ep2-dsmoe16b-4l-full-skewed"]
     warmup, steps = late.measured.warmup_times_s, late.measured.step_times_s
     measured = late.measured.model_copy(update={"warmup_times_s": warmup[:4], "step_time_spread_s": 0.0})
+    elsewhere = late.environment.model_copy(update={"host": "host-0"})  # together they would be told by all their steps
     early = late.model_copy(
-        update={"run": late.run.model_copy(update={"id": f"{late.run.id}-again"}), "measured": measured}
+        update={
+            "run": late.run.model_copy(update={"id": f"{late.run.id}-again"}),
+            "measured": measured,
+            "environment": elsewhere,
+        }
     )
     for record in (late, early):
         write_record(record, folder)
@@ -103,6 +108,29 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Recor
     assert of_late.step_time is None  # its quartiles lie far apart
     assert of_early.step_time is not None
     assert of_early.step_time.predicted > score_run(first).predicted_step_s
+
+
+def test_a_host_timed_among_the_steps_goes_before_its_machine_s(records: dict[str, Record]) -> None:
+    """A record from before is predicted as its machine, one that timed its host among its steps by their mean."""
+    one = records["mc1-phimoe-2l-full-skewed"]
+    environment = one.environment.model_copy(update={"host_issues_s": [8e-6, 10e-6, 12e-6]})
+    assert host_op_s(one.model_copy(update={"environment": environment}), MACHINES) == (
+        pytest.approx(10e-6), "timed among its steps",
+    )  # fmt: skip
+
+
+def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, Record], tmp_path: Path) -> None:
+    """Of a configuration that its host bounds; repeats that timed it less well keep their memory."""
+    folder = tmp_path / "measured"
+    steady = {"step_times_s": [0.5, 0.5, 0.5], "step_time_s": 0.5, "step_time_spread_s": 0.0}
+    for id in ("mc1-qwen05b-24l-1k-full-third", "mc1-qwen05b-24l-1k-full-fifth"):
+        record = records[id]
+        write_record(record.model_copy(update={"measured": record.measured.model_copy(update=steady)}), folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    timed, plain = reference.repeats
+    assert (timed.step_s, plain.step_s) == (0.5, None)
+    assert f"as that of {timed.id} was" in plain.notes[0]
+    assert timed.host_op_s == pytest.approx(statistics.fmean(records[timed.id].environment.host_issues_s))
 
 
 def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]) -> None:

@@ -60,6 +60,12 @@ def test_verdicts() -> None:
     assert (group.out_of_memory, group.false_fits, group.false_misses) == (2, 1, 1)
 
 
+def test_a_verdict_that_the_source_denies_is_none() -> None:
+    runs = [scored("a", oom=True), scored("b", oom=True).model_copy(update={"denied_by": "c"})]
+    group = group_score(runs)
+    assert (group.out_of_memory, group.denied, group.false_fits, group.false_misses) == (1, 1, 1, 0)
+
+
 def test_groups_over_sources_gather_published_runs_alone() -> None:
     runs = [
         scored("a", group="measured-judging"), scored("b", group="published-x", step=(1.0, 1.1)),
@@ -85,6 +91,24 @@ def test_what_a_record_says_of_time(records: dict[str, Record]) -> None:
     ranks = [rank.model_copy(update={"alloc_retries": 3}) for rank in record.measured.ranks]
     assert "cache" in str(why_no_time(changed(record, ranks=ranks)))
     assert why_no_time(records["tt1-llama-32l-full-oom"]) == "out of memory"
+
+
+def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, Record]) -> None:
+    """Two starts, each of them steady, may lie far apart; one that is not, among others that are, may not matter."""
+    one, other = (records[name] for name in ("mc1-qwen30b-2l", "mc1-qwen30b-2l-again"))
+    environment = one.environment
+    here, there = (
+        changed(r, step_times_s=times, step_time_spread_s=0.0).model_copy(update={"environment": environment})
+        for r, times in ((one, [1.0] * 4), (other, [1.3] * 4))
+    )
+    assert why_no_time(here) is None
+    assert "26% apart over 2 runs" in str(why_no_time(here, (here, there)))
+    elsewhere = there.model_copy(update={"environment": environment.model_copy(update={"host": "host-0"})})
+    assert why_no_time(here, (here, elsewhere)) is None
+    unsteady = changed(one, step_times_s=[1.0, 1.0, 1.2, 1.2], step_time_spread_s=0.2)
+    assert why_no_time(unsteady) is not None
+    steady = changed(here, step_times_s=[1.0] * 20)
+    assert why_no_time(unsteady, (unsteady, steady)) is None
 
 
 def test_repeats_are_one_run_with_the_median(records: dict[str, Record], tmp_path: Path) -> None:

@@ -339,6 +339,25 @@ def test_readings_that_contradict_each_other_are_not_used() -> None:
     assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
 
 
+def test_out_of_memory_against_a_reading_in_proportion_is_not_used() -> None:
+    """A sixth more layers on a stage take at most a sixth more, and that fits: one of the two is wrong. More layers, a
+    smaller micro-batch that was read, or another width deny nothing."""
+    short = {**BLOOM, "id": "bloom-002", "notes": "OOM on A100-80GB", "measured_step_time_s": ""}
+    ran = row(**{**BLOOM, "layers": "72", "mbs": "2", "measured_peak_mem_gib": "60"})
+    runs, unusable = import_rows([ran, row(**{**short, "layers": "84", "mbs": "2"})], PUBLISHED)
+    assert unusable == []
+    assert runs[1]["measured"] == {"oom": True, "oom_denied_by": "bloom-001"}
+    assert "by the reading of bloom-001 it takes at most 71 GB" in runs[1]["notes"][-1]
+    assert "device_bytes" not in runs[0]["measured"]
+    assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
+    for changes in ({"layers": "96"}, {"mbs": "4"}, {"hidden": "13824", "ffn": "55296"}):
+        other = row(**{**short, "layers": "84", "mbs": "2", **changes})
+        runs, unusable = import_rows([ran, other], PUBLISHED)
+        assert unusable == []
+        assert runs[0]["measured"]["device_bytes"] == 60 * 1000 * 2**20
+        assert runs[1]["measured"] == {"oom": True}
+
+
 def test_the_fullest_gpu_of_a_node_takes_the_norm() -> None:
     """The lab book: "Mem = max memory used by the first (last) nodes", so the first rank of each group, by default."""
     runs, _ = import_rows([row(**BLOOM)], PUBLISHED)
