@@ -91,10 +91,14 @@ def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
 
 
 def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
-    """Issue of an op as the runs of each machine measured it, by their GPUs. [s]"""
+    """Issue of an op as the runs of each machine measured it after their steps, by their GPUs. [s]
+
+    Runs that timed it among their steps are predicted by that.
+    """
     found: dict[tuple[Machine, int], list[float]] = defaultdict(list)
     for record in records:
-        if record.environment.host and record.environment.host_issue_s is not None:
+        environment = record.environment
+        if environment.host and environment.host_issue_s is not None and not environment.host_issues_s:
             found[machine_of(record), record.run.gpus].append(record.environment.host_issue_s)
     return {where: values for where, values in found.items() if len(values) >= FEWEST}
 

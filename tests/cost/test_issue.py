@@ -17,7 +17,8 @@ FACTS = {
     "dtensor_hook_s": 11.0, "redistribute_s": 150.0, "selective_op_s": 20.0, "gemm_choice_s": 200.0,
     "grad_hook_s": 22.0, "loop_function_s": 12.0, "loop_guarded_s": 40.0, "view_s": 2.0,
     "listing_s": 3.0, "compiled_op_s": 8.0, "compiled_call_s": 13.0, "compiled_module_s": 160.0,
-    "compiled_node_s": 53.0, "compiled_attention_s": 85.0,
+    "compiled_node_s": 53.0, "compiled_attention_s": 85.0, "compiled_model_op_s": 4.0, "packed_s": 6.0,
+    "unpacked_s": 7.0, "checkpoint_s": 300.0,
 }  # fmt: skip
 
 
@@ -66,18 +67,31 @@ def test_functions_of_python_and_hooks() -> None:
 
 
 def test_a_compiled_module_is_called_once() -> None:
-    """A module 160 and two launches of 8, then launches alone, with attention's own 85; back a node of 53; a compiled
-    loss is a function: 13. Eager ops in between begin another."""
+    """A module 160 and two launches of 8 + 4, then launches alone, with attention's own 85; back a node of 53; a
+    compiled loss is a function: 13 + 8. Eager ops in between begin another."""
     kernels = (
         op("wq", compiled=True, launches=2),
         op("attn.core", Attention(1.0, 1.0, 1.0, 1.0, 1.0, 1.0), compiled=True),
     )
-    assert issued(*kernels) == pytest.approx([176.0, 93.0])
-    assert issued(kernels[0], op("mid.add"), kernels[0]) == pytest.approx([176.0, 15.0, 176.0])
-    assert issued(op("wq.dgrad", compiled=True), op("wq.wgrad", compiled=True)) == pytest.approx([61.0, 8.0])
+    assert issued(*kernels) == pytest.approx([184.0, 97.0])
+    assert issued(kernels[0], op("mid.add"), kernels[0]) == pytest.approx([184.0, 15.0, 184.0])
+    assert issued(op("wq.dgrad", compiled=True), op("wq.wgrad", compiled=True)) == pytest.approx([65.0, 12.0])
     product = op("wq.dgrad", compiled=True)
-    assert issued(product, op("wq.accumulate"), product) == pytest.approx([61.0, 5.0, 8.0])  # added behind the module
+    assert issued(product, op("wq.accumulate"), product) == pytest.approx([65.0, 5.0, 12.0])  # added behind the module
     assert issued(op("loss.max", compiled=True)) == pytest.approx([21.0])
+
+
+def test_saved_tensors_go_through_a_checkpoint_s_hooks() -> None:
+    """Two of a product 19 + 2 x 6, once more 19 + 2 x 7; of a compiled part among experts too; back nothing."""
+    product = op("wq", Gemm(1, 1, 1), hooked=2.0)
+    assert issued(product, op("moe.act", compiled=True, hooked=1.0)) == pytest.approx([31.0, 178.0])
+    again = issued(product._replace(name="wq~"), product._replace(name="wq.dgrad"))
+    assert again == pytest.approx([33.0, 12.0])
+
+
+def test_a_checkpoint_that_is_a_function_begins_with_an_engine_of_its_own() -> None:
+    """A repeated norm 15 + 300."""
+    assert issued(op("norm~", checkpoints=1.0), op("norm.backward"), name="megatron-local")[0] == pytest.approx(315.0)
 
 
 def test_the_host_writes_down_where_large_gradients_lie() -> None:

@@ -315,7 +315,7 @@ def test_six_runs_are_near_the_capacity_and_three_out_of_memory() -> None:
 
 CUT = {
     "h100-mc1-ernie-3l-32e-allgather-skewed", "mc2-ep2-dsv2lite-6l-full-skewed", "mc2-pp2-dsv2lite-8l-16e",
-    "mc1-olmoe-6l-32e-full",
+    "mc1-olmoe-6l-32e-full", "tt1-qwen17b-28l-2k",
 }  # fmt: skip
 """Bound by the host, and the call that measured them ended before their repeats; or only where they were traced."""
 
