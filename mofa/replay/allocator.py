@@ -11,6 +11,7 @@ off. When the device has no room, all free segments are given back and the reque
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mofa.cost.ranges import Ranges
@@ -90,22 +91,44 @@ class Allocator:
         return self.take(size, stream << 1 | (size <= SMALL_SIZE))
 
     def take(self, size: int, index: int) -> Block:
-        """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small."""
+        """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
+
+        Most of a replay is here: so what :meth:`Pool.first` does is written out.
+        """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
-        at = pool.first(size)
-        if at == len(pool.lists):
+        at = bisect_left(pool.sizes, size)
+        lists = pool.lists
+        try:
+            while not lists[at]:
+                at += 1
+        except IndexError:
             block = self.grow(pool, size)
         else:
-            free = least_expandable(pool, at) if self.expandable else pool.lists[at][0]
-            pool.take(free)
-            if free.size - size > pool.most_kept:  # the rest stays where it is, as the same free block
-                block = self._low_end(free, size)
-                pool.put(free)
+            if self.expandable:
+                block = least_expandable(pool, at)
+                pool.take(block)
             else:
-                block = free
-                block.state = ALLOCATED
-        allocated = self.allocated = self.allocated + block.size
+                block = lists[at].pop(0)
+        rest = block.size - size
+        if rest > pool.most_kept:
+            free = block  # the rest stays where it is, as the same free block
+            block = pool.spare.pop() if pool.spare else Block(pool, 0, 0, ALLOCATED)
+            address = block.address = free.address
+            block.size = size
+            before = block.previous = free.previous
+            block.following = free
+            if before is not None:
+                before.following = block
+            free.previous = block
+            free.address = address + size
+            free.size = rest
+            free.freed_at = 0
+            pool.put(free)
+        else:
+            block.state = ALLOCATED
+            size = block.size
+        allocated = self.allocated = self.allocated + size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
         return block
@@ -115,23 +138,6 @@ class Allocator:
         if index not in self._pools:
             self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
-
-    @staticmethod
-    def _low_end(free: Block, size: int) -> Block:
-        """Cut the low end of a free block off, to be used."""
-        spare = free.pool.spare
-        block = spare.pop() if spare else Block(free.pool, 0, 0, FREE)
-        before = free.previous
-        block.address, block.size, block.state, block.previous, block.following = (
-            free.address, size, ALLOCATED, before, free,
-        )  # fmt: skip
-        if before is not None:
-            before.following = block
-        free.previous = block
-        free.address += size
-        free.size -= size
-        free.freed_at = 0
-        return block
 
     def free(self, block: Block, streams: Sequence[int] = ()) -> None:
         """Give a block back; it can be used again once other ``streams`` that use it have finished."""
@@ -170,44 +176,31 @@ class Allocator:
         """Make a block free; its free neighbours and it become one, which is returned."""
         pool = block.pool
         before, after = block.previous, block.following
-        left, right = before is not None and before.state == FREE, after is not None and after.state == FREE
-        block.state = FREE
-        free = block
-        if left:
-            assert before is not None
-            free = before
-            pool.take(free)
-            free.size += block.size
-            last = after
-            if right:
-                assert after is not None
-                pool.take(after)
-                after.state = ALLOCATED
-                pool.spare.append(after)
-                free.size += after.size
-                last = after.following
-            free.following = last
-            if last is not None:
-                last.previous = free
-        elif right:
-            assert after is not None
-            free = after
-            pool.take(free)
-            free.address = block.address
-            free.size += block.size
-            free.previous = before
-            if before is not None:
-                before.following = free
-        if free is not block:
+        if after is not None and after.state == FREE:
+            pool.take(after)
+            after.state = ALLOCATED
+            pool.spare.append(after)
+            block.size += after.size
+            after = block.following = after.following
+            if after is not None:
+                after.previous = block
+        if before is not None and before.state == FREE:
+            pool.take(before)
+            before.size += block.size
             block.state = ALLOCATED
             pool.spare.append(block)
-        pool.put(free)
-        free.freed_at = self._searches
-        return free
+            block = before
+            block.following = after
+            if after is not None:
+                after.previous = block
+        block.state = FREE
+        block.freed_at = self._searches
+        pool.put(block)
+        return block
 
     # -- segments
     def grow(self, pool: Pool, size: int) -> Block:
-        """A block of a rounded size out of fresh memory, where no free one fits; it is not counted yet as allocated.
+        """A block of a rounded size or larger out of fresh memory, where no free one fits; it is to be cut.
 
         Raises
         ------
@@ -226,12 +219,7 @@ class Allocator:
             page = page_size(pool)
             wanted = -(-size // page) * page if self.expandable else segment_size(size)
             raise OutOfDeviceMemory(size, wanted, self.allocated, self.reserved, self.capacity)
-        if block.size - size <= pool.most_kept:
-            block.state = ALLOCATED
-            return block
-        low = self._low_end(block, size)
-        pool.put(block)
-        return low
+        return block
 
     def _new(self, pool: Pool, size: int) -> Block | None:
         """A block out of fresh memory, outside the lists of free blocks; None where the device has no room."""

@@ -88,16 +88,14 @@ def _requests(
                 while not lists[at]:
                     at += 1
             except IndexError:
-                block = blocks[slot] = _grow(routine, held, a, start, overflow, slot, size, pool, rests)
+                free = _grow(routine, held, a, start, overflow, slot, size, pool, rests)
                 grown.append((routine.taken[slot], a.reserved))
-                if block.size != size:
-                    rests[slot] = block.size - size
-                continue
-            if expandable:
-                free = least_expandable(pool, at)
-                pool.take(free)
             else:
-                free = lists[at].pop(0)
+                if expandable:
+                    free = least_expandable(pool, at)
+                    pool.take(free)
+                else:
+                    free = lists[at].pop(0)
             rest = free.size - size
             if rest <= pool.most_kept:
                 free.state = ALLOCATED
@@ -118,10 +116,8 @@ def _requests(
             size = free.size = rest
         elif size:
             if pool.first(-size) == len(pool.lists):
-                block = _grow(routine, held, a, start, overflow, slot, -size, pool, rests)
+                a.join(_grow(routine, held, a, start, overflow, slot, -size, pool, rests))
                 grown.append((routine.taken[slot], a.reserved))
-                a.free(block)
-                a.allocated += block.size  # which had not been counted
             continue
         else:
             free = blocks[slot]
