@@ -82,39 +82,66 @@ def play(
     repertoire
         What was noted down of other ranks of the plan, if any; it changes nothing.
     """
-    allocator = Allocator(capacity, expandable=expandable)
-    with no_collection():
-        player = Player(rank, allocator, skip_rounds=skip_rounds, repertoire=repertoire)
-        player.start()
-        ready = allocator.allocated
-        before: object = None
-        for _ in range(num_steps):
-            state = player.between() if skip_rounds else None
-            if state is not None and state == before and player.step > 1:
-                break
-            before = state
-            player.run_step()
-        mark, num_highest = player.journal.mark(), len(player.highest)
-        for _ in range(rank.wander.steps(len(rank.computations)) - num_steps if rank.wander is not None else 0):
-            player.wander()
-            player.run_step()
-    peak, start, before, end = max(player.highest[2:num_highest], key=lambda item: item[0])
-    journal = player.journal
-    failed, missing = None, 0
-    if player.failed is not None:
-        event, full, act = player.failed
-        journal_then = journal.moment(event - 1, full.reserved)
-        failed = event, Moment(
-            journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
-            journal_then.alive, journal_then.tensors,
-        )  # fmt: skip
-        missing = max(full.reserved + full.wanted - full.capacity, 0)
-    if rank.wander is not None:
-        journal.cut(mark)
-    return MemoryPlayed(
-        peak, allocator.peak_reserved, allocator.allocated, ready, max(h[0] for h in player.highest[:2]),
-        allocator.num_retries, missing, journal, (start, end, before), failed,
+    playing = Playing(
+        rank, capacity=capacity, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
+        repertoire=repertoire,
     )  # fmt: skip
+    return playing.wandered() if rank.wander is not None else playing.told()
+
+
+class Playing:
+    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on."""
+
+    def __init__(
+        self, rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
+        skip_rounds: bool = True, repertoire: Repertoire | None = None,
+    ) -> None:  # fmt: skip
+        self.rank, self.num_steps = rank, num_steps
+        self.allocator = Allocator(capacity, expandable=expandable)
+        with no_collection():
+            self.player = player = Player(rank, self.allocator, skip_rounds=skip_rounds, repertoire=repertoire)
+            player.start()
+            self.ready = self.allocator.allocated
+            before: object = None
+            for _ in range(num_steps):
+                state = player.between() if skip_rounds else None
+                if state is not None and state == before and player.step > 1:
+                    break
+                before = state
+                player.run_step()
+        self.num_highest = len(player.highest)
+
+    def wandered(self) -> MemoryPlayed:
+        """What these and steps with other tokens behind them gave."""
+        wander, player = self.rank.wander, self.player
+        assert wander is not None
+        mark = player.journal.mark()
+        with no_collection():
+            for _ in range(wander.steps(len(self.rank.computations)) - self.num_steps):
+                player.wander()
+                player.run_step()
+        told = self.told()
+        player.journal.cut(mark)
+        return told
+
+    def told(self) -> MemoryPlayed:
+        """What was played so far gave."""
+        player, allocator = self.player, self.allocator
+        peak, start, before, end = max(player.highest[2 : self.num_highest], key=lambda item: item[0])
+        journal = player.journal
+        failed, missing = None, 0
+        if player.failed is not None:
+            event, full, act = player.failed
+            journal_then = journal.moment(event - 1, full.reserved)
+            failed = event, Moment(
+                journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
+                journal_then.alive, journal_then.tensors,
+            )  # fmt: skip
+            missing = max(full.reserved + full.wanted - full.capacity, 0)
+        return MemoryPlayed(
+            peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.highest[:2]),
+            allocator.num_retries, missing, journal, (start, end, before), failed,
+        )  # fmt: skip
 
 
 def may_be_fullest(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import MemoryPlayed, may_be_fullest, play
+from mofa.replay.play import MemoryPlayed, Playing, may_be_fullest
 from mofa.replay.rank import Rank
 from mofa.replay.ranks import makers_of_ends, outside_of, rank_maker
 from mofa.replay.repertoire import Repertoire
@@ -68,18 +67,18 @@ class Replayer:
             fullest = may_be_fullest(ends, capacity=int(room), expandable=expandable, repertoire=known)
             ranks = *fullest, *emptiest
 
-            def played(one: Rank) -> MemoryPlayed:
-                return play(one, capacity=int(room), expandable=expandable, repertoire=known)
+            def playing(one: Rank) -> Playing:
+                return Playing(one, capacity=int(room), expandable=expandable, repertoire=known)
 
             # steps with other tokens are played of the one that reserves most without them
-            every = [played(replace(one, wander=None)) for one in ranks]
-            tried = list(ranks)
+            tried = [playing(one) for one in ranks]
+            every = [one.told() for one in tried]
             if self._may_not_fit(max(one.peak_reserved for one in every), room):
-                left = [one for one in ends if all(one is not other for other in fullest)]
-                every += [played(replace(one, wander=None)) for one in left]
+                left = [playing(one) for one in ends if all(one is not other for other in fullest)]
                 tried += left
+                every += [one.told() for one in left]
             most = max(range(len(every)), key=lambda n: (every[n].peak_reserved, every[n].allocated))
-            self._played[r] = every[most] if tried[most].wander is None else played(tried[most])
+            self._played[r] = every[most] if tried[most].rank.wander is None else tried[most].wandered()
         return self._played[r]
 
     def _may_not_fit(self, reserved: int, room: float) -> bool:
