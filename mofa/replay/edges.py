@@ -208,16 +208,15 @@ def optimize(player: Player) -> None:
         deepspeed.optimize(player)
         return
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
+    moments = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
     for w in in_optimizer(player.rank) if player.rank.flat_buffers else ():
         if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
             player.drop(player.new(w.state, scratch))
     for weights in in_optimizers(player.rank):
         if player.step == 1:
             for w in weights:
-                if not w.state:
-                    continue
-                player.new(w.state, outside(STATES, "Adam's first moments", where))
-                player.new(w.state, outside(STATES, "Adam's second moments", where))
+                for moment in moments if w.state else ():
+                    player.new(w.state, moment)
         temporaries = [player.new(w.temporary, scratch) for w in weights if w.temporary]
         for kept in temporaries:
             player.drop(kept)

@@ -34,6 +34,7 @@ def bound(acts: Iterable[Act]) -> Bound:
 class Script:
     """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
 
+    ``inputs``, ``weights``, ``weights_of_last``, ``loose`` and ``above`` are empty where no schedule asks for them.
     ``claims`` and ``holds`` name what is taken over and handed on, by slot. ``loose`` frees what a backward by
     inputs alone leaves at its end, ``above`` what it lets go where it began with this block, ``rest`` whatever is left.
     """
@@ -146,22 +147,28 @@ class _Slots:
 
 
 def script(life: Life) -> Script:
-    """The acts of a block: forward, backward, and the backward by inputs and by weights apart."""
+    """The acts of a block: forward, backward, and where a schedule puts weights' gradients off the halves of that."""
     slots = _Slots(life)
     forward = slots.acts(life.forward, None, life.cached)
     backward = slots.acts(life.backward, None, frozenset())
-    deeds, needed = life.of_inputs()
-    born = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
-    inputs = slots.acts(deeds, born - needed, frozenset())
-    weights, of_last = (slots.acts(life.of_weights(last=last), None, frozenset()) for last in (False, True))
+    inputs: tuple[Act, ...] = ()
+    weights = of_last = inputs
+    left: frozenset[str] = frozenset()
+    above = left
+    if life.apart:
+        deeds, needed = life.of_inputs()
+        left = frozenset(item.name for deed in deeds for item in deed.new) | {life.given}
+        left, above = left - needed, life.above_weights()
+        inputs = slots.acts(deeds, left, frozenset())
+        weights, of_last = (slots.acts(life.of_weights(last=last), None, frozenset()) for last in (False, True))
     dry = slots.acts(life.dry, None, frozenset())
 
     def place(name: str) -> int:
         return slots.of(name) if name else -1
 
     x, out, given, back = slots.of("x"), place(life.out), place(life.given), place(life.back)
-    loose = tuple(slots.act(FREE, name, "end") for name in sorted(born - needed) if name)
-    above = tuple(slots.act(FREE, name, "end") for name in sorted(life.above_weights()))
+    loose = tuple(slots.act(FREE, name, "end") for name in sorted(left) if name)
+    let_go = tuple(slots.act(FREE, name, "end") for name in sorted(above))
     rest = tuple(slots.act(FREE, name, "end") for name in list(slots.index))
     lingers = tuple((slots.act(FREE, name, RENEWAL), round_size(nbytes)) for name, nbytes in life.lingers)
     return Script(
@@ -178,7 +185,7 @@ def script(life: Life) -> Script:
         slots.claims,
         slots.holds,
         loose,
-        above,
+        let_go,
         rest,
         place(life.logits),
         bound(dry),
