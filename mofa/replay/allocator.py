@@ -139,6 +139,11 @@ class Allocator:
             self._pools[index] = Pool(index >> 1, bool(index & 1), self.expandable)
         return self._pools[index]
 
+    def forget_bins(self) -> None:
+        """Nothing is repeated from notes any more: no bin has to stay when it is empty."""
+        for pool in self._pools.values():
+            pool.kept.clear()
+
     def free(self, block: Block, streams: Sequence[int] = ()) -> None:
         """Give a block back; it can be used again once other ``streams`` that use it have finished."""
         assert block.state == ALLOCATED, "freed twice"

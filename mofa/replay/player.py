@@ -104,6 +104,7 @@ class Player:
             assert self.rank.wander is not None
             self.drawn = Drawn(self.rank.wander, self.repertoire.script, self.scripts)
             self.steady = Steady(self, skip_rounds=False)
+            self.a.forget_bins()
         self.drawn.step()
 
     # -- memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mofa.cost.lives import Life
-from mofa.replay.allocator import Allocator
 from mofa.replay.rank import Rank
 from mofa.replay.routine import Routine
 from mofa.replay.script import Script, script
@@ -33,18 +32,18 @@ class Repertoire:
     def keep(self, routine: Routine, rank: Rank, which: Which) -> None:
         """A computation that can be repeated."""
         names = tuple(piece.name for piece in rank.chunks[which[1]])
-        self._routines[self._key(rank, which)] = names, routine.to(None)
+        self._routines[self._key(rank, which)] = names, routine
 
     def knows(self, rank: Rank, which: Which) -> bool:
         """Whether a computation was noted down, of whichever rank."""
         return self._key(rank, which) in self._routines
 
-    def routine(self, rank: Rank, which: Which, a: Allocator) -> Routine:
-        """It, for an allocator."""
+    def routine(self, rank: Rank, which: Which) -> Routine:
+        """It, of this rank's pieces."""
         c = which[1]
         names, routine = self._routines[self._key(rank, which)]
         mine = (piece.name for piece in rank.chunks[c])
-        return routine.of(dict(zip(names, mine, strict=True))).to(a)
+        return routine.of(dict(zip(names, mine, strict=True)))
 
     @staticmethod
     def _key(rank: Rank, which: Which) -> object:

@@ -39,8 +39,9 @@ class Routine:
     are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the sizes go
     up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are up then,
     ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the last)
-    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator. ``left`` are the slots of what
-    lingers of the chunk then (:mod:`mofa.replay.lingering`). [B]
+    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to` says to
+    which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are the
+    slots of what lingers of the chunk then (:mod:`mofa.replay.lingering`). [B]
     """
 
     orders: tuple[Order, ...]
@@ -60,9 +61,9 @@ class Routine:
     places: Places
     left: tuple[int, ...]
 
-    def to(self, a: Allocator | None) -> Routine:
-        """The same to another allocator, or to none."""
-        return replace(self, requests=() if a is None else _requests(self.orders, a))
+    def to(self, a: Allocator) -> Routine:
+        """The same with its requests to an allocator."""
+        return replace(self, requests=_requests(self.orders, a))
 
     def of(self, names: dict[str, str]) -> Routine:
         """The same of pieces of other ``names``."""
@@ -191,7 +192,7 @@ class Notes:
         rise = max(levels)
         orders = self._short()
         self.held.last = Routine(
-            orders, _requests(orders, self.a), tuple(acts), tuple(sizes), tuple(self.asked), kept,
+            orders, (), tuple(acts), tuple(sizes), tuple(self.asked), kept,
             frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
             {slot: tuple(entries) for slot, entries in self.entries.items()},
             rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],

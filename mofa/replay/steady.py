@@ -101,18 +101,19 @@ class Steady:
         routine = self.routines.get(which)
         known = routine is None and player.repertoire.knows(player.rank, which)
         if known and (kind, c) in self.played:
-            routine = self.routines[which] = player.repertoire.routine(player.rank, which, player.a)
+            routine = self.routines[which] = player.repertoire.routine(player.rank, which)
         if routine is not None:
-            self._repeat(routine, kind, c, i)
+            self._repeat(which, routine, i)
         elif not known and self.tries.get(which, 0) < TRIES:
             self._note_down(which, i)
         else:
             player.play(kind, c, i)
         self.played.add((kind, c))
 
-    def _repeat(self, routine: Routine, kind: str, c: int, i: int) -> None:
+    def _repeat(self, which: Which, routine: Routine, i: int) -> None:
         """A computation from the notes of an earlier one."""
         player = self.player
+        kind, c, _ = which
         at = player.passes.get((c, i))
         if at is None:
             at = player.passes[c, i] = Pass()
@@ -120,6 +121,8 @@ class Steady:
         elif at.held is None:  # begun before there were notes
             player.play(kind, c, i)
             return
+        if not routine.requests:
+            routine = self.routines[which] = routine.to(player.a)
         held = at.held
         lingers = player.lingering.possible
         if lingers:
