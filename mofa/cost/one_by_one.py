@@ -103,9 +103,9 @@ def _of_one(
         if deed.weight:
             return tuple(item for item in items if shared or item.name in each)
         return tuple(
-            replace(item, name=name_of(item.name), bytes=int(item.bytes / len(shares)))
+            New(name_of(item.name), int(item.bytes / len(shares)), item.stream, item.kind, item.expert)
             if item.kind == COPY
-            else replace(item, name=name_of(item.name), bytes=int(item.bytes * shares[expert]), expert=expert)
+            else New(name_of(item.name), int(item.bytes * shares[expert]), item.stream, item.kind, expert)
             for item in items
         )
 

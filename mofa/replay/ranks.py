@@ -50,20 +50,25 @@ def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
 def rank_maker(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
-    return partial(_makes(estimator, emptiest), data_rank)
+    return partial(_makes(estimator), emptiest, data_rank)
 
 
 def makers_of_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
     """What makes a pipeline rank of each of :func:`ends_of_shards`."""
-    make = _makes(estimator, emptiest=False)
-    return tuple(partial(make, data_rank) for data_rank in ends_of_shards(estimator))
+    return makers_of_extremes(estimator)[0]
 
 
-def _makes(estimator: Estimator, emptiest: bool) -> Callable[[int, int], Rank]:
+def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
+    """The same, and what makes the one with the fewest tokens of the first of them; they share their lives."""
+    make = _makes(estimator)
+    return tuple(partial(make, False, data_rank) for data_rank in ends_of_shards(estimator)), partial(make, True, 0)
+
+
+def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     rows = rows_of(estimator)
     fw, stages = rows.framework, rows.layout.stages
     lives = _lives(estimator)
-    routed = Routed(estimator, lives, _lives, emptiest=emptiest)
+    routed = Routed(estimator, lives, _lives)
     lives = {label: one_by_one(one) for label, one in lives.items()}
     order = order_of(rows.schedule, fw.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
     return partial(_rank, rows, lives, routed, order)
@@ -115,7 +120,9 @@ def room_of(estimator: Estimator, r: int = 0) -> int:
     return int(estimator.cluster.gpu.usable_memory_bytes.value - context - communicators[r])
 
 
-def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data_rank: int, r: int) -> Rank:
+def _rank(
+    rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, emptiest: bool, data_rank: int, r: int
+) -> Rank:  # fmt: skip
     stages, mode, fw = rows.layout.stages, rows.mode, rows.framework
     pp, vpp = stages.pp, stages.vpp
     table = rows.table
@@ -127,7 +134,7 @@ def _rank(rows: Rows, lives: dict[str, Life], routed: Routed, order: Order, data
     starts = _first_layers(rows)
     held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
     layers = [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
-    life_of, routers = routed.of_rank(layers), routed.routers(layers)
+    life_of, routers = routed.of_rank(layers, emptiest), routed.routers(layers, emptiest)
     of_rank: list[dict[int, Moving | None]] = []
     for c, stage in enumerate(held):
         pieces: list[Piece] = []

@@ -9,7 +9,7 @@ from functools import cached_property
 from mofa.cost.estimate import Estimator
 from mofa.replay.play import MemoryPlayed, Playing, may_be_fullest
 from mofa.replay.rank import Rank
-from mofa.replay.ranks import makers_of_ends, outside_of, rank_maker
+from mofa.replay.ranks import makers_of_extremes, outside_of
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
@@ -54,7 +54,8 @@ class Replayer:
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
         """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
         uneven = int(self.estimator.table.ep[0]) > 1 and rows_by_layer(self.estimator) is not None
-        return makers_of_ends(self.estimator), (rank_maker(self.estimator, emptiest=True),) if uneven else ()
+        ends, emptiest = makers_of_extremes(self.estimator)
+        return ends, (emptiest,) if uneven else ()
 
     def rank(self, r: int) -> MemoryPlayed:
         """The memory of a pipeline rank; of its ranks the one that reserves most."""

@@ -43,14 +43,10 @@ class Routed:
         Lives by kind of block with the rows that memory must hold.
     lives_of
         Makes those of another estimator.
-    emptiest
-        Of the rank with fewest tokens instead: its blocks are torn as well, and it may reserve more.
     """
 
-    def __init__(
-        self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf, *, emptiest: bool = False
-    ) -> None:
-        self.lives, self.emptiest, self.estimator = lives, emptiest, estimator
+    def __init__(self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf) -> None:
+        self.lives, self.estimator = lives, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows = rows_by_layer(estimator)
         self.whole = {label: one_by_one(one) for label, one in lives.items()}
@@ -70,23 +66,24 @@ class Routed:
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
-    def of_rank(self, layers: Sequence[int]) -> Callable[[str, int], Life]:
-        """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to."""
+    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], Life]:
+        """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to, or
+        the ``emptiest``: its blocks are torn as well, and it may reserve more."""
         here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
         if self.rows is None or not here:
             return lambda label, layer: self.whole[label]
-        rank = self._rank(here)
+        rank = self._rank(here, emptiest)
 
         def of(label: str, layer: int) -> Life:
             return self._at(label, self.place[layer], rank) if layer in self.place else self.whole[label]
 
         return of
 
-    def _rank(self, here: Sequence[int]) -> int:
+    def _rank(self, here: Sequence[int], emptiest: bool) -> int:
         """The rank that layers, by their places, give most tokens to, or fewest."""
         assert self.rows is not None
         totals = self.rows[list(here)].sum(axis=0)
-        return int(np.argmin(totals) if self.emptiest else np.argmax(totals))
+        return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
     def moving(self, label: str, layer: int) -> Moving | None:
         """A layer whose tokens move from step to step."""
@@ -94,8 +91,9 @@ class Routed:
             return None
         return Moving(self.held, self.whole[label], self.more[label], self.place[layer])
 
-    def routers(self, layers: Sequence[int]) -> Routers | None:
-        """What is drawn for the rank that these layers give most tokens to, where its experts run one after the other.
+    def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
+        """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
+        one after the other.
 
         In one block for all experts, tokens move little: of 12 such runs (fitting half, uneven tokens) drawn ones
         change one, from 1.5 % too little reserved to 1.4 % too much.
@@ -111,7 +109,7 @@ class Routed:
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         spread = wandering(np.asarray(copies * shares)) if np.isfinite(steps) else 0.0
         return Routers(
-            shares, self._rank(here), copies, spread, moe.top_k,
+            shares, self._rank(here, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,
         )  # fmt: skip
 
@@ -132,7 +130,9 @@ def between(some: Life, more: Life, way: float) -> Life:
 
     def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
         return tuple(
-            replace(a, bytes=max(int(a.bytes + way * (b.bytes - a.bytes)), 0)) if a.bytes != b.bytes else a
+            New(a.name, max(int(a.bytes + way * (b.bytes - a.bytes)), 0), a.stream, a.kind, a.expert)
+            if a.bytes != b.bytes
+            else a
             for a, b in zip(items, others, strict=True)
         )
 
