@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,28 +97,13 @@ class RoutingLoads:
             return np.zeros(len(ep)), np.zeros(len(ep))
         keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
         hidden, up = ends
+        given = self.shares.tobytes(), self.shares.shape, self.steps_before
         found = [
-            self._unseen(int(degree), sent, each, ((up * width, hidden), (hidden, width)))
-            for degree, sent, each, width in keys.T
+            _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
+            for degree, sent, each, width in keys.T.tolist()
         ]
         share, kernels = np.array(found)[np.asarray(inverse).reshape(-1)].T
         return share, kernels
-
-    def _unseen(
-        self, ep: int, copies: float, chunks: float, ways: tuple[tuple[float, float], ...]
-    ) -> tuple[float, float]:
-        """Over the ranks, or as many of them as tell enough."""
-        assert self.shares is not None
-        layers, experts = self.shares.shape
-        means = copies * self.shares.reshape(layers, ep, experts // ep)
-        draws = self.steps_before * chunks * layers * (experts // ep)
-        each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
-        # in a run's first steps; how far popularity moves later was not measured
-        spread = wandering(means) if np.isfinite(draws) else 0.0
-        shares = [unseen_share(mean, draws, spread) for mean in each]
-        kernels = [new_kernels(mean, draws, ways, spread) for mean in each]
-        local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
-        return float(np.mean(shares)), most_of(float(np.mean(kernels)) * local, ep) / local
 
     def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
         """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]
@@ -149,3 +135,22 @@ class RoutingLoads:
 
 
 BALANCED = RoutingLoads({}, {})
+
+
+@lru_cache(maxsize=256)
+def _unseen(
+    shares: bytes, shape: tuple[int, int], steps_before: float, ep: int, copies: float, chunks: float,
+    ways: tuple[tuple[float, float], ...],
+) -> tuple[float, float]:  # fmt: skip
+    """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,
+    and a replay costs one several times."""
+    layers, experts = shape
+    means = copies * np.frombuffer(shares).reshape(layers, ep, experts // ep)
+    draws = steps_before * chunks * layers * (experts // ep)
+    each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
+    # in a run's first steps; how far popularity moves later was not measured
+    spread = wandering(means) if np.isfinite(draws) else 0.0
+    of_ranks = [unseen_share(mean, draws, spread) for mean in each]
+    kernels = [new_kernels(mean, draws, ways, spread) for mean in each]
+    local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
+    return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local
