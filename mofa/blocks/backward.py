@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from mofa.blocks.chunks import CHUNK
-from mofa.blocks.elementwise import FloatK, anywhere
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.op import (
     RENEWAL,
     Attention,
@@ -237,16 +237,17 @@ class _Differentiator:
             if self.group_of[op.name] == group and op.name not in self.kept_ops
             for w in op.writes
         }
-        begun = not self.recompute.reentrant
-        hooked: FloatK = 0.0
+        begun: BoolK = not self.recompute.reentrant
+        owed: FloatK = 0.0
         for op in self.forward.ops:
             if self.group_of[op.name] != group or op.name in self.behind:
                 continue
-            hooked = hooked + op.hooked
             if op.name in self.kept_ops:  # called again for its kept result, which goes through the hooks as well
+                owed = owed + where(op.present, op.hooked, 0.0)
                 continue
-            begins = not begun and anywhere(op.launches)
-            begun = begun or begins
+            issued = (op.launches > 0) & op.present
+            begins, paid = opposite(begun) & issued, where(issued, owed, 0.0)
+            begun, owed = begun | issued, owed - paid
             reads = tuple(again.get(r) or self._saved(op, r) for r in op.reads)
             for w in op.writes:
                 self._tensor(f"{w}~", w)
@@ -258,11 +259,10 @@ class _Differentiator:
                     reads=reads,
                     writes=tuple(f"{w}~" for w in op.writes),
                     saves=(),
-                    hooked=hooked,
-                    checkpoints=float(begins),
+                    hooked=op.hooked + paid,
+                    checkpoints=where(begins, 1.0, 0.0),
                 )
             )
-            hooked = 0.0
 
     # -- gradients
     def _give(self, op: Op, name: str) -> str:

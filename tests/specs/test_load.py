@@ -127,7 +127,8 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         (b"a: \xff\xfe\n", "byte 3 is not UTF-8"),
         ("a: \x00\n", "cannot read"),
         ("#" * (2**20 + 1), "larger than 1 MiB"),
-        ("[" * 10_000, "nested more than 32 levels"),
+        ("a: " + "[" * 40 + "]" * 40, "nested more than 32 levels"),
+        ("[" * 10_000, "nest"),  # PyYAML 6.0.4 has a limit of its own, which comes first there
         (BOMB, "aliases expand"),
         ("a: &a [*a]\n", "refers to itself"),
         ("a: *nowhere\n", "undefined alias"),

@@ -49,9 +49,9 @@ def test_the_readme_says_the_same() -> None:
             bias = f" / {cells[6]}" if cells[1] == "step time" else ""
             errors[group, cells[1]] = f"{cells[3]} / {cells[5]}{bias}"
     verdicts = {
-        cells[0]: [f"{cells[3]} of {cells[2]}", cells[4]]
+        cells[0]: [f"{cells[3]} of {cells[2]}", cells[5]]
         for line in TEXT.split("## Verdicts")[1].split("\n## ")[0].splitlines()
-        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 7
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 8
     }
     for name in README_GROUPS:
         row = next(line for line in table.splitlines() if line.startswith(f"| {name} ("))
