@@ -89,8 +89,12 @@ def test_a_saved_tensor_goes_through_a_checkpoint_s_hooks() -> None:
 
 
 def test_an_op_level_checkpoint_has_hooks_and_a_mode() -> None:
-    """What it keeps is asked for again and goes through the hooks as well."""
+    """What it keeps is asked for again and goes through the hooks as well; each op forward passes the mode besides."""
     tapes, _ = block("tt1-ops")
+    issued = [op for op in tapes.forward.ops if op.selective and float(np.ravel(op.launches)[0]) > 0]
+    calls = sum(float(np.ravel(op.launches + op.views)[0]) for op in issued)
+    mode = (layer_s("tt1-ops", "forward") - layer_s("tt1-full", "forward")) / calls
+    assert fact("selective_op_s") == pytest.approx(mode, rel=0.06)
     assert sum(op.hooked for op in tapes.backward.ops if op.name.endswith("~")) == 32
     assert any(op.selective for op in tapes.forward.ops)
 
