@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from mofa.replay.journal import Act
     from mofa.replay.passes import Kept
     from mofa.replay.player import Player
+    from mofa.replay.pools import Block
     from mofa.replay.rank import Weight
+    from mofa.replay.routine import Waiting
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
@@ -90,6 +92,16 @@ def after_backward(player: Player) -> None:
         for w in player.rank.weights:
             player.drop(player.new(2 * w.param, act))
         player.look(begun)
+
+
+def waiting(player: Player) -> list[Waiting]:
+    """The 16-bit gradients that a backward of the BF16 optimizer's finds, and what was asked for each. [B]"""
+    return [(block, act.size) for block, act in player.grads] if player.rank.deepspeed == "bf16" else []
+
+
+def replace(player: Player, blocks: Sequence[Block]) -> None:
+    """They are in these blocks now."""
+    player.grads = [(block, act) for block, (_, act) in zip(blocks, player.grads, strict=True)]
 
 
 def sent(player: Player, output: Kept) -> Kept:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mofa.replay import deepspeed
 from mofa.replay.edges import awaited, buckets, reduce
 from mofa.replay.passes import Pass
+from mofa.replay.pools import Block
 from mofa.replay.repeat import repeat
 from mofa.replay.repertoire import Which
-from mofa.replay.rounds import LONG, Rounds
-from mofa.replay.routine import Held, Notes, Routine
+from mofa.replay.rounds import LATER, LONG, Rounds
+from mofa.replay.routine import Held, Notes, Routine, Waiting
 
 if TYPE_CHECKING:
     from mofa.replay.player import Player
@@ -53,11 +55,13 @@ class Steady:
             retries[n] = player.a.num_retries
             skipped, period = rounds.repeated(n, self._held(last), player.a.fingerprint)
             if not skipped:
-                if player.step == 1 and not (num_chunks > 1 and player.lingering.possible):
+                peaks = player.highest[-1][0], player.a.peak_reserved
+                if num_chunks > 1 and player.lingering.possible:
+                    skipped, period = rounds.settled(n, peaks, LONG)
+                elif player.step == 1:
                     skipped, period = rounds.settled(n, player.a.peak_reserved, rounds.quiet)
                 else:
-                    peaks = player.highest[-1][0], player.a.peak_reserved
-                    skipped, period = rounds.settled(n, peaks, LONG)
+                    skipped, period = rounds.settled(n, peaks, LATER)
             if skipped:
                 shift = acts[n + skipped - 1][2] - last
                 moved = {(k, j + shift): at for (k, j), at in passes.items()}
@@ -77,7 +81,8 @@ class Steady:
         if player.turned or player.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [(c, i - last, at.placed(self.places)) for (c, i), at in player.passes.items()]
-        return player.sends.state(last), player.lingering.places(), *passes
+        found = tuple([block.address for block, _ in deepspeed.waiting(player) if block is not None])
+        return player.sends.state(last), player.lingering.places(), found, *passes
 
     def _computation(self, kind: str, c: int, i: int) -> None:
         player = self.player
@@ -110,6 +115,21 @@ class Steady:
             player.play(kind, c, i)
         self.played.add((kind, c))
 
+    def _found(self, kind: str, c: int) -> list[Waiting]:
+        """What a computation finds, or leaves, of others than its pass, always as much in the same order."""
+        player = self.player
+        if player.lingering.possible:
+            return player.lingering.waiting(c)
+        return deepspeed.waiting(player) if kind == "B" else []
+
+    def _leave(self, kind: str, c: int, blocks: list[Block]) -> None:
+        """That is there behind a computation that was repeated."""
+        player = self.player
+        if player.lingering.possible:
+            player.lingering.replace(c, blocks)
+        else:
+            deepspeed.replace(player, blocks)
+
     def _repeat(self, which: Which, routine: Routine, i: int) -> None:
         """A computation from the notes of an earlier one."""
         player = self.player
@@ -124,12 +144,12 @@ class Steady:
         if not routine.requests:
             routine = self.routines[which] = routine.to(player.a)
         held = at.held
-        lingers = player.lingering.possible
-        if lingers:
-            held.await_(player.lingering.waiting(c))
+        found = self._found(kind, c)
+        if found:
+            held.await_(found)
         start, before, end = repeat(routine, held, player.a, player.journal, player.overflow)
-        if lingers:
-            player.lingering.replace(c, [held.blocks[slot] for slot in routine.left])
+        if found:
+            self._leave(kind, c, [held.blocks[slot] for slot in routine.left])
         if player.a.peak_allocated > player.highest[-1][0]:
             player.highest[-1] = (player.a.peak_allocated, start, before, end)
         if kind in "BW" and not player.rank.preallocated:
@@ -146,14 +166,14 @@ class Steady:
             player.play(kind, c, i)
             return
         self.tries[which] = self.tries.get(which, 0) + 1
-        waiting = player.lingering.waiting(c)
-        notes = Notes(player.a, player.journal, at.held if at is not None else None, waiting)
+        notes = Notes(player.a, player.journal, at.held if at is not None else None, self._found(kind, c))
         if at is not None:
             at.unfold()
         with player.noting(notes):
             player.play(kind, c, i)
         at = player.passes.get((c, i))
-        routine = notes.routine([*at.slots, [at.out]] if at is not None else (), player.lingering.blocks(c))
+        left = [block for block, _ in self._found(kind, c) if block is not None]
+        routine = notes.routine([*at.slots, [at.out]] if at is not None else (), left)
         if routine is not None:
             self.routines[which] = routine
             player.repertoire.keep(routine, player.rank, which)
