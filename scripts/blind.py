@@ -12,6 +12,7 @@ python scripts/blind.py predict reference_runs/blind_eighth.csv reference_runs/p
 python scripts/blind.py predict reference_runs/blind_h100_second.csv reference_runs/plans/h100-second.yaml
 python scripts/blind.py predict reference_runs/blind_ninth.csv reference_runs/plans/eighteenth.yaml
 python scripts/blind.py predict reference_runs/blind_tenth.csv reference_runs/plans/nineteenth.yaml
+python scripts/blind.py predict reference_runs/blind_h100_third.csv reference_runs/plans/h100-third.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -53,6 +54,7 @@ SETS = (
     "blind_h100_second",
     "blind_ninth",
     "blind_tenth",
+    "blind_h100_third",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
