@@ -11,7 +11,7 @@ off. When the device has no room, all free segments are given back and the reque
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mofa.cost.ranges import Ranges
@@ -19,6 +19,7 @@ from mofa.replay.expandable import extend, least_expandable, unmap
 from mofa.replay.pools import (
     ALLOCATED,
     FREE,
+    MANY,
     MIN_BLOCK,
     SMALL_SIZE,
     UNMAPPED,
@@ -93,7 +94,7 @@ class Allocator:
     def take(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
 
-        Most of a replay is here: so what :meth:`Pool.first` does is written out.
+        Most of a replay is here and in :meth:`join`: so what :meth:`Pool.first`, ``put`` and ``take`` do is written out.
         """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
@@ -121,10 +122,16 @@ class Allocator:
             if before is not None:
                 before.following = block
             free.previous = block
-            free.address = address + size
+            address = free.address = address + size
             free.size = rest
             free.freed_at = 0
-            pool.put(free)
+            one = pool.bins.get(rest)
+            if one is None:
+                one = pool.open(rest)
+            if one and one[-1].address > address:
+                insort(one, free, key=address_of)
+            else:
+                one.append(free)
         else:
             block.state = ALLOCATED
             size = block.size
@@ -179,28 +186,44 @@ class Allocator:
     # -- free blocks
     def join(self, block: Block) -> Block:
         """Make a block free; its free neighbours and it become one, which is returned."""
-        pool = block.pool
+        pool, size = block.pool, block.size
+        bins = pool.bins
         before, after = block.previous, block.following
-        if after is not None and after.state == FREE:
-            pool.take(after)
+        if after is not None and not after.state:
+            one = bins[after.size]
+            if len(one) < MANY:
+                one.remove(after)
+            else:
+                del one[bisect_left(one, after.address, key=address_of)]
             after.state = ALLOCATED
             pool.spare.append(after)
-            block.size += after.size
+            size += after.size
             after = block.following = after.following
             if after is not None:
                 after.previous = block
-        if before is not None and before.state == FREE:
-            pool.take(before)
-            before.size += block.size
+        if before is not None and not before.state:
+            one = bins[before.size]
+            if len(one) < MANY:
+                one.remove(before)
+            else:
+                del one[bisect_left(one, before.address, key=address_of)]
+            size += before.size
             block.state = ALLOCATED
             pool.spare.append(block)
             block = before
             block.following = after
             if after is not None:
                 after.previous = block
+        block.size = size
         block.state = FREE
         block.freed_at = self._searches
-        pool.put(block)
+        known = bins.get(size)
+        if known is None:
+            known = pool.open(size)
+        if known and known[-1].address > block.address:
+            insort(known, block, key=address_of)
+        else:
+            known.append(block)
         return block
 
     # -- segments

@@ -24,7 +24,7 @@ from mofa.replay.journal import (
 )
 from mofa.replay.lingering import BLOCKS, Lingering
 from mofa.replay.passes import Kept, Pass, Slots, short_name
-from mofa.replay.pools import SMALL_SIZE, Block, OutOfDeviceMemory, round_size
+from mofa.replay.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.routine import Notes
@@ -111,7 +111,7 @@ class Player:
     def new(self, nbytes: int, act: Act) -> Kept:
         """Allocate what belongs to no slot."""
         try:
-            size = round_size(nbytes)
+            size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
             block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
         except OutOfDeviceMemory as full:
             block = self.overflow(full, act, self.journal.num_events)
