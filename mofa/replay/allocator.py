@@ -94,7 +94,7 @@ class Allocator:
     def take(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
 
-        Most of a replay is here and in :meth:`join`: so what :meth:`Pool.first`, ``put`` and ``take`` do is written out.
+        Most of a replay is here and in :meth:`join`: so what a pool's methods do is written out.
         """
         pool = self._pools.get(index) or self.pool(index)
         self._searches += not pool.small
