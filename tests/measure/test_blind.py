@@ -19,6 +19,7 @@ PLANS = {
     "blind_second.csv": ("tenth",),
     "blind_eighth.csv": ("seventeenth",),
     "blind_h100_second.csv": ("h100-second",),
+    "blind_h100_third.csv": ("h100-third",),
 }
 
 
