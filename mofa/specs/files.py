@@ -25,6 +25,7 @@ MAX_EXPANDED_NODES = 100_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+@lru_cache
 def data_dir(kind: DataKind) -> Path:
     """Folder of the bundled files of one kind: inside the installed package, else at the top of the repository."""
     package = Path(__file__).resolve().parent.parent

@@ -7,7 +7,8 @@ from mofa.specs import files
 from mofa.specs.files import MAX_DEPTH, parse_yaml
 
 PLAIN = [
-    "a: 1\nb: [1.5, -2, 1e5, 1.5e-05, .inf, 0x1f, 017, 09, 1_000, 1:30, 0., yes, ~, 2020-01-01]\n'c d': {e: [], f}\ng: |\n h\n",
+    "a: 1\nb: [1.5, -2, 1e5, 1.5e-05, .inf, 0x1f, 017, 09, 1_000, 1:30, 0., yes, ~, 2020-01-01]\n",
+    "'c d': {e: [], f}\ng: |\n h\n",
     "--- # a document\n- - 1\n  - 'two'\n- {}\n- []\n- 'yes'\n-\n",
     "1: a\n0x1: b\n",
     "null",
