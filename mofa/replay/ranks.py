@@ -237,7 +237,7 @@ def _held_in_fp8(
     if not rows.framework.fp8_params or rows.workload.precision.gemm != "fp8":
         return weights
     layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
-    return tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
+    return tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
 
 
 def _tied(rows: Rows, r: int) -> bool:
