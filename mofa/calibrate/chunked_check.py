@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,12 +40,14 @@ class LayerScore:
 
 
 def score_layers(
-    folders: Sequence[Path], *, split: Split | None = None, hosts: Mapping[str, float] | None = None
-) -> list[LayerScore]:
+    folders: Sequence[Path], *, split: Split | None = None, hosts: Mapping[str, float] | None = None,
+    quantities: Collection[str] = tuple(QUANTITIES),
+) -> list[LayerScore]:  # fmt: skip
     """Every layer of the folders that was measured whole, predicted with the bundled profile of its GPU.
 
     On its own host: by the speed measured beside the layer, else by ``hosts``, mark of a machine to the issue of one
-    small op [s], else the profile's. ``split`` chooses one held-out set.
+    small op [s], else the profile's. ``split`` chooses one held-out set, ``quantities`` what of :data:`QUANTITIES`
+    is predicted.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def score_layers(
             cluster = load_cluster(base_of(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
             said = predict_layer(shape, cluster.at_host(issue_s), framework)
-            found.append(LayerScore(folder.name, shape, _beside(rows, said), last.case.split))
+            found.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))
     return found
 
 
@@ -76,9 +78,13 @@ def layers_of(folder: Path) -> list[dict[str, Row]]:
     return [ops for ops in layers.values() if OPS[-1] in ops]
 
 
-def _beside(rows: dict[str, Row], said: LayerPrediction) -> dict[str, tuple[float, float]]:
+def _beside(
+    rows: dict[str, Row], said: LayerPrediction, quantities: Collection[str]
+) -> dict[str, tuple[float, float]]:  # fmt: skip
     return {
-        op: (rows[op].sample.median_s, float(getattr(said, field))) for op, field in QUANTITIES.items() if op in rows
+        op: (rows[op].sample.median_s, float(getattr(said, field)))
+        for op, field in QUANTITIES.items()
+        if op in rows and op in quantities
     }
 
 

@@ -8,6 +8,7 @@ made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -41,14 +42,47 @@ THREADS, STEPS = 2, 4
 
 @dataclass(frozen=True)
 class LayerPrediction:
-    """One step of a layer on its slowest rank, and the memory of its fullest. [s, B]"""
+    """One step of a layer on its slowest rank, and the memory of its fullest; each when it is asked for. [s, B]"""
 
-    forward_s: float
-    backward_s: float
-    step_s: float
-    static_bytes: float
-    peak_bytes: float
-    reserved_bytes: float
+    shape: Shape
+    tapes: BlockTapes
+    machine: Machine
+
+    @cached_property
+    def forward_s(self) -> float:
+        """Its forward, back to back."""
+        return self._total_s(self.tapes.forward)
+
+    @cached_property
+    def backward_s(self) -> float:
+        """Its backward, back to back."""
+        return self._total_s(self.tapes.backward)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Both, as a step repeats them."""
+        return self._total_s(_joined(self.tapes))
+
+    @cached_property
+    def static_bytes(self) -> float:
+        """What is there before a step."""
+        return static_bytes(self.shape)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """The most that is allocated."""
+        memory = block_memory(self.tapes, 1)
+        out = BF16 * float(self.shape["tokens"]) * float(self.shape["hidden"])  # held until the step ends
+        peak = THREADS * WORKSPACE + max(float(memory.forward_peak[0]), float(memory.backward_peak[0]) + out)
+        return self.static_bytes + peak
+
+    @cached_property
+    def reserved_bytes(self) -> float:
+        """What the allocator reserves for it."""
+        return _reserved(self.tapes, self.shape)
+
+    def _total_s(self, tape: Tape) -> float:
+        return float(scan(tape, self.machine).total[0])
 
 
 def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
@@ -65,15 +99,7 @@ def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) 
     forward = chunked(tape, chunks)
     recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
     tapes = BlockTapes("chunked_moe", forward, backward(forward, recompute))
-    machine = _machine(int(shape["ep"]), cluster, framework)
-    forward_s, backward_s, step_s = (
-        float(scan(half, machine).total[0]) for half in (tapes.forward, tapes.backward, _joined(tapes))
-    )
-    memory = block_memory(tapes, 1)
-    static = static_bytes(shape)
-    out = BF16 * float(shape["tokens"]) * float(shape["hidden"])  # held until the step ends
-    peak = THREADS * WORKSPACE + max(float(memory.forward_peak[0]), float(memory.backward_peak[0]) + out)
-    return LayerPrediction(forward_s, backward_s, step_s, static, static + peak, _reserved(tapes, shape))
+    return LayerPrediction(shape, tapes, _machine(int(shape["ep"]), cluster, framework))
 
 
 def _joined(tapes: BlockTapes) -> Tape:

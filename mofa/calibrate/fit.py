@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, nnls
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
@@ -177,6 +176,8 @@ def _column(rows: Sequence[Row], name: str) -> FloatN:
 
 def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rounds: int = 60) -> tuple[FloatN, float]:
     """Least squares in the logarithms of positive parameters, outliers damped, drawn weakly to their start."""
+    from scipy.optimize import least_squares  # a third of a second to load
+
     origin = np.log(np.array(start, dtype=np.float64))
 
     def with_prior(x: FloatN) -> FloatN:
@@ -307,6 +308,8 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     Of ops that read rows again, what the L2 misses stands in for what a row and a column cost.
     """
+    from scipy.optimize import nnls  # a third of a second to load
+
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
     if bare := rows[0].case.op in BY_BYTES:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
 from mofa.blocks.frameworks import persistent_buffers
-from mofa.blocks.op import Format
+from mofa.blocks.op import Format, Tape
 from mofa.blocks.tapes import label, model_tapes
 from mofa.cost.collectives import token_spread
-from mofa.cost.durations import Machine, tape_flops, time_works
+from mofa.cost.durations import Machine, Timed, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
 from mofa.cost.liveness import BlockMemory, block_memories
 from mofa.cost.loads import RoutingLoads
@@ -36,29 +36,91 @@ SIZES = 4
 """Sizes of weights by which tensors are told apart for the allocator. [-]"""
 
 
+class Phases:
+    """The times of blocks' tapes on a machine: works that several share are timed once, a tape is scanned once, and
+    none before it is asked for, which who plays a plan out hardly does."""
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], machine: Machine) -> None:
+        self.tapes, self.machine = tapes, machine
+        self._known: dict[int, PhaseTime] = {}
+
+    @cached_property
+    def _timed(self) -> Timed:
+        tapes = (tape for b in self.tapes.values() for tape in (b.forward, b.backward))
+        return time_works((op for tape in tapes for op in tape.ops), self.machine)
+
+    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """Of blocks one behind the other."""
+        return reduce(_both, [self._of(block.forward) for block in blocks])
+
+    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """The same, from the last on."""
+        return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
+
+    def _of(self, tape: Tape) -> PhaseTime:
+        found = self._known.get(id(tape))
+        if found is None:
+            found = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
+        return found
+
+
+def _both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
+    return PhaseTime(
+        one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue,
+        np.array(Clocks(*one.clocks).then(Clocks(*other.clocks))), one.weights + other.weights,
+    )  # fmt: skip
+
+
+class Memories:
+    """The memory of blocks, of all in one go when that of any is asked for: who plays the time alone does not.
+
+    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
+    """
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], num_k: int, large: Callable[[], ArrayK]) -> None:
+        self.tapes, self.num_k, self.large = tapes, num_k, large
+
+    @cached_property
+    def _of_each(self) -> dict[int, BlockMemory]:
+        blocks = self.tapes.values()
+        return dict(zip(map(id, blocks), block_memories(blocks, self.num_k, self.large()), strict=True))
+
+    def of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
+        """Of blocks one behind the other: what one keeps stays while those behind it run."""
+        return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
+
+
 @dataclass(frozen=True)
 class BlockCost:
-    """One block under one recomputation; arrays over K."""
+    """A block, or one behind the other, under one recomputation; arrays over K."""
 
-    forward: PhaseTime
-    backward: PhaseTime
-    memory: BlockMemory
+    blocks: tuple[BlockTapes, ...]
+    phases: Phases
+    memories: Memories
     forward_flops: ArrayK
     backward_flops: ArrayK
     cached: ArrayK
     """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
 
+    @cached_property
+    def forward(self) -> PhaseTime:
+        """Its forward's time."""
+        return self.phases.forward(self.blocks)
+
+    @cached_property
+    def backward(self) -> PhaseTime:
+        """Its backward's time."""
+        return self.phases.backward(self.blocks)
+
+    @cached_property
+    def memory(self) -> BlockMemory:
+        """What it allocates."""
+        return self.memories.of(self.blocks)
+
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
-
-        def both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
-            return PhaseTime(
-                one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue,
-                np.array(Clocks(*one.clocks).then(Clocks(*other.clocks))), one.weights + other.weights,
-            )  # fmt: skip
-
         return BlockCost(
-            both(self.forward, block.forward), both(block.backward, self.backward), self.memory.then(block.memory),
+            self.blocks + block.blocks, self.phases, self.memories,
             self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
             self.cached + block.cached,
         )  # fmt: skip
@@ -141,6 +203,20 @@ class Costs:
     tapes: Mapping[str, BlockTapes]
     machine: Machine
     weights: Weights
+
+    def drained(self) -> Costs:
+        """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
+        machine = replace(self.machine, drained=True)
+        phases = Phases(self.tapes, machine)
+
+        def again(cost: BlockCost) -> BlockCost:
+            return replace(cost, phases=phases)
+
+        return replace(
+            self, machine=machine, embedding=again(self.embedding), head=again(self.head),
+            blocks={spec: tuple(map(again, kinds)) for spec, kinds in self.blocks.items()},
+            mtp=None if self.mtp is None else {spec: again(cost) for spec, cost in self.mtp.items()},
+        )  # fmt: skip
 
     @cached_property
     def apart(self) -> dict[str, tuple[ArrayK, ArrayK]]:
@@ -273,11 +349,11 @@ def _plain(column: NDArray[Any]) -> Any:
 
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
-    mode: Mode, drop: frozenset[str] = frozenset(), drained: bool = False,
+    mode: Mode, drop: frozenset[str] = frozenset(),
 ) -> Costs:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
-    ``drop`` leaves out the ops of these families, to show what they weigh; ``drained`` as ``Machine`` has it.
+    ``drop`` leaves out the ops of these families, to show what they weigh.
     """
     columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
     columns.append(table.balancing)
@@ -302,15 +378,18 @@ def block_costs(
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
-    machine = Machine(cluster, groups, framework, num_k, spread, drained)
+    machine = Machine(cluster, groups, framework, num_k, spread)
     weights = Weights(
         tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
     )  # fmt: skip
-    # the sizes of weights, and the largest activation of a layer: the ends of the model have larger ones
-    sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-    large = np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
-    costed = _costed(tapes, machine, large)
+
+    def large() -> ArrayK:
+        """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
+        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
+        return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
+
+    costed = _costed(tapes, machine, Memories(tapes, num_k, large))
     blocks = {spec: tuple(costed[label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
@@ -343,25 +422,17 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, large: ArrayK) -> dict[str, BlockCost]:
-    """Time and memory of every block; works that several tapes share are timed once, a forward tape is scanned once.
-
-    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
-    """
-    num_k = machine.num_k
-    timed = time_works((op for b in tapes.values() for tape in (b.forward, b.backward) for op in tape.ops), machine)
-    memories = block_memories(tapes.values(), num_k, large)
-    forwards: dict[int, tuple[PhaseTime, ArrayK]] = {}
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memories) -> dict[str, BlockCost]:
+    """Time and memory of every block."""
+    num_k, phases = machine.num_k, Phases(tapes, machine)
+    forwards: dict[int, ArrayK] = {}
     out = {}
-    for (name, block), memory in zip(tapes.items(), memories, strict=True):
+    for name, block in tapes.items():
         forward = forwards.get(id(block.forward))
         if forward is None:
-            forward = scan(block.forward, machine, timed=timed), tape_flops(block.forward, num_k)
-            forwards[id(block.forward)] = forward
-        out[name] = BlockCost(
-            forward[0], scan(block.backward, machine, timed=timed), memory, forward[1],
-            tape_flops(block.backward, num_k), cached_bytes(block, num_k),
-        )  # fmt: skip
+            forward = forwards[id(block.forward)] = tape_flops(block.forward, num_k)
+        backward = tape_flops(block.backward, num_k)
+        out[name] = BlockCost((block,), phases, memories, forward, backward, cached_bytes(block, num_k))
     return out
 
 

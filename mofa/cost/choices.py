@@ -46,10 +46,11 @@ fitting half) differ by 13 % (mc2-ep2-dsmoe16b-4l-full-skewed, steps 13 and 17),
 and 17) and 23 % (mc2-pp2-vpp2-qwen30b-4l-skewed, 13 to 25) in the median, of which tokens one by one would be 2 to 3
 %; at the same step by 0.4 and 1.0 % in the first two: it is the step that moves them. A normal difference's median is
 0.954 standard deviations of one. [-]"""
+Places = tuple[FloatN, FloatN, FloatN]
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
-def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
+def unseen_share(means: FloatN, draws: float, spread: float = 0.0, places: Places | None = None) -> float:
     """Share of numbers of tokens that are new to the library, or forgotten. [-]
 
     Parameters
@@ -60,6 +61,8 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
         Numbers that came up before, in all micro-batches so far; infinite in the middle of a long run. [-]
     spread
         As :func:`wandering` has it. [-]
+    places
+        :func:`densities` of both, where they are known.
 
     Notes
     -----
@@ -79,17 +82,19 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0) -> float:
     >>> round(unseen_share(uneven, np.inf), 2)
     0.73
     """
-    _, density, weights = _densities(means, spread)
+    _, density, weights = densities(means, spread) if places is None else places
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
 
-def new_kernels(means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0) -> float:
+def new_kernels(
+    means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0, places: Places | None = None
+) -> float:  # fmt: skip
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
     Parameters
     ----------
-    means, draws, spread
+    means, draws, spread, places
         As of :func:`unseen_share`.
     ways
         Width of the output of each of an expert's products, by way: forward, and for the inputs' gradients. [-]
@@ -124,7 +129,7 @@ def new_kernels(means: FloatN, draws: float, ways: Sequence[Sequence[float]], sp
     """
     if not np.isfinite(draws):
         return 0.0
-    numbers, density, weights = _densities(means, spread)
+    numbers, density, weights = densities(means, spread) if places is None else places
     unseen = np.exp(-draws * density)
     found = 0.0
     for way in ways:
@@ -169,7 +174,7 @@ def wandering(means: FloatN) -> float:
     return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
-def _densities(means: FloatN, spread: float) -> tuple[FloatN, FloatN, FloatN]:
+def densities(means: FloatN, spread: float) -> Places:
     """Numbers of tokens around each mean, the density of all experts' there, and the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:

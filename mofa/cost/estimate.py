@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +16,10 @@ from mofa.blocks.elementwise import per_combination, row_max
 from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full, unique_rows
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.compose import step_time
+from mofa.cost.compose import StepTime, step_time
 from mofa.cost.first_use import drained as drained_share
 from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.cost.peak import stage_bytes, stage_peaks
+from mofa.cost.peak import Peak, StageBytes, closer, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
@@ -72,13 +73,11 @@ class Estimator:
         How unevenly experts are loaded.
     drop
         Families of ops to leave out.
-    drained
-        Whether in all passes kernels that are loaded take the host's lead; else as often as they do.
     """
 
     def __init__(
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
-        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(), drained: bool = False,
+        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
         self.loads, self.drop = loads, drop
@@ -90,10 +89,9 @@ class Estimator:
         for chosen, mode in precision_modes(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
-            costs = block_costs(workload, cluster, framework, some, loads, mode, drop, drained)
+            costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
             self.place[chosen] = costs.index
-            if not drained:
-                self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
+            self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
             self.parts.append(_Part.of(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
@@ -153,8 +151,36 @@ class Estimator:
     @cached_property
     def drained(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
-        facts = self.workload, self.cluster, self.framework, self.table, self.loads
-        return Estimator(*facts, drop=self.drop, drained=True)
+        other = copy.copy(self)
+        for name in ("row", "_row_bytes"):
+            other.__dict__.pop(name, None)
+        other.drains = np.zeros(len(self.table))
+        other.parts = [_Part.of(part.mode, part.costs.drained()) for part in self.parts]
+        return other
+
+    @cached_property
+    def row(self) -> Rows:
+        """The table's only row with every stage, composed."""
+        only = np.arange(len(self.table))
+        ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
+        return rows
+
+    @cached_property
+    def _row_bytes(self) -> StageBytes:
+        """Peaks of its stages, in closed form."""
+        return stage_bytes(self.row)
+
+    def sized(self) -> Breakdown:
+        """The table's only row in detail, but for its time."""
+        only = np.arange(1)
+        out = _Collector(self.table, 1, True, False)
+        out.put_peak(only, self.row, fullest_of(self._row_bytes), None)
+        return out.breakdown()
+
+    def stages_closely(self) -> list[float]:
+        """Device bytes of every stage of the table's only row at a closer look. [B]"""
+        found: list[float] = closer(self.row, self._row_bytes).device[0].tolist()
+        return found
 
     def runs(self, table: StrategyTable) -> NDArray[np.float64]:
         """How often the steps of a table run, on average: again where a rank's rows are over its budget. (n,) [-]"""
@@ -194,7 +220,7 @@ class Estimator:
         known (:mod:`mofa.cost.closely`); what a rank takes so far, as soon as that is above the ``limit``. [B]"""
         layers = self.table.recompute_layers
         ((_, rows),) = self._composed(np.arange(len(layers)), layers, every_stage=False)
-        return float(stage_bytes(rows, closely=True, limit=limit).device.max())
+        return float(closer(rows, stage_bytes(rows), limit).device.max())
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
@@ -228,8 +254,8 @@ class _Part:
     def of(cls, mode: Mode, costs: Costs) -> _Part:
         modes = list(costs.blocks)
         return cls(
-            mode, costs, modes, LayerArrays.stack([costs.blocks[spec] for spec in modes]),
-            LayerArrays.stack([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
+            mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
+            LayerArrays([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
         )  # fmt: skip
 
 
@@ -277,8 +303,14 @@ class _Collector:
 
     def put(self, at: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
-        peak = stage_peaks(rows, closely=self.closely)
+        self.put_peak(at, rows, stage_peaks(rows, closely=self.closely), time)
+
+    def put_peak(self, at: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
+        """Put what is known of rows; NaN for a time that is not."""
         most, here = peak.stages, np.arange(len(at))
+        if time is None:
+            nothing = np.full((1, len(at)), np.nan)
+            time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), np.zeros(len(at), dtype=np.intp))
         self.exposed[:, at], self.hidden[:, at] = time.exposed, time.hidden
         self.allocated[at] = most.allocated[here, peak.fullest]
         self.reserved[at] = most.reserved[here, peak.fullest]

@@ -7,7 +7,7 @@ that are routed alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.tapes import label
@@ -146,7 +146,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     linears = [name for c in names for name, of in c if of not in OUTSIDE_LAYERS] if _in_fp8(rows) else []
     if fw.fp8_params:
         halved = set(linears)
-        weights = tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in halved else w for w in weights)
+        weights = tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in halved else w for w in weights)
     num = int(rows.num_micro_batches[0])
     boundary = int(float(rows.costs.boundary[k]))
     last, many = len(names) - 1, stages.pp > 1

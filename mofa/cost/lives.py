@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
@@ -29,8 +29,7 @@ _LAST = ("embedding.backward",)
 """Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
 
 
-@dataclass(frozen=True, slots=True)
-class New:
+class New(NamedTuple):
     """A tensor that an op allocates. [B]"""
 
     name: str
@@ -41,8 +40,7 @@ class New:
     """Whose tokens alone it holds, of a rank's experts; -1: of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deed:
+class Deed(NamedTuple):
     """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
 
     ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
@@ -135,7 +133,7 @@ class Life:
         """
         both = (self.apart_last if last else self.apart) or self.backward
         return tuple(
-            replace(deed, free=()) if deed.op == KEPT else deed for deed in both if deed.weight
+            deed._replace(free=()) if deed.op == KEPT else deed for deed in both if deed.weight
         )  # fmt: skip
 
 
@@ -296,7 +294,7 @@ def gathering(layer: Life, embedding: Life) -> Life:
     def with_its_bytes(deed: Deed) -> Deed:
         if not any(item.name in gathered for item in deed.new):
             return deed
-        return replace(deed, new=tuple(replace(item, bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+        return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
 
     return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
 
@@ -334,7 +332,7 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
     if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
         return deed
     new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
-    whole = replace(deed, new=new, free=names(deed.free), hold=names(deed.hold))
+    whole = deed._replace(new=new, free=names(deed.free), hold=names(deed.hold))
     one = max((item.bytes for item in new), default=0)
     if not deed.op.startswith("efsdp.weights") or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
         return whole
@@ -342,8 +340,8 @@ def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
     steps: list[int | str] = []
     for i, item in enumerate(new):
         steps += [i, *([~(i - 1)] if i else []), item.name]
-    scratch = tuple(replace(item, name="scratch") for item in new)
-    return replace(whole, scratch=scratch, order=(*steps, ~(len(new) - 1)))
+    scratch = tuple(item._replace(name="scratch") for item in new)
+    return whole._replace(scratch=scratch, order=(*steps, ~(len(new) - 1)))
 
 
 def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
@@ -356,7 +354,7 @@ def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
     deeds = life(alone, k).forward
     if block.name == "head":
         return deeds
-    return tuple(replace(deed, free=tuple(name for name in deed.free if name != "x")) for deed in deeds)
+    return tuple(deed._replace(free=tuple(name for name in deed.free if name != "x")) for deed in deeds)
 
 
 def _one_node(op: Op, behind: Op) -> bool:

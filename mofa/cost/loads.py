@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.choices import most_of, new_kernels, unseen_share, wandering
+from mofa.cost.choices import densities, most_of, new_kernels, unseen_share, wandering
 
 FloatN = NDArray[np.float64]
 MOST_RANKS = 8
@@ -150,7 +150,8 @@ def _unseen(
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
     spread = wandering(means) if np.isfinite(draws) else 0.0
-    of_ranks = [unseen_share(mean, draws, spread) for mean in each]
-    kernels = [new_kernels(mean, draws, ways, spread) for mean in each]
+    places = [densities(mean, spread) for mean in each]
+    of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
+    kernels = [new_kernels(mean, draws, ways, spread, of) for mean, of in zip(each, places, strict=True)]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
     return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local

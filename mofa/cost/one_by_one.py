@@ -82,12 +82,12 @@ def _whole(deed: Deed, num: int, cut: set[str]) -> Deed:
     if cut.isdisjoint((*deed.free, *deed.hold, *deed.reads)):
         return deed
     order = tuple(step for step in deed.order if not (isinstance(step, str) and step[:1] == "-" and step[1:] in cut))
-    return replace(deed, free=names(deed.free), hold=names(deed.hold), reads=names(deed.reads), order=order)
+    return deed._replace(free=names(deed.free), hold=names(deed.hold), reads=names(deed.reads), order=order)
 
 
 def _of_sum(one: Deed, whole: Deed, *, first: bool) -> Deed:
     """A gradient of all experts' weight, of which the ``first`` one's is the sum, and later ones' are added to it."""
-    return replace(one, new=whole.new if first else (), scratch=() if first else whole.scratch)
+    return one._replace(new=whole.new if first else (), scratch=() if first else whole.scratch)
 
 
 def _of_one(
@@ -109,8 +109,8 @@ def _of_one(
             for item in items
         )
 
-    return replace(
-        deed, new=sized(deed.new), scratch=sized(deed.scratch),
+    return deed._replace(
+        new=sized(deed.new), scratch=sized(deed.scratch),
         free=tuple(name_of(name) for name in deed.free if shared or name in each),
         order=tuple(name_of(step) if isinstance(step, str) else step for step in deed.order),
         reads=tuple(name_of(name) for name in deed.reads), grads=tuple(name_of(name) for name in deed.grads),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -39,24 +39,35 @@ class Peak:
     names: tuple[str, ...]
 
 
-def stage_bytes(rows: Rows, *, closely: bool = False, limit: float = inf) -> StageBytes:
-    """The peak of every stage; of a single candidate ``closely``: the fullest stages' requests are played in order,
-    until one is found that takes more of the device than ``limit``. [B]"""
+def stage_bytes(rows: Rows) -> StageBytes:
+    """The peak of every stage."""
     instants = Instants(rows)
     instants.build()
     allocated, which = instants.largest()
     reserved = _reserved(rows, instants, allocated, which)
     comm = communicators_of(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
-    if closely:
-        look_closely(rows, allocated, reserved, WORKSPACE, (limit - outside)[0])
-    device = reserved + outside
-    return StageBytes(allocated, reserved, device, which, comm, instants)
+    return StageBytes(allocated, reserved, reserved + outside, which, comm, instants)
+
+
+def closer(rows: Rows, stages: StageBytes, limit: float = inf) -> StageBytes:
+    """The peaks of a single candidate at a closer look: the fullest stages' requests are played in order, until one is
+    found that takes more of the device than ``limit``. [B]"""
+    outside, reserved = rows.cluster.gpu.context_bytes.value + stages.communicators, stages.reserved.copy()
+    look_closely(rows, stages.allocated, reserved, WORKSPACE, (limit - outside)[0])
+    return replace(stages, reserved=reserved, device=reserved + outside)
 
 
 def stage_peaks(rows: Rows, *, closely: bool = False) -> Peak:
-    """The peak of every stage and which is the fullest; ``closely`` as :func:`stage_bytes` has it."""
-    stages = stage_bytes(rows, closely=closely)
+    """The peak of every stage and which is the fullest; of a single candidate :func:`closer`."""
+    stages = stage_bytes(rows)
+    if closely:
+        stages = closer(rows, stages)
+    return fullest_of(stages)
+
+
+def fullest_of(stages: StageBytes) -> Peak:
+    """Which stage is the fullest."""
     return Peak(stages, first_largest(stages.device), tuple(one.name for one in stages.instants.all))
 
 

@@ -26,65 +26,107 @@ IntN = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """Block costs of all modes and kinds stacked for gathering: leading axes (modes, K), then kinds and parts."""
+    """Block costs of all modes and kinds stacked for gathering: leading axes (modes, K), then kinds and parts. Each is
+    stacked when it is asked for."""
 
-    exposed: ArrayN
-    hidden: ArrayN
-    forward_s: ArrayN
-    backward_s: ArrayN
-    issue_s: ArrayN
-    flops: ArrayN
-    saved: ArrayN
-    saved_kinds: ArrayN
-    slack: ArrayN
-    forward_peak: ArrayN
-    forward_kinds: ArrayN
-    backward_peak: ArrayN
-    backward_kinds: ArrayN
-    pools: ArrayN
-    largest: ArrayN
-    large_saved: ArrayN
-    large_forward: ArrayN
-    large_peak: ArrayN
-    """Of each size last."""
-    cached: ArrayN
-    forward_clocks: ArrayN
-    """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
-    backward_clocks: ArrayN
-    weights_s: ArrayN
+    modes: list[tuple[BlockCost, ...]]
 
-    @classmethod
-    def stack(cls, modes: list[tuple[BlockCost, ...]]) -> LayerArrays:
-        """Stack the costs of every mode's kinds."""
+    def _grid(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+        array = np.array([[pick(cost) for cost in kinds] for kinds in self.modes])  # modes, kinds, parts, K
+        return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
 
-        def grid(pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
-            array = np.array([[pick(cost) for cost in kinds] for kinds in modes])  # modes, kinds, parts, K
-            return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
+    @cached_property
+    def exposed(self) -> ArrayN:
+        return self._grid(lambda c: c.forward.exposed + c.backward.exposed)
 
-        return cls(
-            exposed=grid(lambda c: c.forward.exposed + c.backward.exposed),
-            hidden=grid(lambda c: c.forward.hidden + c.backward.hidden),
-            forward_s=grid(lambda c: c.forward.total),
-            backward_s=grid(lambda c: c.backward.total),
-            issue_s=grid(lambda c: c.forward.issue + c.backward.issue),
-            flops=grid(lambda c: c.forward_flops + c.backward_flops),
-            saved=grid(lambda c: c.memory.saved),
-            saved_kinds=grid(lambda c: c.memory.saved_kinds),
-            slack=grid(lambda c: c.memory.saved_slack),
-            forward_peak=grid(lambda c: c.memory.forward_peak),
-            forward_kinds=grid(lambda c: c.memory.forward_kinds),
-            backward_peak=grid(lambda c: c.memory.backward_peak),
-            backward_kinds=grid(lambda c: c.memory.backward_kinds),
-            pools=grid(lambda c: c.memory.pool_slack),
-            largest=grid(lambda c: c.memory.largest),
-            large_saved=grid(lambda c: c.memory.large_saved),
-            large_forward=grid(lambda c: c.memory.large_forward),
-            large_peak=grid(lambda c: c.memory.large_peak),
-            cached=grid(lambda c: c.cached),
-            forward_clocks=grid(lambda c: c.forward.clocks),
-            backward_clocks=grid(lambda c: c.backward.clocks),
-            weights_s=grid(lambda c: c.backward.weights),
-        )
+    @cached_property
+    def hidden(self) -> ArrayN:
+        return self._grid(lambda c: c.forward.hidden + c.backward.hidden)
+
+    @cached_property
+    def forward_s(self) -> ArrayN:
+        return self._grid(lambda c: c.forward.total)
+
+    @cached_property
+    def backward_s(self) -> ArrayN:
+        return self._grid(lambda c: c.backward.total)
+
+    @cached_property
+    def issue_s(self) -> ArrayN:
+        return self._grid(lambda c: c.forward.issue + c.backward.issue)
+
+    @cached_property
+    def flops(self) -> ArrayN:
+        return self._grid(lambda c: c.forward_flops + c.backward_flops)
+
+    @cached_property
+    def saved(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.saved)
+
+    @cached_property
+    def saved_kinds(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.saved_kinds)
+
+    @cached_property
+    def slack(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.saved_slack)
+
+    @cached_property
+    def forward_peak(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.forward_peak)
+
+    @cached_property
+    def forward_kinds(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.forward_kinds)
+
+    @cached_property
+    def backward_peak(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.backward_peak)
+
+    @cached_property
+    def backward_kinds(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.backward_kinds)
+
+    @cached_property
+    def pools(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.pool_slack)
+
+    @cached_property
+    def largest(self) -> ArrayN:
+        return self._grid(lambda c: c.memory.largest)
+
+    @cached_property
+    def large_saved(self) -> ArrayN:
+        """Of each size last."""
+        return self._grid(lambda c: c.memory.large_saved)
+
+    @cached_property
+    def large_forward(self) -> ArrayN:
+        """Of each size last."""
+        return self._grid(lambda c: c.memory.large_forward)
+
+    @cached_property
+    def large_peak(self) -> ArrayN:
+        """Of each size last."""
+        return self._grid(lambda c: c.memory.large_peak)
+
+    @cached_property
+    def cached(self) -> ArrayN:
+        return self._grid(lambda c: c.cached)
+
+    @cached_property
+    def forward_clocks(self) -> ArrayN:
+        """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
+        return self._grid(lambda c: c.forward.clocks)
+
+    @cached_property
+    def backward_clocks(self) -> ArrayN:
+        """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
+        return self._grid(lambda c: c.backward.clocks)
+
+    @cached_property
+    def weights_s(self) -> ArrayN:
+        return self._grid(lambda c: c.backward.weights)
 
     @cached_property
     def exposed_s(self) -> ArrayN:

@@ -28,8 +28,7 @@ class Module(NamedTuple):
     weights: tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True)
-class Param:
+class Param(NamedTuple):
     """A parameter tensor of a rank before data parallelism. [params]"""
 
     name: str

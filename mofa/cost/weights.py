@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mofa.cost.lives import Life
 from mofa.cost.rows import Rows
@@ -13,8 +14,7 @@ BUCKET = 100 * 2**20
 """Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(NamedTuple):
     """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
 
     name: str

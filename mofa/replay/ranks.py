@@ -18,7 +18,7 @@ from mofa.cost.lead import device_per_host
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
-from mofa.cost.rows import Rows, make_rows
+from mofa.cost.rows import Rows
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk
@@ -32,13 +32,8 @@ from mofa.specs.strategy import SCHEDULES
 
 def rows_of(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
-    table, part = estimator.table, estimator.parts[0]
-    assert len(table) == 1 and len(estimator.parts) == 1
-    schedule = SCHEDULES[int(table.schedule[0])]
-    return make_rows(
-        estimator.workload, estimator.cluster, estimator.framework, table, part.costs, estimator.place[:1],
-        estimator.stages(), schedule, part.mode, part.layers, part.mtp, part.modes,
-    )  # fmt: skip
+    assert len(estimator.table) == 1
+    return estimator.row
 
 
 def ranks_of(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
@@ -242,7 +237,7 @@ def _held_in_fp8(
     if not rows.framework.fp8_params or rows.workload.precision.gemm != "fp8":
         return weights
     layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
-    return tuple(replace(w, param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
+    return tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
 
 
 def _tied(rows: Rows, r: int) -> bool:

@@ -138,7 +138,7 @@ def between(some: Life, more: Life, way: float) -> Life:
 
     def deeds(ours: tuple[Deed, ...], theirs: tuple[Deed, ...]) -> tuple[Deed, ...]:
         return tuple(
-            replace(a, new=sized(a.new, b.new), scratch=sized(a.scratch, b.scratch))
+            a._replace(new=sized(a.new, b.new), scratch=sized(a.scratch, b.scratch))
             for a, b in zip(ours, theirs, strict=True)
         )
 

@@ -371,6 +371,13 @@ def step_s(
     return one.time.step_s if replay else float(one.costed.step_s[0])
 
 
+def timed_plan(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
+) -> Plan:  # fmt: skip
+    """What :func:`estimate` says of one strategy, with its memory in closed form: none is played."""
+    return _candidate(workload, cluster, framework, strategy).timed()
+
+
 def _estimate(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
     flops_convention: FlopsConvention, replay: bool, explain: bool, over_time: bool, jobs: int,

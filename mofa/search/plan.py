@@ -110,6 +110,12 @@ class Candidate:
         return self.estimator.rows(detail=True)
 
     @cached_property
+    def sized(self) -> Breakdown:
+        """The same but for its time, which is not asked of a row that is played."""
+        known = self.__dict__.get("costed")
+        return known if isinstance(known, Breakdown) else self.estimator.sized()
+
+    @cached_property
     def replayer(self) -> Replayer:
         """Its ranks, to be played."""
         from mofa.replay.replay import Replayer
@@ -132,9 +138,7 @@ class Candidate:
         room = room_bytes(self.job[1])
         if self.replayer.num_ranks == 1:
             return self.replayer.device_bytes(0) - room
-        detail = self.estimator.rows(detail=True, closely=True).detail
-        assert detail is not None
-        return self.replayer.fullest_bytes(detail.device_bytes[0].tolist(), room) - room
+        return self.replayer.fullest_bytes(self.estimator.stages_closely(), room) - room
 
     def device_bytes(self, limit: float = inf) -> float:
         """Of the fullest rank, at a closer look, which costs some ten milliseconds to a second; above the ``limit`` so
@@ -177,7 +181,7 @@ class Candidate:
     @cached_property
     def closed(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.costed, self.estimator.stages())
+        return _memory(self.job[1], self.sized, self.estimator.stages())
 
     def timed(self) -> Plan:
         """The plan whose time was played, its memory in closed form."""
@@ -188,9 +192,9 @@ class Candidate:
     ) -> Plan:
         """All that is known of it; ``explain``: every rank is played, and has its memory ``over_time``, else the
         fullest alone."""
-        closed = self.closed
         if not replay:
-            return self._plan(None, closed)
+            return self._plan(None, _memory(self.job[1], self.costed, self.estimator.stages()))
+        closed = self.closed
         if not explain:
             self.lacks()
             return self._plan(self.time, replayed_memory(closed, map(self.stage, self.replayer.played)))
@@ -207,7 +211,8 @@ class Candidate:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = tape_sizes(tapes), stream_names(tapes)
-        plan = _plan(*self.job, self.costed, self.convention, seen, time, memory)
+        costed = self.costed if time is None else self.sized
+        plan = _plan(*self.job, costed, self.convention, seen, time, memory)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
         return plan.model_copy(update={"notes": plan.notes + notes})
 

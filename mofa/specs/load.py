@@ -163,7 +163,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
 @lru_cache(maxsize=32)
 def _gpu_of(text: str, where: str) -> str:
     """The GPU that a node's file names."""
-    name = yaml_mapping(text, where).get("gpu")
+    name = _mapping(text, where).get("gpu")
     if not isinstance(name, str):
         raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
     return name
@@ -172,9 +172,15 @@ def _gpu_of(text: str, where: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node, gpu = yaml_mapping(node_text, where), yaml_mapping(gpu_text, gpu_where)
+    node, gpu = _mapping(node_text, where), _mapping(gpu_text, gpu_where)
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     return build(ClusterSpec, override(raw, None, where), where)
+
+
+@lru_cache(maxsize=32)
+def _mapping(text: str, where: str) -> dict[str, Any]:
+    """What a text says, not to be changed: runs on other numbers of GPUs read the same two."""
+    return yaml_mapping(text, where)
 
 
 def _with_usable_memory_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:

@@ -192,13 +192,14 @@ def measured_references(
         routing.
     """
     files = record_files(folder)
-    records = list((spread or Spread(1)).map(read_record, files, chunk=16))
+    read = list((spread or Spread(1)).map(_read, files, chunk=16))
+    records = [record for record, _ in read]
     _differ(records, files)
     machines = read_hosts(folder) if hosts else ()
     if not records:
         raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
     references, left_out = [], []
-    for same in _repeats(records):
+    for same in _repeats(read):
         first = same[0]
         reference = reference_of(first, folder, machines, scratch)
         repeats = tuple(_repeat(record, same, machines, scratch) for record in same) if len(same) > 1 else ()
@@ -288,11 +289,17 @@ def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHo
     return Repeat(record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes)
 
 
-def _repeats(records: Sequence[Record]) -> list[list[Record]]:
+def _read(path: Path) -> tuple[Record, str]:
+    """A record and its configuration."""
+    record = read_record(path)
+    return record, configuration_of(record.run)
+
+
+def _repeats(read: Sequence[tuple[Record, str]]) -> list[list[Record]]:
     """Records of one configuration on one GPU together, the shortest name first; in the order of the names."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        key = (configuration_of(record.run), record.environment.gpu, record.measured.outcome)
+    for record, configuration in read:
+        key = (configuration, record.environment.gpu, record.measured.outcome)
         groups.setdefault(key, []).append(record)
     return [sorted(same, key=lambda r: (len(r.run.id), r.run.id)) for same in groups.values()]
 

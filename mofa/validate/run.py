@@ -11,7 +11,7 @@ from typing import Literal
 from mofa.calibrate.chunked_check import score_layers
 from mofa.calibrate.shapes_chunked import FAMILY
 from mofa.errors import SpecError
-from mofa.search.find import estimate
+from mofa.search.find import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
@@ -108,7 +108,8 @@ def layers(folder: Path | None) -> tuple[Layer, ...]:
     if folder is None:
         return ()
     found = []
-    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder)):
+    wanted = ("step", "peak_bytes", "reserved_bytes")
+    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder), quantities=wanted):
         of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
@@ -131,7 +132,7 @@ def _family(of: tuple[Reference, Path]) -> Attribution:
     """A profile beside its prediction."""
     reference, trace = of
     workload, cluster, framework, strategy = reference.resolve()
-    plan = estimate(workload, cluster, strategy, framework=framework)
+    plan = timed_plan(workload, cluster, strategy, framework=framework)
     return attribute(read_trace(trace), plan, reference.rests_on)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from mofa.cost.blockcost import BlockCost, Costs, block_costs
+from mofa.blocks.build import BlockTapes
+from mofa.cost.blockcost import BlockCost, Costs, Phases, block_costs
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
 from mofa.cost.hostclock import NEVER
@@ -29,9 +31,22 @@ def phase(seconds: float, num_k: int) -> PhaseTime:
     return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none)
 
 
+class Given(Phases):
+    """Times that do not follow from tapes."""
+
+    def __init__(self, forward: PhaseTime, backward: PhaseTime) -> None:
+        self.times = forward, backward
+
+    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        return self.times[0]
+
+    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        return self.times[1]
+
+
 def timed(block: BlockCost, forward_s: float, backward_s: float) -> BlockCost:
     num_k = len(block.cached)
-    return replace(block, forward=phase(forward_s, num_k), backward=phase(backward_s, num_k))
+    return replace(block, phases=Given(phase(forward_s, num_k), phase(backward_s, num_k)))
 
 
 def in_seconds(*args: Any, **options: Any) -> Costs:

@@ -114,7 +114,7 @@ def test_bf16_gradients_are_copied_to_be_reduced() -> None:
     copied where it is."""
     blocking = replace(_several("zero1", 4, 4), casts_to_reduce=True)
     assert _optimizer(blocking)[:4] == [800, 800, -800, -800]
-    wide = replace(blocking, weights=tuple(replace(w, param=600 * MIB) for w in blocking.weights))
+    wide = replace(blocking, weights=tuple(w._replace(param=600 * MIB) for w in blocking.weights))
     assert _optimizer(wide)[:8] == [600, -600] * 4
     assert _optimizer(replace(wide, launch_blocking=False))[:8] == [600] * 4 + [-600] * 4
 

@@ -20,7 +20,7 @@ from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import RENEWAL
 from mofa.cost.estimate import Estimator
 from mofa.cost.lingering import Lingering
-from mofa.cost.peak import stage_bytes
+from mofa.cost.peak import closer, stage_bytes
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import ranks_of, rows_of
 from mofa.replay.repertoire import Repertoire
@@ -139,7 +139,8 @@ def test_closed_form_and_closer_look_are_the_replays(pp: int, vpp: int) -> None:
     what is sent and received the closed form has two too many."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = rows_of(estimator), ranks_of(estimator)
-    closed, closely = stage_bytes(rows), stage_bytes(rows, closely=True)
+    closed = stage_bytes(rows)
+    closely = closer(rows, closed)
     sent = 2 * 4 * 4096 * 512 * 2 if pp > 1 else 0
     looked = []
     for r, rank in enumerate(ranks):
