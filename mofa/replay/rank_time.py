@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from mofa.replay.clock import Clock, Relative
 from mofa.replay.computed import Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase
 from mofa.replay.pipeline import CAUSES
-from mofa.replay.reductions import Added, Extra
+from mofa.replay.reductions import Added, Extra, Shared
 from mofa.replay.score import Sync
 from mofa.replay.timed import Computation, Spot
 
@@ -35,6 +36,8 @@ class Plan:
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
     handing_s: tuple[float, float]
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
+    optimizer_s: Sequence[float]
+    """The optimizer of every rank. [s]"""
     cache: dict[tuple[object, ...], dict[Relative, Result]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
@@ -42,6 +45,7 @@ class Plan:
     seed: int = 0
     kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
+    shared: Shared = field(default_factory=Shared)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def time_of(
     plan = Plan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
         rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES, handing_seconds(rows),
-        {} if cached else None, watched, jitter, seed,
+        _optimizer_seconds(rows), {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
@@ -106,20 +106,18 @@ def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[Ran
     ranks = []
     for r in range(order.pp):
         chunks = chunks_of(rows, order, r)
-        extra = added(rows, plan.books[0], chunks, order, r)
+        extra = added(rows, plan.books[0], chunks, order, r, plan.shared)
         marked = frozenset(stretch.marks(order, r)) if stretch is not None else frozenset[int]()
         ranks.append(RankTime(plan, order, r, chunks, extra, Clock(sync_s, own_order=own_order), marked))
-    ends = _ends(rows, ranks)
+    ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
     return ranks
 
 
-def _ends(rows: Rows, ranks: Sequence[RankTime]) -> list[float]:
+def _ends(plan: Plan, ranks: Sequence[RankTime]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
-    return [
-        seconds + rank.added.after_optimizer_s for seconds, rank in zip(_optimizer_seconds(rows), ranks, strict=True)
-    ]
+    return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
 
 
 @lru_cache(maxsize=8)
@@ -141,8 +139,8 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
 
 
 def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) -> TimeReplayed:
-    rows, optimizer = plan.rows, _optimizer_seconds(plan.rows)
-    last = _ends(rows, players)
+    rows, optimizer = plan.rows, plan.optimizer_s
+    last = _ends(plan, players)
     ends, tails = [], []
     for player in players:
         clock = player.clock
@@ -212,7 +210,7 @@ def _tied_seconds(rows: Rows) -> float:
     if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
         return 0.0
     tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
-    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.cluster)[0])
+    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)[0])
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:
