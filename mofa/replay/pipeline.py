@@ -159,7 +159,10 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
                 queue = queues[stream_of[n]]
                 queue.append(n)
                 if queue[0] == n:
-                    start(n)
+                    if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
+                        starts[n] = max(ready[n], free[stream_of[n]])
+                    else:
+                        start(n)
             if blocking:
                 at_end = ends[n]
                 if at_end == _NEVER:

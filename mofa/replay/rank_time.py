@@ -108,8 +108,8 @@ class RankTime:
         plan = self.plan
         self.plain = plan.cache is not None and not plan.jitter and not plan.watched
         self.once = self.added.once
-        behind_s, ahead_s = plan.handing_s
-        self.handing_s = behind_s if plan.host_waits else behind_s + ahead_s
+        behind_s, self.ahead_s = plan.handing_s
+        self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.order.num_micro_batches)
@@ -176,11 +176,12 @@ class RankTime:
                 self.bubble_s += wait - hop_s
             else:
                 self.pp_s += wait
-            clock.idle_until(time)
+            clock.gaps.append((now, time))
+            clock.compute = time
 
     def exchanged(self) -> None:
         if self.plan.host_waits:
-            self.clock.synchronise(self.plan.handing_s[1])
+            self.clock.synchronise(self.ahead_s)
 
     # -- computing
     def _way(self, action: Action) -> _Way:
@@ -306,14 +307,16 @@ class RankTime:
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
-    def lengthen(self, rounds: int, round_s: float, each: int) -> None:
-        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there."""
+    def lengthen(self, rounds: int, round_s: float, each: int, spans: bool) -> None:
+        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
+        computations where ``spans``."""
         *_, begin, end = self.marks
         before, after = self.marks[begin], self.marks[end]
-        spans = self.spans[:end]
-        for n in range(1, rounds + 1):
-            spans += _later(self.spans[begin:end], n * each, n * round_s)
-        self.spans = spans + _later(self.spans[end:], rounds * each, rounds * round_s)
+        if spans:
+            longer = self.spans[:end]
+            for n in range(1, rounds + 1):
+                longer += _later(self.spans[begin:end], n * each, n * round_s)
+            self.spans = longer + _later(self.spans[end:], rounds * each, rounds * round_s)
         counted = (rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
         for name, more in zip(("pp_s", "bubble_s", "hidden_pp_s"), counted, strict=True):
             setattr(self, name, getattr(self, name) + more)

@@ -37,6 +37,7 @@ PP, DP = FAMILY["pp"], FAMILY["dp"]
 def time_of(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
+    spans: bool = True,
 ) -> TimeReplayed:  # fmt: skip
     """Play a training step of one strategy on the clocks of its pipeline ranks.
 
@@ -54,6 +55,8 @@ def time_of(
         Ranks and micro-batches all of whose ops are kept.
     cached
         Whether a computation that begins like an earlier one is looked up; the result is the same.
+    spans
+        Whether all computations are kept.
 
     Returns
     -------
@@ -86,15 +89,15 @@ def time_of(
             wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
             ranks = _ranks(plan, wiring.program.order, stretch)
             run(wiring, ranks, plan.hop_s)
-            if lengthen(stretch, ranks):
-                return _finish(plan, ranks, None)
+            if lengthen(stretch, ranks, spans):
+                return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
         else:
             wiring = wire(_own(order, stages.pp, stages.vpp, num))
         ranks = _ranks(plan, wiring.program.order)
         flights = run(wiring, ranks, plan.hop_s)
-        return _finish(plan, ranks, flights if detail else None)
+        return _finish(plan, ranks, flights if detail else None, spans)
 
 
 def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
@@ -138,7 +141,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
     return program
 
 
-def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) -> TimeReplayed:
+def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
     ends, tails = [], []
@@ -184,7 +187,8 @@ def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) ->
     step = sum(shown[slowest].values())
     return TimeReplayed(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
-        tuple(tuple(p.spans) for p in players), _transfers(flights, len(players)), tuple(tuple(p.ops) for p in players),
+        tuple(tuple(p.spans) for p in players) if spans else (), _transfers(flights, len(players)),
+        tuple(tuple(p.ops) for p in players),
     )  # fmt: skip
 
 

@@ -52,8 +52,17 @@ def wire(program: Program) -> Wiring:
                 exchanges.append(item)
                 rank_of.append(r)
                 stream_of.append(streams.setdefault((r, stream), len(streams)))
-    peers = [_peers(program, item, of) for item in exchanges]
-    partner = [mine[0] if len(mine) == 1 and peers[mine[0]] == (n,) else -1 for n, mine in enumerate(peers)]
+    peers: list[tuple[int, ...]] = []
+    for item in exchanges:
+        ops = item.ops
+        if len(ops) == 1:
+            ((kind, stage, micro_batch),) = ops
+            other, step = _OTHER[kind]
+            peer = of.get((other, stage + step, micro_batch))
+            peers.append((peer,) if peer is not None else _peers(program, item, of))
+        else:
+            peers.append(_peers(program, item, of))
+    partner = [mine[0] if len(mine) == 1 and len(peers[mine[0]]) == 1 else -1 for mine in peers]
     hands_over = program.order.hands_over
     number = 0
     ranks: list[tuple[Wire, ...]] = []
