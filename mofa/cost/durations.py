@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,17 @@ ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Known:
+    """What was timed of one candidate, whose costs are both in closed form and played. Its ops stay, so that no others
+    get their ids."""
+
+    works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
+    """By :func:`_work_key`. [s]"""
+    tapes: dict[tuple[str, int], tuple[tuple[Op, ...], tuple[FloatK, ...]]] = field(default_factory=dict)
+    """By the clock and the ``id`` of a tape's ops. [s]"""
+
+
+@dataclass(frozen=True)
 class Machine:
     """What times an op: the cluster, the process groups of the K candidates, the framework's way to issue."""
 
@@ -36,6 +47,8 @@ class Machine:
     """Where copies of a token go, for dispatchers that send a token once to each place."""
     drained: bool = False
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.first_use`)."""
+    known: Known = field(default_factory=Known, repr=False, compare=False)
+    """Shared by machines that differ in ``drained`` alone."""
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -65,6 +78,16 @@ class Machine:
         world = self.groups["world"].size
         whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
         return {name: bool(same[0]) if self.num_k == 1 else same for name, same in whole.items()}
+
+    def once(self, clock: str, ops: tuple[Op, ...], told: Callable[[], list[FloatK]]) -> list[FloatK]:
+        """What ``told`` says of the ops of a tape, which is asked once where there is one candidate."""
+        if self.num_k > 1:
+            return told()
+        tapes = self.known.tapes
+        known = tapes.get((clock, id(ops)))
+        if known is None:
+            known = tapes[clock, id(ops)] = ops, tuple(told())
+        return list(known[1])
 
 
 def _rows(array: ArrayK) -> list[FloatK]:
@@ -109,20 +132,22 @@ def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
     """
-    seconds: dict[Hashable, FloatK] = {}
+    works = machine.known.works if machine.num_k == 1 else {}
     kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
     keys: dict[int, Hashable] = {}
-    known: set[Hashable] = set()
+    met = set(works)
     for op in ops:
         if type(op.work) in UNTIMED:
             continue
         key = keys[id(op)] = _work_key(op)
-        if key not in known:
-            known.add(key)
+        if key not in met:
+            met.add(key)
             kinds[_work_kind(op)][key] = op
     for kind, found in kinds.items():
-        seconds.update(zip(found, _rows(_seconds_of_kind(kind, list(found.values()), machine)), strict=True))
-    return {name: seconds[key] for name, key in keys.items()}
+        some = list(found.values())
+        took = _rows(_seconds_of_kind(kind, some, machine))
+        works.update(zip(found, zip(some, took, strict=True), strict=True))
+    return {name: works[key][1] for name, key in keys.items()}
 
 
 def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
@@ -158,6 +183,10 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
 
     ``timed`` has the works of several tapes that were timed together.
     """
+    return machine.once("device", ops, lambda: _device_seconds(ops, machine, timed))
+
+
+def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:
     if timed is None:
         timed = time_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
@@ -268,6 +297,10 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     lie (``Op.listed``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
     """
+    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
+
+
+def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
     small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
     model, view = host.model_op_s.value, host.view_s.value

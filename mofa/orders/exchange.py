@@ -29,9 +29,17 @@ def received(order: Order, action: Action) -> Action | None:
     return None
 
 
+def _send(order: Order, action: Action) -> Action | None:
+    """The first of :func:`sent`."""
+    kind, stage, micro_batch = action
+    if kind == "F":
+        return Action("SEND_F", stage, micro_batch) if order.hands_over[stage] else None
+    return Action("SEND_B", stage, micro_batch) if kind != "W" and stage and order.hands_over[stage - 1] else None
+
+
 def _sends(order: Order, action: Action) -> tuple[Action, ...]:
-    pair = sent(order, action)
-    return pair[:1] if pair else ()
+    send = _send(order, action)
+    return (send,) if send else ()
 
 
 def _receives(order: Order, action: Action) -> tuple[Action, ...]:
@@ -113,7 +121,7 @@ def overlapped(order: Order) -> Program:
     for acts in order.ranks:
         out: list[Item] = []
         needs = [received(order, act) for act in acts]
-        coming = [Exchange((op,), streams.of(op), blocking=False) for op in needs if op is not None]
+        coming = [Exchange((op,), streams.of(op), False) for op in needs if op is not None]
         launched = needed = 0
         for act, need in zip(acts, needs, strict=True):
             if need is not None:
@@ -122,7 +130,8 @@ def overlapped(order: Order) -> Program:
                     out.append(coming[launched])
                     launched += 1
             out.append(act)
-            out += [Exchange((op,), streams.of(op), blocking=False) for op in _sends(order, act)]
+            if (send := _send(order, act)) is not None:
+                out.append(Exchange((send,), streams.of(send), False))
             if launched < len(coming):
                 out.append(coming[launched])
                 launched += 1

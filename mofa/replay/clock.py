@@ -94,18 +94,24 @@ class Clock:
             self._advance(step.busy)
             self.host += step.issue
         else:
+            host, exposed, watch = self.host, self.exposed, self.watch
             for name, seconds, issue, family in step.kernels:
-                self.host += issue
+                host += issue
                 if seconds > 0:
-                    if self.host > self.compute:
-                        self.exposed[HOST] += self.host - self.compute
-                        self.waited[HOST] += self.host - self.compute
-                        self.idle_until(self.host)
-                    self.exposed[family] += seconds
                     start = self.compute
-                    self._advance(seconds)
-                    if self.watch is not None:
-                        self.watch("compute", name, family, start, self.compute)
+                    if host > start:
+                        exposed[HOST] += host - start
+                        self.waited[HOST] += host - start
+                        self.gaps.append((start, host))
+                        self.compute = start = host
+                    exposed[family] += seconds
+                    if self.flying:
+                        self._advance(seconds)
+                    else:
+                        self.compute = start + seconds
+                    if watch is not None:
+                        watch("compute", name, family, start, self.compute)
+            self.host = host
         for name in step.records:
             self.ready[name] = (self.compute, -1)
 
@@ -144,31 +150,35 @@ class Clock:
         self.flying = [item for item in flying if item[1] > now]
 
     def _beside(self, step: Beside) -> None:
-        self.host += step.issue
-        start = max(self.host, self.streams.get(step.stream, 0.0))
-        if step.communicator:
-            start = max(start, self.streams.get("@" + step.communicator, 0.0))
-        for name in step.reads:
-            if name == NOW:
-                start = max(start, self.compute)
-            else:
-                made = self.ready.get(name)
-                if made is not None:
-                    start = max(start, made[0])
-        end = start + step.seconds
-        self.streams[step.stream] = end
-        if step.communicator:
-            self.streams["@" + step.communicator] = end
-        for name in step.writes:
-            self.ready[name] = (end, step.family)
-        if step.seconds > 0:
-            self.beside[step.family] += step.seconds
+        name, seconds, issue, family, stream, reads, writes, slows, communicator = step
+        streams, ready = self.streams, self.ready
+        self.host = start = self.host + issue
+        if (free := streams.get(stream, 0.0)) > start:
+            start = free
+        if communicator:
+            communicator = "@" + communicator
+            if (free := streams.get(communicator, 0.0)) > start:
+                start = free
+        for source in reads:
+            if source == NOW:
+                if self.compute > start:
+                    start = self.compute
+            elif (made := ready.get(source)) is not None and made[0] > start:
+                start = made[0]
+        end = start + seconds
+        streams[stream] = end
+        if communicator:
+            streams[communicator] = end
+        for made_here in writes:
+            ready[made_here] = (end, family)
+        if seconds > 0:
+            self.beside[family] += seconds
             if start < self.compute:
                 self._catch_up(start, min(end, self.compute), step)
-            if is_comm(step.family) and end > self.compute:
-                self.flying.append((start, end, step.family, step.slows))
+            if is_comm(family) and end > self.compute:
+                self.flying.append((start, end, family, slows))
             if self.watch is not None:
-                self.watch(step.stream, step.name, step.family, start, end)
+                self.watch(stream, name, family, start, end)
 
     def _catch_up(self, start: float, end: float, step: Beside) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
@@ -204,28 +214,43 @@ class Clock:
 
         A host further ahead than ``longest`` is as good as one that far ahead.
         """
-        now = self.compute
-        if self.host < now - longest:
-            self.host = now - longest
-        if not (self.streams or self.ready or self.flying or self.gaps):
-            return (round(self.host - now, 10),)
+        now, host = self.compute, self.host
+        if host < now - longest:
+            self.host = host = now - longest
+        streams, ready, flying, gaps = self.streams, self.ready, self.flying, self.gaps
+        if not (streams or ready or flying or gaps):
+            return (_tenth_ns(host - now),)
         # nothing begins before now but what is launched once or on streams of their own order
-        host = self.host if self.own_order or longest == inf else now
-        if self.streams:
-            self.streams = {name: at for name, at in self.streams.items() if at > host}
-        if self.ready:
-            self.ready = {name: made for name, made in self.ready.items() if made[0] > now or made[0] > host}
-        if self.flying:
-            self.flying = [item for item in self.flying if item[1] > now]
-        if self.gaps:
-            self.gaps = [gap for gap in self.gaps if gap[1] > host]
-        host = self.host
-        if not (self.streams or self.ready or self.flying or self.gaps):
-            return (round(host - now, 10),)
+        since = host if self.own_order or longest == inf else now
+        if gaps:
+            gaps = self.gaps = [gap for gap in gaps if gap[1] > since]
+        if streams:
+            streams = self.streams = {name: at for name, at in streams.items() if at > since}
+        if ready:
+            ready = self.ready = {name: made for name, made in ready.items() if made[0] > now or made[0] > since}
+        if flying:
+            flying = self.flying = [item for item in flying if item[1] > now]
+        if not (streams or ready or flying or gaps):
+            return (_tenth_ns(host - now),)
         return (
-            round(host - now, 10),
-            tuple(sorted((name, round(at - now, 10)) for name, at in self.streams.items())),
-            tuple(sorted((name, round(at - now, 10), family) for name, (at, family) in self.ready.items())),
-            tuple((round(max(start - now, 0.0), 10), round(end - now, 10), *of) for start, end, *of in self.flying),
-            tuple((round(start - now, 10), round(end - now, 10)) for start, end in self.gaps),
+            _tenth_ns(host - now),
+            tuple(sorted([(name, _tenth_ns(at - now)) for name, at in streams.items()])),
+            tuple(sorted([(name, _tenth_ns(at - now), family) for name, (at, family) in ready.items()])),
+            tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of in flying]),
+            tuple([(_tenth_ns(start - now), _tenth_ns(end - now)) for start, end in gaps]),
         )  # fmt: skip
+
+
+def _tenth_ns(seconds: float) -> int:
+    """How many of them ``round(seconds, 10)`` has, which takes several times as long.
+
+    Examples
+    --------
+    >>> _tenth_ns(1.23456e-6), _tenth_ns(-2.5e-10)
+    (12346, -3)
+    """
+    scaled = seconds * 1e10
+    whole = round(scaled)
+    if abs(scaled - whole) > 0.49:  # the product's own rounding may have decided
+        whole = round(round(seconds, 10) * 1e10)
+    return whole

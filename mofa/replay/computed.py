@@ -19,10 +19,14 @@ class Left(NamedTuple):
 
     def ahead(self) -> Left:
         """What of it is yet to come: all that matters where nothing begins before now."""
-        return Left(
+        to_come = Left(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
             tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
         )  # fmt: skip
+        return to_come if any(to_come) else NOTHING
+
+
+NOTHING = Left((), (), (), ())
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes, layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
+from mofa.cost.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.orders import Order
 from mofa.replay.score import Draft, Names, Score, Step, draft, score, value
@@ -90,6 +91,8 @@ class Book:
     @classmethod
     def of(cls, rows: Rows) -> Book:
         """Read every tape of a plan once."""
+        tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
+        time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
         drafts: dict[tuple[str, Phase], Draft] = {}
         for label, block in rows.costs.tapes.items():
             drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)

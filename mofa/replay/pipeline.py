@@ -82,7 +82,7 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
         If the order waits for ever.
     """
     num = len(wiring.exchanges)
-    peers, rank_of, stream_of = wiring.peers, wiring.rank_of, wiring.stream_of
+    peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
     ready, starts, ends = [0.0] * num, [_NEVER] * num, [_NEVER] * num
     missing = list(map(len, peers))
     waited = [False] * num
@@ -94,12 +94,37 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
     waiting = deque(ranks)
     queued = [True for _ in ranks]
 
+    def end(n: int, begun: float) -> int:
+        """End what began then; returns what is first on its stream now, -1 for nothing."""
+        stream = stream_of[n]
+        ends[n] = free[stream] = hop_s + begun
+        queue = queues[stream]
+        queue.popleft()
+        if waited[n] and not queued[rank_of[n]]:
+            queued[rank_of[n]] = True
+            waiting.append(rank_of[n])
+        return queue[0] if queue else -1
+
     def start(head: int) -> None:
         """Start what is first on its stream, end what that was the last thing missing for, start what comes next."""
         heads = [head]
         while heads:
             head = heads.pop()
-            starts[head] = max(ready[head], free[stream_of[head]])
+            begun, at_once = ready[head], free[stream_of[head]]
+            if at_once > begun:
+                begun = at_once
+            starts[head] = begun
+            other = partner[head]
+            if other >= 0:  # both end, or neither does
+                since = starts[other]
+                if since != _NEVER:
+                    if since > begun:
+                        begun = since
+                    if (following := end(head, begun)) >= 0:
+                        heads.append(following)
+                    if (following := end(other, begun)) >= 0:
+                        heads.append(following)
+                continue
             mine = peers[head]
             for n in mine:
                 missing[n] -= 1
@@ -109,46 +134,42 @@ def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flight
                     for peer in peers[n]:
                         if starts[peer] > begun:
                             begun = starts[peer]
-                    stream = stream_of[n]
-                    ends[n] = free[stream] = hop_s + begun
-                    queue = queues[stream]
-                    queue.popleft()
-                    if queue:
-                        heads.append(queue[0])
-                    if waited[n] and not queued[rank_of[n]]:
-                        queued[rank_of[n]] = True
-                        waiting.append(rank_of[n])
+                    if (following := end(n, begun)) >= 0:
+                        heads.append(following)
 
     def advance(r: int) -> None:
         player, items = players[r], wiring.ranks[r]
-        compute, wait_until = player.compute, player.wait_until
+        compute, wait_until, is_ready, exchanged = player.compute, player.wait_until, player.ready, player.exchanged
         i, beside = at[r], launched_beside[r]
         for i in range(i, len(items)):  # noqa: B020
             action, n, blocking, cause = items[i]
             if action is not None:
                 if n >= 0:
-                    end = ends[n]
-                    if end == _NEVER:
+                    at_end = ends[n]
+                    if at_end == _NEVER:
                         waited[n] = True
                         break
-                    wait_until(end, cause)
+                    wait_until(at_end, cause)
                 compute(action, beside)
                 beside = 0
                 continue
             if not launched[r]:
                 launched[r] = True
-                ready[n] = player.ready()
+                ready[n] = is_ready()
                 queue = queues[stream_of[n]]
                 queue.append(n)
                 if queue[0] == n:
-                    start(n)
+                    if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
+                        starts[n] = max(ready[n], free[stream_of[n]])
+                    else:
+                        start(n)
             if blocking:
-                end = ends[n]
-                if end == _NEVER:
+                at_end = ends[n]
+                if at_end == _NEVER:
                     waited[n] = True
                     break
-                wait_until(end, cause)
-                player.exchanged()
+                wait_until(at_end, cause)
+                exchanged()
             else:
                 beside += 1
             launched[r] = False

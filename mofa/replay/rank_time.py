@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,10 +13,10 @@ from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
 from mofa.orders import Action, Order
 from mofa.replay.clock import Clock, Relative
-from mofa.replay.computed import Left, Result
+from mofa.replay.computed import NOTHING, Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase
 from mofa.replay.pipeline import CAUSES
-from mofa.replay.reductions import Added, Extra
+from mofa.replay.reductions import Added, Extra, Shared
 from mofa.replay.score import Sync
 from mofa.replay.timed import Computation, Spot
 
@@ -35,6 +36,8 @@ class Plan:
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
     handing_s: tuple[float, float]
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
+    optimizer_s: Sequence[float]
+    """The optimizer of every rank. [s]"""
     cache: dict[tuple[object, ...], dict[Relative, Result]] | None
     watched: frozenset[tuple[int, int]]
     """Ranks and micro-batches whose ops are kept."""
@@ -42,6 +45,7 @@ class Plan:
     seed: int = 0
     kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
+    shared: Shared = field(default_factory=Shared)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class _Way:
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
     every: Extra = field(default_factory=Extra)
-    known: dict[Relative, Result] | None = None
+    known: dict[Relative, Result] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the way."""
 
@@ -88,7 +92,7 @@ class RankTime:
     results: dict[int, Result] = field(default_factory=dict)
     ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
     """By kind of action, stage and variant."""
-    last: tuple[Left, float] = Left((), (), (), ()), 0.0
+    last: tuple[Left, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
     spans: list[Computation] = field(default_factory=list)
     ops: list[Spot] = field(default_factory=list)
@@ -101,7 +105,11 @@ class RankTime:
 
     def __post_init__(self) -> None:
         self.num_variants = len(self.plan.books)
-        self.plain = not self.plan.jitter and not self.plan.watched
+        plan = self.plan
+        self.plain = plan.cache is not None and not plan.jitter and not plan.watched
+        self.once = self.added.once
+        behind_s, self.ahead_s = plan.handing_s
+        self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.order.num_micro_batches)
@@ -113,18 +121,19 @@ class RankTime:
         return clock.compute if clock.compute >= clock.host else clock.host
 
     def compute(self, action: Action, beside: int) -> None:
-        clock = self.clock
+        clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
         way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
         if way.phase is not None:
             before = clock.host
-            if self.plain and way.known is not None and action not in self.added.once:
+            if self.plain and action not in self.once:
+                known = way.known
                 state = clock.settle(way.longest)
                 ahead = clock.host - before
-                result = way.known.get(state)
+                result = known.get(state)
                 if result is None:
-                    result = way.known[state] = self._play(way, _PLAIN, False)
+                    result = known[state] = self._play(way, _PLAIN, False)
                 self._apply(result, start, 1.0)
             else:
                 first, factor = len(self.ops), self._factor(action, way.chunk)
@@ -134,15 +143,15 @@ class RankTime:
                     self._stretch(first, start, factor)
             if ahead > 0.0 and not way.waits:  # a lead that a computation has no use for lasts
                 clock.host -= ahead
-        if beside and self.plan.hop_s:
-            slow = self.plan.slowdown * min(self.plan.hop_s, clock.compute - start)
+        if beside and plan.hop_s:
+            slow = plan.slowdown * min(plan.hop_s, clock.compute - start)
             self.pp_s += slow
-            self.hidden_pp_s += self.plan.hop_s
+            self.hidden_pp_s += plan.hop_s
             clock.compute += slow
-        behind_s, ahead_s = self.plan.handing_s
-        clock.host += behind_s if self.plan.host_waits else behind_s + ahead_s
-        self.spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
-        if len(self.spans) in self.marked:
+        clock.host += self.handing_s
+        spans = self.spans
+        spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
+        if self.marked and len(spans) in self.marked:
             self._mark()
 
     def _stretch(self, first: int, start: float, factor: float) -> None:
@@ -167,11 +176,12 @@ class RankTime:
                 self.bubble_s += wait - hop_s
             else:
                 self.pp_s += wait
-            clock.idle_until(time)
+            clock.gaps.append((now, time))
+            clock.compute = time
 
     def exchanged(self) -> None:
         if self.plan.host_waits:
-            self.clock.synchronise(self.plan.handing_s[1])
+            self.clock.synchronise(self.ahead_s)
 
     # -- computing
     def _way(self, action: Action) -> _Way:
@@ -184,7 +194,7 @@ class RankTime:
             book, cache = self.plan.books[variant], self.plan.cache
             every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
-            known = None if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
+            known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
             scores = [book.score(p.label, phase) for p in self.chunks[c]]
             waits = any(type(step) is Sync for part in scores for step in part.steps)
             way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits)
@@ -200,7 +210,7 @@ class RankTime:
             self.look_back()
         state = self.clock.settle(way.longest if once is None else np.inf)
         ahead = self.clock.host - before
-        if once is not None or watched or way.known is None:
+        if once is not None or watched or self.plan.cache is None:
             return self._play(way, once or _PLAIN, watched), ahead
         result = way.known.get(state)
         if result is None:
@@ -250,7 +260,12 @@ class RankTime:
         now = start + result.seconds
         clock.host = now + result.host
         self.last = result.left, now
-        self._leave(result.left if clock.own_order or self.factors is not None else result.ahead, now)
+        left = result.left if clock.own_order or self.factors is not None else result.ahead
+        if left is NOTHING:
+            if clock.streams or clock.ready or clock.flying or clock.gaps:
+                clock.streams, clock.ready, clock.flying, clock.gaps = {}, {}, [], []
+        else:
+            self._leave(left, now)
         clock.compute = start + factor * result.seconds
         use = self.uses.get(id(result))
         if use is None:
@@ -262,14 +277,15 @@ class RankTime:
 
     def _leave(self, left: Left, now: float) -> None:
         clock = self.clock
-        if left.streams or clock.streams:
-            clock.streams = {name: now + at for name, at in left.streams}
-        if left.ready or clock.ready:
-            clock.ready = {name: (now + at, family) for name, at, family in left.ready}
-        if left.flying or clock.flying:
-            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in left.flying]
-        if left.gaps or clock.gaps:
-            clock.gaps = [(now + begin, now + end) for begin, end in left.gaps]
+        streams, ready, flying, gaps = left
+        if streams or clock.streams:
+            clock.streams = {name: now + at for name, at in streams}
+        if ready or clock.ready:
+            clock.ready = {name: (now + at, family) for name, at, family in ready}
+        if flying or clock.flying:
+            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
+        if gaps or clock.gaps:
+            clock.gaps = [(now + begin, now + end) for begin, end in gaps]
 
     def look_back(self) -> None:
         """What the last computation left that is over as well: for what may have been launched long ago."""
@@ -291,14 +307,16 @@ class RankTime:
             {key: list(use) for key, use in self.uses.items()}, now - clock.host,
         )  # fmt: skip
 
-    def lengthen(self, rounds: int, round_s: float, each: int) -> None:
-        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there."""
+    def lengthen(self, rounds: int, round_s: float, each: int, spans: bool) -> None:
+        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
+        computations where ``spans``."""
         *_, begin, end = self.marks
         before, after = self.marks[begin], self.marks[end]
-        spans = self.spans[:end]
-        for n in range(1, rounds + 1):
-            spans += _later(self.spans[begin:end], n * each, n * round_s)
-        self.spans = spans + _later(self.spans[end:], rounds * each, rounds * round_s)
+        if spans:
+            longer = self.spans[:end]
+            for n in range(1, rounds + 1):
+                longer += _later(self.spans[begin:end], n * each, n * round_s)
+            self.spans = longer + _later(self.spans[end:], rounds * each, rounds * round_s)
         counted = (rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
         for name, more in zip(("pp_s", "bubble_s", "hidden_pp_s"), counted, strict=True):
             setattr(self, name, getattr(self, name) + more)

@@ -7,7 +7,6 @@ and replicas add. Megatron-Core 0.16.1: ``distributed/distributed_data_parallel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -74,6 +73,18 @@ class _Bucket(NamedTuple):
     expert: float
 
 
+@dataclass
+class Shared:
+    """What the ranks of a plan have in common: many hold the same."""
+
+    seconds: dict[tuple[str, float, str], float] = field(default_factory=dict)
+    """Of collectives, by what they do, their bytes and their group."""
+    weights: dict[tuple[tuple[str, ...], bool], list[_Weight]] = field(default_factory=dict)
+    """Of chunks, by the labels of their pieces: in the order of the forward or of the backward."""
+    buckets: dict[tuple[tuple[str, ...], tuple[float, float], float], list[_Bucket]] = field(default_factory=dict)
+    """Of chunks, by the same, the scales of their weights and the buckets' size."""
+
+
 @dataclass(frozen=True)
 class _Rank:
     """A rank as data parallelism sees it."""
@@ -83,17 +94,26 @@ class _Rank:
     chunks: tuple[Chunk, ...]
     order: Order
     rank: int
+    shared: Shared
 
     def seconds(self, kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> float:
         """Of reducing or gathering so many dense parameters and expert ones. [s]"""
         total = 0.0
         for params, group in ((dense, "fsdp"), (expert, "efsdp")):
             if params:
-                payload = np.array([params * bytes_per_param])
-                total += float(collective_s(kind, payload, self.rows.groups[group], self.rows.cluster)[0])
+                total += self.collective_s(kind, params * bytes_per_param, group)
         return total
 
-    @property
+    def collective_s(self, kind: CollectiveKind, payload: float, group: str) -> float:
+        """Of one collective of so many bytes. [s]"""
+        known = self.shared.seconds.get((kind, payload, group))
+        if known is None:
+            rows = self.rows
+            took = collective_s(kind, np.array([payload]), rows.groups[group], rows.costs.machine.fabric)
+            known = self.shared.seconds[kind, payload, group] = float(took[0])
+        return known
+
+    @cached_property
     def issue_s(self) -> float:
         return self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.eager_op_s.value
 
@@ -109,7 +129,9 @@ class _Rank:
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
-        return [w._replace(params=w.params * self._scales[w.expert]) for w in self._named(chunk, backward)]
+        scales = self._scales
+        return [_Weight(i, line, params * scales[expert], expert)
+                for i, line, params, expert in self._named(chunk, backward)]  # fmt: skip
 
     @cached_property
     def _scales(self) -> tuple[float, float]:
@@ -120,12 +142,30 @@ class _Rank:
         held = self.rows.shards.expert if expert else self.rows.shards.dense
         return float(held[0, self.rank]) / named if named else 0.0
 
-    def _named(self, chunk: int, backward: bool) -> Iterator[_Weight]:
-        pieces = self.chunks[chunk]
-        for i, piece in enumerate(pieces[::-1] if backward else pieces):
-            placed = self.book.placed(piece.label)
-            for w in placed[::-1] if backward else placed:
-                yield _Weight(i, w.backward if backward else w.forward, w.params, w.expert)
+    def _named(self, chunk: int, backward: bool) -> list[_Weight]:
+        labels = self.labels[chunk]
+        known = self.shared.weights.get((labels, backward))
+        if known is None:
+            known = self.shared.weights[labels, backward] = []
+            for i, label in enumerate(labels[::-1] if backward else labels):
+                placed = self.book.placed(label)
+                for w in placed[::-1] if backward else placed:
+                    known.append(_Weight(i, w.backward if backward else w.forward, w.params, w.expert))
+        return known
+
+    @cached_property
+    def labels(self) -> list[tuple[str, ...]]:
+        """Of the pieces of every chunk."""
+        return [tuple([piece.label for piece in chunk]) for chunk in self.chunks]
+
+    def buckets(self, chunk: int, size: float) -> list[_Bucket]:
+        """A chunk's parameters from the last to the first, a bucket closed once it has ``size`` parameters; dense and
+        expert ones apart."""
+        key = self.labels[chunk], self._scales, size
+        known = self.shared.buckets.get(key)
+        if known is None:
+            known = self.shared.buckets[key] = _buckets(self.weights(chunk, backward=True), size)
+        return known
 
     def of_piece(self, chunk: int) -> list[tuple[float, float]]:
         """Dense and expert parameters of each piece of a chunk, in forward order."""
@@ -149,9 +189,11 @@ class _Rank:
         return range(chunk * self.order.pp, (chunk + 1) * self.order.pp)
 
 
-def added(rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int) -> Added:
-    """What data parallelism adds on one pipeline rank."""
-    me, out, fw = _Rank(rows, book, chunks, order, rank), Added(), rows.framework
+def added(
+    rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int, shared: Shared | None = None
+) -> Added:  # fmt: skip
+    """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
+    me, out, fw = _Rank(rows, book, chunks, order, rank, shared or Shared()), Added(), rows.framework
     if fw.name not in PYTORCH_MODULES:
         _megatron_gradients(me, out)
         _megatron_parameters(me, out)
@@ -169,11 +211,9 @@ def added(rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank:
 # -- Megatron's buffers and buckets
 
 
-def _buckets(me: _Rank, chunk: int, size: float) -> list[_Bucket]:
-    """A chunk's parameters from the last to the first, a bucket closed once it has ``size`` parameters; dense and
-    expert ones apart."""
+def _buckets(weights: list[_Weight], size: float) -> list[_Bucket]:
+    """As :meth:`_Rank.buckets`, of weights in the order of the backward."""
     out: list[_Bucket] = []
-    weights = me.weights(chunk, backward=True)
     for expert in (False, True):
         held, at = 0.0, (0, 0)
         for w in weights:
@@ -202,7 +242,7 @@ def _megatron_gradients(me: _Rank, out: Added) -> None:
     backwards = [a for a in acts if a.kind in ("B", "W")]
     for c in range(len(me.chunks)):
         last = me.last(c)
-        for bucket in _buckets(me, c, _bucket_size(me, c)):
+        for bucket in me.buckets(c, _bucket_size(me, c)):
             seconds = me.seconds(kind, me.rows.framework.reduced_bytes_per_param, bucket.dense, bucket.expert)
             if not seconds:
                 continue
@@ -226,14 +266,14 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
     if not me.rows.framework.overlap_param_gather:
         times = float(gathers_per_step(me.rows)[0, me.rank])
         for c in range(len(me.chunks)):
-            for bucket in _buckets(me, c, _bucket_size(me, c)):
+            for bucket in me.buckets(c, _bucket_size(me, c)):
                 out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)
         return
     forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
     for c in range(len(me.chunks)):
         first, aligned = me.first(c), len(me.chunks) > 1
         gathers = []
-        for n, bucket in enumerate(reversed(_buckets(me, c, _bucket_size(me, c)))):
+        for n, bucket in enumerate(reversed(me.buckets(c, _bucket_size(me, c)))):
             seconds = me.seconds("all_gather", each, bucket.dense, bucket.expert)
             if seconds:
                 name = f"dp.gathered {c}.{n}"
@@ -256,7 +296,7 @@ def _megatron_parameters(me: _Rank, out: Added) -> None:
 
 def _ddp(me: _Rank, out: Added) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
-    group, width = me.rows.groups["dp"], ddp_width(me.rows)
+    width = ddp_width(me.rows)
     for c in range(len(me.chunks)):
         extra = out.backwards.setdefault(c, Extra())
         held = 0.0
@@ -264,8 +304,7 @@ def _ddp(me: _Rank, out: Added) -> None:
         for n, w in enumerate(weights):
             held += w.params
             if width * held >= DDP_BUCKET or n == len(weights) - 1:
-                payload = np.array([width * held])
-                seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
+                seconds = me.collective_s("all_reduce", width * held, "dp")
                 if seconds:
                     extra.behind(
                         w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
@@ -273,7 +312,7 @@ def _ddp(me: _Rank, out: Added) -> None:
                 held = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
         copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
-        seconds = copied if int(group.size[0]) > 1 else 0.0
+        seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
         extra.after.append(computing("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
 
@@ -281,12 +320,11 @@ def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
     """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
     if me.rows.framework.dp_replicate <= 1:
         return
-    shards, group = me.rows.shards, me.rows.groups["dp_replicate"]
+    shards = me.rows.shards
     pieces = me.of_piece(chunk)
     for i, (dense, expert) in enumerate(reversed(pieces)):
         held = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
-        payload = np.array([me.rows.framework.reduced_bytes_per_param * held])
-        seconds = float(collective_s("all_reduce", payload, group, me.rows.cluster)[0])
+        seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * held, "dp_replicate")
         step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
         if after:
             extra.after.append(step)

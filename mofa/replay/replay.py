@@ -25,7 +25,7 @@ def on_average(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
-        played = between(played, time_of(estimator.drained, detail=False), share)
+        played = between(played, time_of(estimator.drained, detail=False, spans=False), share)
     return again(played, float(estimator.runs(estimator.table)[0]))
 
 
@@ -95,6 +95,10 @@ class Replayer:
     def time(self) -> TimeReplayed:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
         return on_average(self.estimator, time_of(self.estimator, detail=False))
+
+    def step(self) -> TimeReplayed:
+        """The same without the spans."""
+        return on_average(self.estimator, time_of(self.estimator, detail=False, spans=False))
 
     @property
     def played(self) -> tuple[int, ...]:

@@ -124,6 +124,8 @@ class Draft:
 
 def value(x: object) -> float:
     """The entry of an array of one combination."""
+    if type(x) is float or type(x) is bool:
+        return float(x)
     return float(np.asarray(x, dtype=float).reshape(-1)[0])
 
 

@@ -37,6 +37,7 @@ PP, DP = FAMILY["pp"], FAMILY["dp"]
 def time_of(
     estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
+    spans: bool = True,
 ) -> TimeReplayed:  # fmt: skip
     """Play a training step of one strategy on the clocks of its pipeline ranks.
 
@@ -54,6 +55,8 @@ def time_of(
         Ranks and micro-batches all of whose ops are kept.
     cached
         Whether a computation that begins like an earlier one is looked up; the result is the same.
+    spans
+        Whether all computations are kept.
 
     Returns
     -------
@@ -78,7 +81,7 @@ def time_of(
     plan = Plan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
         rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES, handing_seconds(rows),
-        {} if cached else None, watched, jitter, seed,
+        _optimizer_seconds(rows), {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
     with no_collection():
@@ -86,15 +89,15 @@ def time_of(
             wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
             ranks = _ranks(plan, wiring.program.order, stretch)
             run(wiring, ranks, plan.hop_s)
-            if lengthen(stretch, ranks):
-                return _finish(plan, ranks, None)
+            if lengthen(stretch, ranks, spans):
+                return _finish(plan, ranks, None, spans)
         if order is None:
             wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
         else:
             wiring = wire(_own(order, stages.pp, stages.vpp, num))
         ranks = _ranks(plan, wiring.program.order)
         flights = run(wiring, ranks, plan.hop_s)
-        return _finish(plan, ranks, flights if detail else None)
+        return _finish(plan, ranks, flights if detail else None, spans)
 
 
 def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
@@ -106,20 +109,18 @@ def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[Ran
     ranks = []
     for r in range(order.pp):
         chunks = chunks_of(rows, order, r)
-        extra = added(rows, plan.books[0], chunks, order, r)
+        extra = added(rows, plan.books[0], chunks, order, r, plan.shared)
         marked = frozenset(stretch.marks(order, r)) if stretch is not None else frozenset[int]()
         ranks.append(RankTime(plan, order, r, chunks, extra, Clock(sync_s, own_order=own_order), marked))
-    ends = _ends(rows, ranks)
+    ends = _ends(plan, ranks)
     for rank, seconds in zip(ranks, ends, strict=True):
         rank.clock.compute = rank.clock.host = seconds - min(ends)
     return ranks
 
 
-def _ends(rows: Rows, ranks: Sequence[RankTime]) -> list[float]:
+def _ends(plan: Plan, ranks: Sequence[RankTime]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
-    return [
-        seconds + rank.added.after_optimizer_s for seconds, rank in zip(_optimizer_seconds(rows), ranks, strict=True)
-    ]
+    return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
 
 
 @lru_cache(maxsize=8)
@@ -140,9 +141,9 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
     return program
 
 
-def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) -> TimeReplayed:
-    rows, optimizer = plan.rows, _optimizer_seconds(plan.rows)
-    last = _ends(rows, players)
+def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
+    rows, optimizer = plan.rows, plan.optimizer_s
+    last = _ends(plan, players)
     ends, tails = [], []
     for player in players:
         clock = player.clock
@@ -186,7 +187,8 @@ def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None) ->
     step = sum(shown[slowest].values())
     return TimeReplayed(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
-        tuple(tuple(p.spans) for p in players), _transfers(flights, len(players)), tuple(tuple(p.ops) for p in players),
+        tuple(tuple(p.spans) for p in players) if spans else (), _transfers(flights, len(players)),
+        tuple(tuple(p.ops) for p in players),
     )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def _tied_seconds(rows: Rows) -> float:
     if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
         return 0.0
     tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
-    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.cluster)[0])
+    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)[0])
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:

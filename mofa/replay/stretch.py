@@ -78,14 +78,15 @@ def stretches(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Itera
                 yield Stretch(played * pp, cut * pp, num_micro_batches // pp - played, pp)
 
 
-def lengthen(stretch: Stretch, ranks: Sequence[RankTime]) -> bool:
-    """Put the rounds in, on all ranks; False, and nothing done, where they are not alike yet."""
+def lengthen(stretch: Stretch, ranks: Sequence[RankTime], spans: bool) -> bool:
+    """Put the rounds in, on all ranks, with their computations where ``spans``; False, and nothing done, where they are
+    not alike yet."""
     first, *_, last = ranks[0].marks.values()
     round_s = (last.time - first.time) / ALIKE
     if not all(_alike(rank, round_s) for rank in ranks):
         return False
     for rank in ranks:
-        rank.lengthen(stretch.rounds, round_s, stretch.each)
+        rank.lengthen(stretch.rounds, round_s, stretch.each, spans)
     return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mofa.orders.order import Action, Exchange, Kind, Program
 from mofa.replay.check import OrderError, check
@@ -11,20 +10,15 @@ from mofa.replay.check import OrderError, check
 INPUTS = ("forward input", "backward input")
 
 
-class Wire(NamedTuple):
-    """What a rank launches: a computation (``action``) that reads what the exchange ``number`` brings (-1: nothing), or
-    the exchange ``number`` itself, for which it waits where ``blocking``. ``cause`` is what waiting for it is called.
-    """
-
-    action: Action | None
-    number: int
-    blocking: bool
-    cause: str
+Wire = tuple[Action | None, int, bool, str]
+"""What a rank launches: a computation (the action) that reads what the exchange of this number brings (-1: nothing), or
+the exchange itself, for which it waits where it blocks; and what waiting for it is called."""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """A program as numbers. Of each exchange: itself, its rank, its stream's place among ``num_streams``, its peers."""
+    """A program as numbers. Of each exchange: itself, its rank, its stream's place among ``num_streams``, its peers;
+    the ``partner`` is a peer that has no other one either, as nearly all do, else -1."""
 
     program: Program
     ranks: tuple[tuple[Wire, ...], ...]
@@ -32,6 +26,7 @@ class Wiring:
     rank_of: tuple[int, ...]
     stream_of: tuple[int, ...]
     peers: tuple[tuple[int, ...], ...]
+    partner: tuple[int, ...]
     num_streams: int
 
 
@@ -45,27 +40,37 @@ def wire(program: Program) -> Wiring:
     """
     exchanges: list[Exchange] = []
     rank_of: list[int] = []
+    stream_of: list[int] = []
     of: dict[tuple[str, int, int], int] = {}
+    streams: dict[tuple[int, str], int] = {}
     for r, items in enumerate(program.ranks):
         for item in items:
             if type(item) is Exchange:
-                for op in item.ops:
+                ops, stream, _ = item
+                for op in ops:
                     of[op] = len(exchanges)
                 exchanges.append(item)
                 rank_of.append(r)
-    streams: dict[tuple[int, str], int] = {}
-    stream_of = tuple(
-        streams.setdefault((r, item.stream), len(streams)) for r, item in zip(rank_of, exchanges, strict=True)
-    )
-    peers = tuple([_peers(program, item, of) for item in exchanges])
+                stream_of.append(streams.setdefault((r, stream), len(streams)))
+    peers: list[tuple[int, ...]] = []
+    for item in exchanges:
+        ops = item.ops
+        if len(ops) == 1:
+            ((kind, stage, micro_batch),) = ops
+            other, step = _OTHER[kind]
+            peer = of.get((other, stage + step, micro_batch))
+            peers.append((peer,) if peer is not None else _peers(program, item, of))
+        else:
+            peers.append(_peers(program, item, of))
+    partner = [mine[0] if len(mine) == 1 and len(peers[mine[0]]) == 1 else -1 for mine in peers]
     hands_over = program.order.hands_over
     number = 0
     ranks: list[tuple[Wire, ...]] = []
     for items in program.ranks:
-        mine: list[Wire] = []
+        wires: list[Wire] = []
         for item in items:
             if type(item) is Exchange:
-                mine.append(Wire(None, number, item.blocking, _cause(item)))
+                wires.append((None, number, item.blocking, _cause(item)))
                 number += 1
             elif type(item) is Action:
                 kind, stage, micro_batch = item
@@ -73,19 +78,22 @@ def wire(program: Program) -> Wiring:
                     need = of["RECV_F", stage, micro_batch] if stage and hands_over[stage - 1] else -1
                 else:
                     need = of["RECV_B", stage, micro_batch] if kind != "W" and hands_over[stage] else -1
-                mine.append(Wire(item, need, True, INPUTS[kind != "F"]))
-        ranks.append(tuple(mine))
-    return Wiring(program, tuple(ranks), tuple(exchanges), tuple(rank_of), stream_of, peers, len(streams))
+                wires.append((item, need, True, INPUTS[kind != "F"]))
+        ranks.append(tuple(wires))
+    return Wiring(
+        program, tuple(ranks), tuple(exchanges), tuple(rank_of), tuple(stream_of), tuple(peers), tuple(partner),
+        len(streams),
+    )  # fmt: skip
 
 
 def _peers(program: Program, item: Exchange, of: dict[tuple[str, int, int], int]) -> tuple[int, ...]:
     out: list[int] = []
-    for op in item.ops:
-        kind, stage, micro_batch = op
+    for kind, stage, micro_batch in item.ops:
         other, step = _OTHER[kind]
         n = of.get((other, stage + step, micro_batch))
         if n is None:
             check(program)
+            op = Action(kind, stage, micro_batch)
             raise OrderError(f"{op} has no {Action(other, stage + step, micro_batch)}")
         if n not in out:
             out.append(n)
@@ -99,6 +107,8 @@ _OTHER: dict[str, tuple[Kind, int]] = {
 
 
 def _cause(item: Exchange) -> str:
-    if len(item.ops) == 1 and item.ops[0].kind in ("RECV_F", "RECV_B"):
-        return INPUTS[item.ops[0].kind == "RECV_B"]
-    return "exchange"
+    ops = item.ops
+    return _CAUSES.get(ops[0][0], "exchange") if len(ops) == 1 else "exchange"
+
+
+_CAUSES = {"RECV_F": INPUTS[0], "RECV_B": INPUTS[1]}

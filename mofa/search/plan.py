@@ -126,9 +126,7 @@ class Candidate:
     def time(self) -> TimeReplayed:
         """Its step, played, without the spans of single computations, which only the best of many is asked for: those
         of 30 are a quarter of a million objects that Python's cycle collector would look through."""
-        played = self.replayer.time
-        del self.replayer.time
-        return replace(played, spans=())
+        return self.replayer.step()
 
     def lacks(self) -> float:
         """Bytes by which the fullest rank, played, is too big; negative: free. [B]
