@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from mofa.replay.play import play
 from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of
+from mofa.replay.rounds import Rounds
 from mofa.search.single import one_row
 from mofa.specs.framework import DEEPSPEED
 
@@ -226,6 +228,31 @@ def test_options_are_of_megatron_2022() -> None:
         mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "norms_gradients": False})
     with pytest.raises(SpecError, match="casts_to_reduce is an option"):
         mofa.load_framework("megatron-2022", overrides={"deepspeed": "bf16", "casts_to_reduce": True})
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("short", [0, 2 << 30])
+def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, short: int) -> None:
+    """Each lets the 16-bit gradients go that the one before it left: every event, size and name is as played, with room
+    for all and for less."""
+    framework = mofa.load_framework({"name": "megatron-2022", "deepspeed": "bf16", "launch_blocking": True})
+    changes = {"model": {"num_layers": 8, "hidden": 2048}}
+    job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
+    cluster = mofa.load_cluster("a100-hgx", 16)
+    row = one_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
+    rank = ranks_of(Estimator(job, cluster, framework, row))[stage]
+    whole = play(rank, skip_rounds=False)
+    capacity = whole.peak_reserved - short
+    whole = play(rank, skip_rounds=False, capacity=capacity)
+    with mock.patch.object(Rounds, "end", return_value=False):
+        repeated = play(rank, capacity=capacity)
+    assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
+    assert len(repeated.journal.noted) > 2 * 2 * (16 - 4) and not whole.journal.noted
+    assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
+    for field in ("acts", "sizes", "passages", "computations", "grown", "steps"):
+        assert getattr(repeated.journal, field) == getattr(whole.journal, field), field
+    for field in ("allocated", "peak_reserved", "between_steps", "first_step_peak", "retries", "missing_bytes"):
+        assert getattr(repeated, field) == getattr(whole, field), field
 
 
 @pytest.mark.parametrize("optimizer", ["zero0", "zero1", "bf16"])
