@@ -13,6 +13,7 @@ python scripts/blind.py predict reference_runs/blind_h100_second.csv reference_r
 python scripts/blind.py predict reference_runs/blind_ninth.csv reference_runs/plans/eighteenth.yaml
 python scripts/blind.py predict reference_runs/blind_tenth.csv reference_runs/plans/nineteenth.yaml
 python scripts/blind.py predict reference_runs/blind_h100_third.csv reference_runs/plans/h100-third.yaml
+python scripts/blind.py predict reference_runs/blind_h100_host.csv reference_runs/plans/h100-host.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -55,6 +56,7 @@ SETS = (
     "blind_ninth",
     "blind_tenth",
     "blind_h100_third",
+    "blind_h100_host",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -20,6 +20,7 @@ PLANS = {
     "blind_eighth.csv": ("seventeenth",),
     "blind_h100_second.csv": ("h100-second",),
     "blind_h100_third.csv": ("h100-third",),
+    "blind_h100_host.csv": ("h100-host",),
 }
 
 
