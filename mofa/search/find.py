@@ -28,7 +28,7 @@ from mofa.search.space import SOLVED, Combinations, Space, combinations, constra
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Search:
         return pd.DataFrame(
             {
                 **{name: getattr(t, name) for name in DEGREES},
-                "cp_kind": np.where(t.cp_kind == 0, "ring", "allgather"),
+                "cp_kind": np.array(CP_KINDS, dtype=object)[t.cp_kind],
                 "zero": t.zero,
                 "recompute": names,
                 "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],

@@ -12,7 +12,7 @@ from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
-from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 
@@ -53,10 +53,11 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
     shards = framework.name == "torchtitan" and framework.data_parallel != "ddp"
     if shards and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
         zero = 0  # asked for, but there is nothing to shard over
-    ring = spec.cp_kind == "ring" and framework.name != "torchtitan"  # which never sets its rotate method in training
+    # torchtitan never sets its rotate method in training
+    kind = "allgather" if spec.cp_kind == "ring" and framework.name == "torchtitan" else spec.cp_kind
     row = StrategyTable(
         tp=column(spec.tp), sp=np.array([spec.sp and spec.tp > 1]), pp=column(spec.pp), vpp=column(spec.vpp),
-        cp=column(spec.cp), cp_kind=column(0 if ring else 1), ep=column(spec.ep),
+        cp=column(spec.cp), cp_kind=column(CP_KINDS.index(kind)), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
         recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
         balancing=column(BALANCING.index(spec.balancing)),

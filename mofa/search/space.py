@@ -13,7 +13,7 @@ from mofa.errors import SpecError
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 MAX_TP = 16
@@ -205,7 +205,7 @@ def _fixed(name: str, value: object) -> dict[str, object]:
         layers = spec.layers if spec.kind == "full" and spec.layers is not None else -1
         return {"recompute": ((RecomputeSpec(kind="full") if spec.kind == "full" else spec, layers),)}
     if name == "cp_kind":
-        return {"cp_kind": (("ring", "allgather").index(str(value)),)}
+        return {"cp_kind": (CP_KINDS.index(str(value)),)}
     if name == "schedule":
         if value not in SCHEDULES:
             raise SpecError(f"--fix: schedule {value} is unknown; use one of {', '.join(SCHEDULES)}")

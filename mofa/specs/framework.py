@@ -6,9 +6,9 @@ The tape transforms in :mod:`mofa.blocks.frameworks` act on these facts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mofa.specs.base import Provenance, Spec
 
@@ -43,6 +43,18 @@ deepspeed/runtime/bf16_optimizer.py, update_hp_grads."""
 NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param", "states_bytes_per_param")
 """Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits, and Adam steps in fp32."""
 
+GRADIENTS: dict[str, dict[str, Any]] = {
+    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4},
+    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+}
+"""What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
+of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
+
+
+def _fusion(value: object) -> object:
+    """``cross_entropy_fusion`` as it was once written: true is the framework's own fused loss, false none."""
+    return ("native" if value else "none") if isinstance(value, bool) else value
+
 
 class FrameworkSpec(Spec):
     """One framework with its options.
@@ -76,7 +88,16 @@ class FrameworkSpec(Spec):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     loss_parallel: bool = True
-    cross_entropy_fusion: bool = False
+    cross_entropy_fusion: Annotated[Literal["none", "native", "te"], BeforeValidator(_fusion)] = "none"
+    """Whether the loss of the logits is fused: ``native`` is the framework's own (Megatron's
+    ``cross_entropy_fusion_impl``, fsdp1's of FlashAttention), ``te`` Transformer Engine's. True means native."""
+    grads: Literal["", "fp32", "bf16"] = ""
+    """megatron: number format in which gradients are added up over micro-batches and reduced (``grad_reduce_in_fp32``
+    or not); where empty, what ``grads_bytes_per_param`` and ``reduced_bytes_per_param`` say."""
+    process_groups: Literal["lazy", "eager"] = "lazy"
+    """Whether every process group's NCCL communicator is made with the group (``init_process_group(device_id=...)``)
+    or at its first use. Lazy by default in Megatron-LM core_v0.16.1 (megatron/training/initialize.py), Megatron-Bridge
+    067f987 (training/initialize.py) and torchtitan v0.2.2 (distributed/utils.py), none of which gives a device."""
     fused_qkv: bool = False
     """fsdp1: queries, keys and values are one product."""
     loss_metrics: int = Field(default=0, ge=0)
@@ -176,6 +197,15 @@ class FrameworkSpec(Spec):
             raise ValueError(
                 f"data_parallel ({self.data_parallel}) cannot be with deepspeed: {self.deepspeed}; leave it out"
             )
+        for field, value in GRADIENTS.get(self.grads, {}).items():
+            if getattr(self, field) != value:
+                raise ValueError(
+                    f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out"
+                )
+        if self.grads and (self.name not in MEGATRON or self.deepspeed):
+            raise ValueError(f"grads ({self.grads}) is an option of Megatron's main gradients; leave it out")
+        if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):
+            raise ValueError(f"process_groups: eager is modelled for Megatron-Core, not for {self.name}; use lazy")
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
             raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
         if not self.norms_gradients and self.deepspeed != "zero1":
@@ -241,6 +271,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("fused", "foreach", "for-loop"),
         "experts": ("grouped",),
         "dispatcher": ("alltoall",),
+        "cross_entropy_fusion": ("none", "native"),
     },
     "megatron": {
         "data_parallel": ("distributed-optimizer", "ddp"),
@@ -248,6 +279,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("te", "fused", "foreach"),
         "experts": ("grouped", "sequential"),
         "dispatcher": ("alltoall", "allgather", "deepep"),
+        "cross_entropy_fusion": ("none", "native", "te"),
     },
     "megatron-2022": {
         "data_parallel": ("distributed-optimizer", "ddp"),
@@ -255,6 +287,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("fused", "foreach"),
         "experts": ("sequential",),
         "dispatcher": ("alltoall",),
+        "cross_entropy_fusion": ("none",),
     },
     "megatron-local": {
         "data_parallel": ("distributed-optimizer", "ddp"),
@@ -262,6 +295,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("foreach", "fused", "for-loop"),
         "experts": ("sequential", "grouped"),
         "dispatcher": ("alltoall", "allgather"),
+        "cross_entropy_fusion": ("none", "native"),
     },
     "torchtitan": {
         "data_parallel": ("fsdp", "hsdp", "ddp"),
@@ -269,6 +303,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
         "optimizer": ("fused", "foreach", "for-loop"),
         "experts": ("grouped", "sequential"),
         "dispatcher": ("alltoall", "deepep"),
+        "cross_entropy_fusion": ("none", "native"),
     },
 }
 """What each framework has of the options that are modelled."""
@@ -281,6 +316,9 @@ def implied(options: Mapping[str, Any]) -> dict[str, Any]:
     --------
     >>> implied({"deepspeed": "bf16"})["grads_bytes_per_param"], implied({"compile": True})
     (6, {})
+    >>> implied({"grads": "bf16"})
+    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2}
     """
-    found = options.get("deepspeed")
-    return dict(DEEPSPEED.get(found, {})) if isinstance(found, str) else {}
+    engine, grads = options.get("deepspeed"), options.get("grads")
+    found = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}
+    return {**found, **(GRADIENTS.get(grads, {}) if isinstance(grads, str) else {})}

@@ -226,8 +226,7 @@ def load_framework(
     where = f"{where} {name}"
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
-    if name == "megatron-2022":
-        said = {**implied(said), **said}
+    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or name == "megatron-2022"}), **said}
     return build(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
 
 

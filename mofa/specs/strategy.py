@@ -19,6 +19,9 @@ from pydantic import Field, model_validator
 from mofa.specs.base import Positive, Spec
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
+CP_KINDS = ("ring", "allgather", "a2a")
+"""How attention under context parallelism reaches all keys: they go around, are gathered, or heads are exchanged for
+tokens by all-to-all (Megatron's ``cp_comm_type``: ``p2p``, ``all_gather``, ``a2a``)."""
 BALANCING = ("none", "micro_moe")
 MAX_TOKEN_CHUNKS = 64
 MERGED_GROUPS = 2
@@ -94,7 +97,7 @@ class StrategySpec(Spec):
     pp: Positive = 1
     vpp: Positive = 1
     cp: Positive = 1
-    cp_kind: Literal["ring", "allgather"] = "ring"
+    cp_kind: Literal["ring", "allgather", "a2a"] = "ring"
     ep: Positive = 1
     etp: Positive = 1
     dp: Positive = 1
@@ -124,7 +127,7 @@ class StrategyTable:
     """Candidates as columns; every array has shape (n,).
 
     ``recompute`` indexes ``recompute_modes``; ``recompute_layers`` is the number of layers per stage that
-    mode ``full`` recomputes, -1 for all. ``cp_kind`` is 0 for ring, 1 for all-gather, ``balancing`` indexes
+    mode ``full`` recomputes, -1 for all. ``cp_kind`` indexes ``CP_KINDS``, ``balancing``
     ``BALANCING``.
     """
 
@@ -170,7 +173,7 @@ class StrategyTable:
         mode = mode.of_layers(int(self.recompute_layers[i]))
         return StrategySpec(
             tp=int(self.tp[i]), sp=bool(self.sp[i]), pp=int(self.pp[i]), vpp=int(self.vpp[i]), cp=int(self.cp[i]),
-            cp_kind="ring" if self.cp_kind[i] == 0 else "allgather", ep=int(self.ep[i]), etp=int(self.etp[i]),
+            cp_kind=CP_KINDS[int(self.cp_kind[i])], ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
             schedule=SCHEDULES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
             token_chunks=mode.token_chunks, framework=framework,

@@ -22,7 +22,7 @@ JOB = workload(llama(num_layers=4))
         ({"fix": {"micro_batch": 2.5}}, "micro_batch (2.5) must be a whole number"),
         ({"fix": {"foo": 8}}, "foo is no field of a strategy"),
         ({"fix": {"recompute": "zzz"}}, "recompute ('zzz') must be none"),
-        ({"fix": {"cp_kind": "x"}}, "cp_kind ('x') must be ring or allgather"),
+        ({"fix": {"cp_kind": "x"}}, "cp_kind ('x') must be ring, allgather or a2a"),
         ({"fix": {"balancing": "x"}}, "balancing ('x') must be none or micro_moe"),
         ({"maximum": {"foo": 8}}, "foo is no degree"),
         ({"maximum": {"tp": 0}}, "tp (0) must be a whole number of at least 1"),

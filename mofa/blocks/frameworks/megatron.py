@@ -442,7 +442,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
     loss = b.tensor("loss", 4.0 * ctx.tokens)
     statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
-    fused = ctx.framework.cross_entropy_fusion
+    fused = ctx.framework.cross_entropy_fusion != "none"
     b.add(
         Op("loss.cross_entropy", "memory_bound", Stream((24.0 if fused else 38.0) * elements), (logits,),
            (loss, soft, statistics), (soft,), launches=6 if fused else 12,

@@ -19,7 +19,7 @@ def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -
     width = float(ctx.model.vocab)
     if ctx.framework.compile and ctx.framework.compile_loss:
         return _compiled(b, ctx, logits, elements, loss)
-    if ctx.framework.cross_entropy_fusion:
+    if ctx.framework.cross_entropy_fusion == "native":
         return _fused(b, ctx, logits, elements, loss)
     split = ctx.has_tp & ctx.framework.loss_parallel
     # the caller holds the logits until the loss is there, the last stage of a pipeline until its backward
