@@ -1,4 +1,4 @@
-"""A run in Megatron-Core's words, on its local layer spec, or one line why it cannot say it."""
+"""A run in Megatron-Core's words, or one line why it cannot say it: what its layer specs share, and the local one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from mofa.measure.expand import ExpandedRun
 from mofa.specs.model import MlaSpec, MoeSpec
 
 
-def _attention(run: ExpandedRun) -> dict[str, Any]:
+def attention_config(run: ExpandedRun) -> dict[str, Any]:
+    """Fields of Megatron's configuration about attention.
+
+    Raises
+    ------
+    SpecError
+        If Megatron-Core's GPT model has no such attention.
+    """
     a = run.model.attention
     if run.model.positions == "alibi" or run.model.embedding_norm:
         raise run.refuse("ALiBi or a norm behind the embedding", "use rope or learned positions, and no norm")
     if isinstance(a, MlaSpec):
         return _latent(run, a)
-    if a.sinks or a.window is not None:
-        raise run.refuse("sinks or a window", "use plain grouped-query attention")
     if a.out_bias != run.model.mlp.bias or (a.out_bias and not a.qkv_bias):
         raise run.refuse(
             "biases in some linear layers only", "set qkv_bias, out_bias and mlp.bias alike, or qkv_bias alone"
@@ -34,8 +39,8 @@ def _latent(run: ExpandedRun, a: MlaSpec) -> dict[str, Any]:
     """Multi-latent attention with a norm behind each compression, as DeepSeek has it, and its YaRN."""
     if run.model.positions != "rope":
         raise run.refuse(f"MLA with positions: {run.model.positions}", "use rope")
-    if run.framework.attention != "sdpa":
-        raise run.refuse(f"MLA with attention: {run.framework.attention}", "use sdpa, which takes two head sizes")
+    if run.framework.attention == "unfused":
+        raise run.refuse(f"MLA with attention: {run.framework.attention}", "use one that takes two head sizes")
     return {
         "multi_latent_attention": True,
         "num_attention_heads": a.num_heads,
@@ -49,14 +54,17 @@ def _latent(run: ExpandedRun, a: MlaSpec) -> dict[str, Any]:
     }
 
 
-def _moe(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
-    if m.expert_bias or m.router_bias or m.shared_gate:
-        raise run.refuse("expert_bias, router_bias or shared_gate", "leave them out")
+def moe_config(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
+    """Fields of Megatron's configuration about experts.
+
+    Raises
+    ------
+    SpecError
+        If the run names a dispatcher that is not measured.
+    """
     dispatcher = run.framework.dispatcher
     if dispatcher not in ("alltoall", "allgather"):
         raise run.refuse(f"dispatcher: {dispatcher}", "use alltoall or allgather")
-    if run.framework.experts != "sequential":
-        raise run.refuse("grouped experts on the local layer spec", "use experts: sequential")
     layers = [int(run.model.is_moe_layer(i)) for i in range(run.model.num_layers)]
     grouped = m.num_groups > 1
     return {
@@ -91,16 +99,19 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     raise run.refuse(f"recompute: {r}", "use none, selective[:module] or full[:n]")
 
 
-def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
+def refuse_layout(run: ExpandedRun) -> None:
+    """Refuse what neither of Megatron-Core's layer specs can run as this room builds it.
+
+    Raises
+    ------
+    SpecError
+        With the first thing that cannot be.
+    """
     s, model, framework = run.strategy, run.model, run.framework
-    if run.run.precision.gemm != "bf16":
-        raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
     if run.run.precision.params == "fp32":
         raise run.refuse("params: fp32", "use bf16, its mixed precision keeps the main copy in fp32")
     if model.num_mtp_layers:
         raise run.refuse("multi-token prediction here", "set num_mtp_layers to 0")
-    if s.cp > 1:
-        raise run.refuse("cp without Transformer Engine", "use cp: 1")
     if framework.compile:
         raise run.refuse("compile: true", "its fusions are compiled by themselves")
     if s.schedule not in ("1f1b", "interleaved") or (s.schedule == "interleaved") != (s.vpp > 1):
@@ -109,31 +120,46 @@ def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
         raise run.refuse(f"{model.num_layers} layers in {s.pp * s.vpp} chunks", "use a multiple")
     if s.vpp > 1 and run.num_micro_batches % s.pp:
         raise run.refuse(f"{run.num_micro_batches} micro-batches with vpp", f"use a multiple of pp ({s.pp})")
-    if s.etp not in (1, s.tp) or (s.dp * s.tp) % (s.ep * s.etp):
-        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 or tp, and ep * etp that divides dp * tp")
+    if s.etp not in (1, s.tp) or (s.dp * s.tp * s.cp) % (s.ep * s.etp):
+        raise run.refuse(f"ep {s.ep}, etp {s.etp}", "use etp: 1 or tp, and ep * etp that divides dp * tp * cp")
     if s.tp > 1 and model.moe is not None and not s.sp:
         raise run.refuse("experts with tp and no sp", "use sp: true")
-    if framework.attention not in ("sdpa", "unfused"):
-        raise run.refuse(f"attention: {framework.attention}", "use sdpa or unfused")
     if framework.data_parallel not in ("distributed-optimizer", "ddp"):
         raise run.refuse(f"data_parallel: {framework.data_parallel}", "use distributed-optimizer or ddp")
-    if (run.run.optimizer.implementation or framework.optimizer) != "foreach":
+
+
+def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
+    a, moe = run.model.attention, run.model.moe
+    if run.run.precision.gemm != "bf16":
+        raise run.refuse("fp8 without Transformer Engine", "use precision.gemm: bf16")
+    if run.strategy.cp > 1:
+        raise run.refuse("cp without Transformer Engine", "use cp: 1")
+    if not isinstance(a, MlaSpec) and (a.sinks or a.window is not None):
+        raise run.refuse("sinks or a window without Transformer Engine", "use plain grouped-query attention")
+    if moe is not None and (moe.expert_bias or moe.router_bias or moe.shared_gate):
+        raise run.refuse("expert_bias, router_bias or shared_gate", "leave them out")
+    if moe is not None and run.framework.experts != "sequential":
+        raise run.refuse("grouped experts on the local layer spec", "use experts: sequential")
+    if run.framework.attention not in ("sdpa", "unfused"):
+        raise run.refuse(f"attention: {run.framework.attention}", "use sdpa or unfused")
+    if (run.run.optimizer.implementation or run.framework.optimizer) != "foreach":
         raise run.refuse("another optimizer than PyTorch's without Transformer Engine or Apex", "use foreach")
 
 
-def megatron_job(run: ExpandedRun) -> dict[str, Any]:
-    """The configuration of Megatron-Core for this run.
+def common_job(run: ExpandedRun) -> dict[str, Any]:
+    """What a runner of Megatron-Core is told, on either layer spec; fusions are those of the local one.
 
     Raises
     ------
     SpecError
-        If Megatron-Core cannot run it without Transformer Engine.
+        If Megatron-Core cannot run it.
     """
-    _refuse_what_the_local_spec_lacks(run)
+    refuse_layout(run)
     s, model, batch, framework = run.strategy, run.model, run.run.batch, run.framework
     sharded = framework.data_parallel == "distributed-optimizer"
-    overlap_grads = framework.overlap_grad_reduce and s.dp > 1
-    overlap_params = framework.overlap_param_gather and s.dp > 1 and sharded
+    several = s.dp * s.cp > 1  # ranks that hold the same parameters
+    overlap_grads = framework.overlap_grad_reduce and several
+    overlap_params = framework.overlap_param_gather and several and sharded
     divisor = framework.vocab_divisor * s.tp
     config: dict[str, Any] = {
         "num_layers": model.num_layers,
@@ -156,12 +182,13 @@ def megatron_job(run: ExpandedRun) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": s.vpp if s.vpp > 1 else None,
         "expert_model_parallel_size": s.ep,
         "expert_tensor_parallel_size": s.etp,
+        "context_parallel_size": s.cp,
         "sequence_parallel": s.sp and s.tp > 1,
         "overlap_p2p_comm": s.vpp > 1,
         "batch_p2p_comm": s.vpp == 1,
         "deallocate_pipeline_outputs": True,
-        **_attention(run),
-        **(_moe(run, model.moe) if model.moe is not None else {}),
+        **attention_config(run),
+        **(moe_config(run, model.moe) if model.moe is not None else {}),
         **_recompute(run),
     }
     return {
@@ -170,11 +197,13 @@ def megatron_job(run: ExpandedRun) -> dict[str, Any]:
             "tensor_model_parallel_size": s.tp,
             "pipeline_model_parallel_size": s.pp,
             "virtual_pipeline_model_parallel_size": s.vpp if s.vpp > 1 else None,
+            "context_parallel_size": s.cp,
             "expert_model_parallel_size": s.ep,
             "expert_tensor_parallel_size": s.etp,
             "create_gloo_process_groups": False,
         },
         "ddp": {
+            "grad_reduce_in_fp32": framework.grads_bytes_per_param == 4.0,
             "use_distributed_optimizer": sharded,
             "overlap_grad_reduce": overlap_grads,
             "overlap_param_gather": overlap_params,
@@ -185,12 +214,27 @@ def megatron_job(run: ExpandedRun) -> dict[str, Any]:
             "overlap_param_gather": overlap_params,
             "clip_grad": 1.0 if run.run.optimizer.clip_grad_norm else 0.0,
         },
+        "transformer_engine": False,
+        "eager_groups": False,
         "attention": framework.attention,
         "vocab": model.vocab,
         "padded_vocab": -(-model.vocab // divisor) * divisor,
         "tied": model.tied_embeddings,
         "positions": "rope" if model.positions == "rope" else "learned_absolute",
         "seq_len": batch.seq_len,
+        "cp": s.cp,
         "micro_batch": batch.micro,
         "num_micro_batches": run.num_micro_batches,
     }
+
+
+def megatron_local_job(run: ExpandedRun) -> dict[str, Any]:
+    """The configuration of Megatron-Core's local layer spec for this run.
+
+    Raises
+    ------
+    SpecError
+        If Megatron-Core cannot run it without Transformer Engine.
+    """
+    _refuse_what_the_local_spec_lacks(run)
+    return common_job(run)

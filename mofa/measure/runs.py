@@ -17,7 +17,8 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.measure.expand import ExpandedRun, configuration_of, expand, routed_per_step, router_bias
 from mofa.measure.launch import Outcome, Task, run_tasks
-from mofa.measure.megatron_job import megatron_job
+from mofa.measure.megatron_job import megatron_local_job
+from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import (
     REPEATS,
     Record,
@@ -32,11 +33,35 @@ from mofa.specs.load import load_runs
 from mofa.specs.run import RunSpec
 from mofa.units import format_bytes, format_seconds
 
-_RUNNERS: dict[str, tuple[str, str, Callable[[ExpandedRun], dict[str, Any]]]] = {
-    "torchtitan": ("torchtitan", "torchtitan==0.2.2", torchtitan_job),
-    "megatron-local": ("megatron", "megatron-core==0.16.1", megatron_job),
+
+@dataclass(frozen=True)
+class Runner:
+    """How one framework is run."""
+
+    module: str
+    """Of :mod:`mofa.measure.runners`, a process of which is one rank."""
+    told: str
+    """Key of the job under which the runner finds its configuration."""
+    needs: dict[str, str]
+    """What the self-test says of an installed package to what to install where it is not there."""
+    translate: Callable[[ExpandedRun], dict[str, Any]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+_MEGATRON = {"megatron": "megatron-core==0.16.1"}
+_ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+RUNNERS: dict[str, Runner] = {
+    "torchtitan": Runner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
+    "megatron-local": Runner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
+    "megatron": Runner(
+        "megatron_te",
+        "megatron",
+        {**_MEGATRON, "transformer_engine": "transformer-engine-torch==2.20.2"},
+        megatron_te_job,
+        _ONE_CONNECTION,
+    ),
 }
-"""Framework to (module of its runner, what to install, translation)."""
+"""The frameworks that are measured."""
 _ALLOCATORS = {"native": "", "expandable": "expandable_segments:True"}
 
 
@@ -60,9 +85,9 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         If the framework is none that is measured, or cannot run this run.
     """
     name = run.framework.name
-    if name not in _RUNNERS:
-        raise SpecError(f"{run.run.id}: framework {name} cannot be measured; use one of {', '.join(sorted(_RUNNERS))}")
-    module, _, translate = _RUNNERS[name]
+    if name not in RUNNERS:
+        raise SpecError(f"{run.run.id}: framework {name} cannot be measured; use one of {', '.join(sorted(RUNNERS))}")
+    runner = RUNNERS[name]
     moe = run.model.moe
     job = {
         "seed": 20,
@@ -79,12 +104,14 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "trace_beginning": trace_beginning,
         "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": routed_per_step(run),
-        module: translate(run),
+        runner.told: runner.translate(run),
     }
-    environment = {"PYTORCH_ALLOC_CONF": _ALLOCATORS[run.framework.allocator], "OMP_NUM_THREADS": "1"}
-    if module == "megatron":
-        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    return Task(run.run.id, f"mofa.measure.runners.{module}", run.run.gpus, job, environment, timeout_s)
+    environment = {
+        "PYTORCH_ALLOC_CONF": _ALLOCATORS[run.framework.allocator],
+        "OMP_NUM_THREADS": "1",
+        **runner.environment,
+    }
+    return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
 
 
 def self_test() -> dict[str, Any]:
@@ -121,9 +148,9 @@ def check_machine(state: dict[str, Any], runs: list[RunSpec]) -> None:
             raise SpecError(f"mofa measure: GPU {i} has {used} in use; end what runs on it first")
     for run in runs:
         name = str(run.framework.get("name"))
-        module, install, _ = _RUNNERS[name]
-        if state[module] is None:
-            raise SpecError(f"{run.id}: {name} is not installed; pip install {install}")
+        for package, install in RUNNERS[name].needs.items():
+            if state[package] is None:
+                raise SpecError(f"{run.id}: {package} is not installed; pip install {install}")
         if run.gpus > len(gpus):
             raise SpecError(f"{run.id}: gpus ({run.gpus}) is more than this machine has ({len(gpus)})")
 

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import Positive, Spec
 
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 CP_KINDS = ("ring", "allgather", "a2a")
 """How attention under context parallelism reaches all keys: they go around, are gathered, or heads are exchanged for
 tokens by all-to-all (Megatron's ``cp_comm_type``: ``p2p``, ``all_gather``, ``a2a``)."""

@@ -19,7 +19,7 @@ from mofa.specs.load import load_runs
 
 PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
 GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 100, "total_bytes": 100}
-STATE = {"torch": "2.11", "gpus": [GPU] * 4, "torchtitan": "0.2.2", "megatron": "0.16.1"}
+STATE = {"torch": "2.11", "gpus": [GPU] * 4, "torchtitan": "0.2.2", "megatron": "0.16.1", "transformer_engine": "2.20.2"}
 
 
 def raw_run(id: str = "a", framework: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        (raw_run(framework={"name": "megatron"}), "cannot be measured"),
+        (raw_run(framework={"name": "megatron-2022"}), "cannot be measured"),
         (raw_run(precision={"gemm": "fp8"}), "cannot run fp8"),
         (raw_run(strategy={"recompute": "selective"}), "cannot run recompute: selective"),
         (raw_run(strategy={"recompute": "none", "cp": 2}, gpus=2, framework={"name": "megatron-local"}), "cp without"),

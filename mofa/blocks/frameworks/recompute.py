@@ -10,7 +10,7 @@ from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 
 # Megatron's modules: a checkpoint keeps what enters the region and what leaves it
-CHECKPOINTED = {"core_attn": "core_attn", "mlp": "mlp", "moe": "moe"}
+CHECKPOINTED = {"core_attn": "core_attn", "mlp": "mlp", "moe": "moe", "shared_experts": "moe.shared"}
 # and its output-discarding checkpoints give up what leaves the region as well; each norm is a checkpoint of its own
 DISCARDED = {
     "moe_act": ("moe.moe_act",),
@@ -28,14 +28,15 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
     Examples
     --------
     >>> sorted(CHECKPOINTED)
-    ['core_attn', 'mlp', 'moe']
+    ['core_attn', 'mlp', 'moe', 'shared_experts']
     """
     if spec.kind == "none":
         return NO_RECOMPUTE
     if spec.kind == "selective":
+        within = {"shared_experts"} if "moe" in spec.modules else set()  # their checkpoint is inside the layer's
         return Recompute(
             kind="regions",
-            checkpoint=frozenset(CHECKPOINTED[m] for m in spec.modules if m in CHECKPOINTED),
+            checkpoint=frozenset(CHECKPOINTED[m] for m in spec.modules if m in CHECKPOINTED and m not in within),
             discard=frozenset(region for m in spec.modules for region in DISCARDED.get(m, ())),
             reentrant=True,
         )
@@ -79,6 +80,8 @@ def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec)
 def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
     if module in ("moe", "moe_act") and model.moe is None:
         return f"recompute: module {module} needs experts, {model.name} has none"
+    if module == "shared_experts" and (model.moe is None or not model.moe.shared_hidden):
+        return f"recompute: module shared_experts needs shared experts, {model.name} has none"
     if module == "mla_up_proj" and model.attention.kind != "mla":
         return f"recompute: module mla_up_proj needs latent attention, {model.name} has none"
     if module == "mlp" and not model.num_dense_layers:

@@ -1,9 +1,10 @@
-"""One rank of a Megatron-Core run on its local layer spec, without Transformer Engine or Apex.
+"""One rank of a Megatron-Core run: on its local layer spec if started itself, on either one through :func:`build`.
 
-Two modules are supplied from outside, as Megatron's specs allow: PyTorch's scaled dot product as the core attention,
-and a norm that marks its weight as ``sequence_parallel``, because Megatron's own wrapper of PyTorch's norm refuses
-sequence parallelism. ``moe_utils.te_general_gemm`` is set to None, which is how that module asks whether it is there,
-and ``multi_latent_attention.HAVE_TE`` to False: it takes an import of placeholders for Transformer Engine itself.
+On the local spec, without Transformer Engine or Apex, two modules are supplied from outside, as Megatron's specs allow:
+PyTorch's scaled dot product as the core attention, and a norm that marks its weight as ``sequence_parallel``, because
+Megatron's own wrapper of PyTorch's norm refuses it. ``moe_utils.te_general_gemm`` is set to None, which is how that
+module asks whether it is there, and ``multi_latent_attention.HAVE_TE`` to False: it takes an import of
+placeholders for Transformer Engine itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mofa.measure.runners.common import Job, Training, main
 
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None
-if not isinstance(multi_latent_attention.TELinear, type):
+if not isinstance(multi_latent_attention.TELinear, type):  # a placeholder: Transformer Engine is not installed
     multi_latent_attention.HAVE_TE = False
 
 
@@ -66,7 +67,9 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
 
 
-def _block_spec(config: Any, sdpa: bool, vp_stage: int | None) -> Any:
+def _block_spec(config: Any, job: dict[str, Any], vp_stage: int | None) -> Any:
+    if job["transformer_engine"]:
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
     spec = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
@@ -74,7 +77,7 @@ def _block_spec(config: Any, sdpa: bool, vp_stage: int | None) -> Any:
         modules = layer.submodules
         modules.input_layernorm = modules.pre_mlp_layernorm = Norm
         attention = modules.self_attention.submodules
-        if sdpa:
+        if job["attention"] == "sdpa":
             attention.core_attention = SdpaAttention
         for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):  # of heads, or of latents
             if getattr(attention, name, IdentityOp) is not IdentityOp:
@@ -87,12 +90,15 @@ def _config(options: dict[str, Any]) -> Any:
     values = dict(options)
     values["activation_func"] = {"silu": functional.silu, "gelu": functional.gelu}[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
+    if "window_size" in values:
+        values["window_size"] = tuple(values["window_size"])
     latent = values.get("multi_latent_attention", False)
     return (MLATransformerConfig if latent else TransformerConfig)(bf16=True, **values)
 
 
-def _initialize(parallel: dict[str, Any], seed: int) -> None:
-    torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120))
+def _initialize(parallel: dict[str, Any], seed: int, eager_groups: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device()) if eager_groups else None
+    torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120), device_id=device)
     parallel_state.initialize_model_parallel(**parallel)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed + parallel_state.get_pipeline_model_parallel_rank())
@@ -105,7 +111,7 @@ def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
         vp_stage = stage if num_chunks else None
         model = GPTModel(
             config=config,
-            transformer_layer_spec=_block_spec(config, job["attention"] == "sdpa", vp_stage),
+            transformer_layer_spec=_block_spec(config, job, vp_stage),
             vocab_size=job["padded_vocab"],
             max_sequence_length=job["seq_len"],
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
@@ -123,7 +129,7 @@ def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
 
 
 def _batches(job: dict[str, Any], seed: int) -> Callable[[], tuple[Any, Any, Any]]:
-    shape = (job["micro_batch"], job["seq_len"])
+    shape = (job["micro_batch"], job["seq_len"] // job["cp"])
     generator = torch.Generator().manual_seed(seed)
     pool = [torch.randint(job["vocab"], (shape[0], shape[1] + 1), generator=generator).pin_memory() for _ in range(4)]
     turn = 0
@@ -188,10 +194,10 @@ def _counter(chunks: list[Any], step: Callable[[], None], tokens: int) -> Callab
 def build(job: Job) -> Training:
     """Model chunks, optimizer and schedule of one rank, put together as Megatron-LM's training loop does."""
     plan = job["megatron"]
-    _initialize(plan["parallel"], job["seed"])
+    _initialize(plan["parallel"], job["seed"], plan["eager_groups"])
     config = _config(plan["config"])
     modules = _chunks(config, plan)
-    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **plan["ddp"])
+    ddp = DistributedDataParallelConfig(**plan["ddp"])
     chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(

@@ -47,6 +47,7 @@ def main() -> None:
         state["gpus"] = [_gpu(i) for i in range(count)]
     state["torchtitan"] = _version("torchtitan")
     state["megatron"] = _version("megatron-core")
+    state["transformer_engine"] = _version("transformer-engine")
     print(json.dumps(state))
 
 

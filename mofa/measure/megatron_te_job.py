@@ -1,0 +1,114 @@
+"""A run in Megatron-Core's words, on its layer spec of Transformer Engine, or one line why it cannot say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mofa.measure.expand import ExpandedRun
+from mofa.measure.megatron_job import common_job
+from mofa.specs.model import MlaSpec
+
+FP8_RECIPES = {"fp8-delayed": "delayed", "fp8-tensorwise": "tensorwise", "fp8-blockwise": "blockwise"}
+"""Format of products to Megatron's ``fp8_recipe``."""
+FP8_FORMATS = {"fp8-delayed": "hybrid", "fp8-tensorwise": "hybrid", "fp8-blockwise": "e4m3"}
+"""Format of products to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe has it by
+default (common/recipe/__init__.py, ``Float8BlockScaling``), else e5m2 for gradients."""
+AMAX_HISTORY = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
+"""Delayed scaling as Megatron-Bridge's recipe has it (training/mixed_precision.py,
+``bf16_with_fp8_delayed_scaling_mixed``). [-]"""
+CP_COMM = {"ring": "p2p", "allgather": "all_gather", "a2a": "a2a"}
+"""Kind of context parallelism to Megatron's ``cp_comm_type``."""
+
+
+def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
+    framework, moe = run.framework, run.model.moe
+    gemm = run.run.precision.gemm
+    if gemm != "bf16" and gemm not in FP8_RECIPES:
+        raise run.refuse(f"precision.gemm: {gemm}", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
+    if framework.attention != "fused":
+        raise run.refuse(f"attention: {framework.attention}", "use fused")
+    if framework.tp_overlap:
+        raise run.refuse("tp_overlap, whose user buffers need a launcher of their own", "use tp_overlap: false")
+    if framework.routed_copies != "materialised":
+        raise run.refuse(f"routed_copies: {framework.routed_copies}", "use materialised")
+    if run.strategy.token_chunks > 1:
+        raise run.refuse(f"token_chunks: {run.strategy.token_chunks}", "use 1")
+    if (run.run.optimizer.implementation or framework.optimizer) != "te":
+        raise run.refuse("another optimizer than Transformer Engine's", "use te")
+    if run.run.precision.moments != "fp32":
+        raise run.refuse(f"moments: {run.run.precision.moments}", "use fp32")
+    if moe is not None and (moe.router_bias or moe.expert_bias != run.model.mlp.bias):
+        raise run.refuse("biases of the router, or of experts alone", "set moe.expert_bias and mlp.bias alike")
+    if run.model.rope_scale != 1.0 and not isinstance(run.model.attention, MlaSpec):
+        raise run.refuse("scaled rotary embeddings", "use rope_scale: 1")
+
+
+def _attention(run: ExpandedRun) -> dict[str, Any]:
+    a = run.model.attention
+    found: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope"}
+    if run.strategy.cp > 1:
+        found["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
+    if not isinstance(a, MlaSpec) and a.window is not None:
+        found["window_size"] = [a.window - 1, 0]
+        found["window_attn_skip_freq"] = a.window_every if a.window_every > 1 else None
+    if not isinstance(a, MlaSpec) and a.sinks:
+        found["softmax_type"] = "learnable"
+    return found
+
+
+def _moe(run: ExpandedRun) -> dict[str, Any]:
+    moe = run.model.moe
+    if moe is None:
+        return {}
+    grouped = run.framework.experts == "grouped"
+    return {
+        "moe_grouped_gemm": grouped,
+        "moe_permute_fusion": True,
+        "moe_router_dtype": "fp32",
+        "moe_router_pre_softmax": moe.score == "softmax" and moe.top_k == 1,
+        "moe_shared_expert_gate": moe.shared_gate,
+        # a bias that is added to rows in an expert takes the fused addition of dropout away (experts.py)
+        "bias_dropout_fusion": not (grouped and run.model.mlp.bias),
+    }
+
+
+def _fp8(run: ExpandedRun) -> dict[str, Any]:
+    gemm = run.run.precision.gemm
+    if gemm == "bf16":
+        return {}
+    return {
+        "fp8": FP8_FORMATS[gemm],
+        "fp8_recipe": FP8_RECIPES[gemm],
+        "fp8_param": run.framework.fp8_params,
+        **(AMAX_HISTORY if gemm == "fp8-delayed" else {}),
+    }
+
+
+def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
+    """The configuration of Megatron-Core's Transformer Engine layer spec for this run.
+
+    Fusions are those that Megatron-LM's arguments switch on by default, and permutation's; the router computes in
+    fp32 and has no auxiliary loss.
+
+    Raises
+    ------
+    SpecError
+        If Megatron-Core cannot run it.
+    """
+    _refuse_what_this_spec_lacks(run)
+    job = common_job(run)
+    fusion = run.framework.cross_entropy_fusion
+    job["config"] |= {
+        "masked_softmax_fusion": True,
+        "persist_layer_norm": True,
+        "gradient_accumulation_fusion": run.framework.fuses_wgrad_accumulation,
+        "cross_entropy_loss_fusion": fusion != "none",
+        "cross_entropy_fusion_impl": "te" if fusion == "te" else "native",
+        **_attention(run),
+        **_moe(run),
+        **_fp8(run),
+    }
+    fp8_params = job["config"].get("fp8_param", False)
+    job["ddp"]["fp8_param_gather"] = fp8_params
+    job["optimizer"]["fp8_recipe"] = job["config"].get("fp8_recipe")
+    return job | {"transformer_engine": True, "eager_groups": run.framework.process_groups == "eager"}

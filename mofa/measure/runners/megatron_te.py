@@ -1,0 +1,14 @@
+"""One rank of a Megatron-Core run on its layer spec of Transformer Engine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from mofa.measure.runners import wgrad_stand_in  # before Megatron-Core, which looks for Apex's kernel once
+from mofa.measure.runners.common import main
+from mofa.measure.runners.megatron import build
+
+if __name__ == "__main__":
+    assert wgrad_stand_in.NAME
+    core, engine = importlib.metadata.version("megatron-core"), importlib.metadata.version("transformer-engine")
+    main(build, f"{core} on Transformer Engine {engine}, its general_gemm(accumulate=True) for Apex's weight gradient")
