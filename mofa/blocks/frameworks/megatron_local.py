@@ -14,6 +14,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, maximum, opposite, where
 from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.frameworks import megatron_mlp, megatron_moe
 from mofa.blocks.frameworks.megatron_local_dispatch import gathered_counts, permute, router, sort, unpermute
 from mofa.blocks.frameworks.megatron_rope import turn, unfused_rope
 from mofa.blocks.op import (
@@ -325,7 +326,7 @@ def activation(
     """SwiGLU or GELU: fused, or SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
     if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
         since = len(b.ops)
-        out = te.activation(b, ctx, h, name, elements, moved, region, launches)
+        out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
         base.by_python(b, since, f"{name}.activation", launches, launches)
         return out
@@ -394,7 +395,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     assert spec is not None
     row, copies = float(ctx.model.hidden) * ctx.element, ctx.shard * spec.top_k
     sent = permute(b, ctx, h, scores, ctx.shard, copies, copies, counted=gathered_counts(b, ctx))
-    received = te.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
+    received = megatron_moe.exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     hold(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
     hold(b, "moe", received)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
@@ -412,7 +413,7 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
             Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
-    y = te.exchange(b, ctx, y, "moe.combine", copies * row)
+    y = megatron_moe.exchange(b, ctx, y, "moe.combine", copies * row)
     out = unpermute(b, ctx, y, ctx.shard, copies)
     leave_frame(b, "moe")
     return out
@@ -441,7 +442,7 @@ def _moe_allgather(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
 def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
     """The routed experts. One after the other their outputs are concatenated, and backward their input gradients."""
     if ctx.framework.experts != "sequential":
-        return te.experts(b, ctx, x, rows, kept, activation)
+        return megatron_moe.experts(b, ctx, x, rows, kept, activation)
     row, several = float(ctx.model.hidden) * ctx.element, ctx.local_experts > 1
     parts = b.tensor("experts.parts", kept * row)
     x = b.add(
@@ -449,7 +450,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
            back=Back(2 * rows * row, 1, like="copy"), pieces=2.0 * ctx.local_experts)
     )  # fmt: skip
     since = len(b.ops)
-    y = te.experts(b, ctx, x, rows, kept, activation)
+    y = megatron_moe.experts(b, ctx, x, rows, kept, activation)
     for product in ("experts.fc1", "experts.fc2"):
         base.by_python(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):

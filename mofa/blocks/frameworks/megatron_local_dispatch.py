@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.frameworks import megatron as te
 from mofa.blocks.frameworks import megatron_linear as base
+from mofa.blocks.frameworks import megatron_moe
 from mofa.blocks.op import Back, Collective, FloatK, HostSync, Op, Stream, TapeBuilder
 from mofa.blocks.parts import renew
 
@@ -17,7 +17,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     """As in the Transformer Engine variant, in more kernels: top-k and its sort, a softmax between two casts, and the
     scores and the choice scattered into zeros that are copied first (12 in a profile of mc1-qwen30b-2l-traced)."""
     since = len(b.ops)
-    scores = te.router(b, ctx, h)
+    scores = megatron_moe.router(b, ctx, h)
     for i, op in enumerate(b.ops[since:], since):
         if op.name == "router.topk" and op.back is not None:  # back through scatter, casts, softmax and gather
             b.ops[i] = op._replace(launches=op.launches + 4, back=op.back._replace(launches=7, nodes=7.0))

@@ -1,0 +1,70 @@
+"""Megatron's dense feed-forward and its fused activation, which experts share.
+
+Read in megatron_core 0.16.1 (transformer/mlp.py, fusions/fused_bias_swiglu.py) and transformer_engine 2.20.
+"""
+
+from __future__ import annotations
+
+from mofa.blocks.context import ArrayK, Context
+from mofa.blocks.elementwise import BoolK, where
+from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
+from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
+
+
+def activation(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
+) -> str:
+    """Fused SwiGLU or bias-GELU: one kernel each way, the first linear's output kept. ``elements`` of the output.
+
+    SwiGLU's backward makes both halves of one gradient in one kernel, which reads gradient and input for each half
+    (fused_bias_swiglu.py, ``swiglu_back``): as long as 8 passes over the output, 7.7 in mc2-tp2-llama-6l-traced and 8.1
+    in mc1-qwen06b-host-bound-traced, where 5 would do. Experts' gradient of the probabilities takes another kernel and
+    3 passes (``weighted_swiglu_back``).
+
+    Dense layers' and shared experts' is the same function, compiled when it is first called. Where a rank calls it with
+    two widths, it is compiled for any width the second time (TorchDynamo's automatic dynamic shapes): its kernels then
+    divide each element's index by a width that they read, forward and back once each, and take :data:`ANY_WIDTH`.
+    """
+    gated = ctx.model.mlp.activation == "swiglu"
+    out = b.tensor(f"{name}.act", elements * ctx.element)
+    wide = 2.0 if gated else 1.0
+    like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
+    weighted = 1.0 if gated and name == "experts" else 0.0
+    any_width = _any_width(ctx, name)
+    passes = where(any_width, ANY_WIDTH[0], wide + 1.0)
+    back_passes = where(any_width, ANY_WIDTH[1], 8.0 + 3.0 * weighted if gated else 3.0)
+    back = Back(back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
+    b.add(
+        Op(f"{name}.activation", "memory_bound", Stream(passes * moved * ctx.element, like), (h,), (out,), (h,),
+           region=region, launches=launches, back=back)
+    )  # fmt: skip
+    return out
+
+
+ANY_WIDTH = (7.5, 38.0)
+"""Passes over the output, forward and back, that SwiGLU takes as long as where it is compiled for any width, on the
+curves of the compiled one: 3.28 and 17.4 ps an element on an H200 (medians of mc1-dsv2lite-8l-16e,
+mc1-ernie-4l-selective-moe-again and mc2-ep2-dsmoe16b-4l-full-skewed-traced in reference_runs/traces, fitting half; 3.2
+to 3.4 and 17.3 to 18.7, of widths from 2816 to 12288). [-]"""
+
+
+def _any_width(ctx: Context, name: str) -> BoolK:
+    """Where an activation's function is called with two widths on its rank: under pipelines the shared experts' only
+    where dense layers are between theirs, not where they are the first ones."""
+    if name not in ("mlp", "shared") or not ctx.model.two_gated_widths:
+        return False
+    moe = ctx.model.moe
+    assert moe is not None
+    return True if name == "mlp" or moe.every > 1 else ctx.whole
+
+
+def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
+    """Dense feed-forward: gate and up in one product."""
+    f = width / ctx.tp
+    n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
+    b.region = "mlp" if name == "mlp" else b.region
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
+    act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    b.region = ""
+    return y
