@@ -25,7 +25,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
     "compiled": ("tokens", "width"), "routed": ("tokens", "width"), "copy": ("bytes",),
     "host": ("ops",), "autograd": ("ops",), "sequence": (), "sustained": ("m", "n", "k"),
-    "unaligned_gemm": ("m", "n", "k"),
+    "unaligned_gemm": ("m", "n", "k"), "te_experts": ("n", "k"), "te_wgrad": ("m", "n", "k"), "te_expert_host": ("groups",),
+    "te_attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip
@@ -153,7 +154,7 @@ def _wrong_size(family: str, shape: Shape) -> str:
     ('k is missing or no number above zero', 'loads are not whole numbers above zero')
     """
     names = SIZES.get(family, ())
-    if family == "memory_bound":
+    if family in ("memory_bound", "te_ops"):
         names = ("params", "tensors") if "params" in shape else ("tokens", "width")
     for name in names:
         value = shape.get(name)
@@ -162,6 +163,8 @@ def _wrong_size(family: str, shape: Shape) -> str:
     loads = str(shape.get("loads", "")).split(",")
     if family == "grouped_gemm" and not all(load.isdigit() and int(load) > 0 for load in loads):
         return "loads are not whole numbers above zero"
+    if family == "te_experts" and not (all(load.isdigit() for load in loads) and any(int(load) for load in loads)):
+        return "loads are not whole numbers, one above zero"
     return ""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from mofa.calibrate.cases import Bench, Case, Unsupported
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
 from mofa.calibrate.shapes import FAMILIES, ONE_GPU_FAMILIES, SEVERAL_GPU_FAMILIES, cases
+from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
 
 LAYERS = "chunked_moe"
@@ -42,7 +43,8 @@ def run(
         A quarter of the cases: about two minutes on one GPU. ``full`` measures all, in about six minutes; without
         either, half of the grid and all held-out shapes.
     families
-        Only these; see `mofa.calibrate.shapes.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named.
+        Only these; see `mofa.calibrate.shapes.FAMILIES`. Whole MoE layers (``chunked_moe``) must be named; Transformer
+        Engine's are measured where it is installed.
     device
         ``auto`` and ``cuda`` need a GPU; ``cpu`` times NumPy through the same interface.
     fresh
@@ -69,7 +71,8 @@ def run(
         raise SpecError(f"--families: unknown {', '.join(unknown)}; choose from {', '.join(FAMILIES)}")
     bench = open_bench(device)
     found = num_gpus(bench) if gpus is None else gpus
-    wanted = families or (ONE_GPU_FAMILIES if found < 2 else SEVERAL_GPU_FAMILIES)
+    usual = ONE_GPU_FAMILIES if found < 2 else SEVERAL_GPU_FAMILIES
+    wanted = families or (*usual, *(TE_BF16_FAMILIES if bench.environment().get("transformer_engine") else ()))
     chosen = [family for family in FAMILIES if family in wanted]
     on_host = str(bench.environment().get("device")) == "cpu"
     of_layers = 0 if on_host else found

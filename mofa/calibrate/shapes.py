@@ -7,6 +7,14 @@ from collections.abc import Iterator
 
 from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Dims, Item, Shape, log_uniform, split_cases
 from mofa.calibrate.shapes_routed import routed_cases
+from mofa.calibrate.shapes_te_bf16 import (
+    TE_BF16_FAMILIES,
+    te_attention_cases,
+    te_expert_cases,
+    te_expert_host_cases,
+    te_op_cases,
+    te_wgrad_cases,
+)
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
              (32, 7168, 2048), (4096, 128, 4096), (8192, 4096, 96))  # fmt: skip
@@ -22,7 +30,7 @@ QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
                     "routed", "sustained", "sequence", "unaligned_gemm")  # fmt: skip
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
-FAMILIES = (*SEVERAL_GPU_FAMILIES, "chunked_moe")
+FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
 """What can be named; whole layers are measured only where they are, as no curve comes from them."""
 
 
@@ -35,7 +43,8 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
         "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
-        "unaligned_gemm": unaligned_cases,
+        "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
+        "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes_chunked import chunked_cases
@@ -50,7 +59,7 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
     found = found if fresh else [c for c in found if c.split != "fresh"]
     if quick:
         return _quick(family, found)
-    if family in ("host", "autograd", "sequence", "copy", "sustained", "overlap") or full:
+    if family in ("host", "autograd", "sequence", "copy", "sustained", "overlap", *TE_BF16_FAMILIES) or full:
         return found
     return _grid(found)[::2] + [c for c in found if c.split != "grid"]
 
@@ -63,7 +72,7 @@ def _quick(family: str, found: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return found
-    if family in ("autograd", "sequence", "routed", "unaligned_gemm"):
+    if family in ("autograd", "sequence", "routed", "unaligned_gemm", *TE_BF16_FAMILIES):
         return []
     if family == "sustained":
         return [c for c in found if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from mofa.calibrate.bench.te_kernels import te_bf16_sample
 from mofa.calibrate.bench.torch_autograd import autograd_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
@@ -19,6 +21,7 @@ from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
 
 SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max"
 
@@ -42,6 +45,8 @@ class TorchBench:
             raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
 
     def _measure(self, case: Case) -> Sample:
+        if case.family in TE_BF16_FAMILIES:
+            return te_bf16_sample(case, self.pool, self.clock)
         if case.family == "host":
             return host_sample(case, self.pool, self.clock)
         if case.family == "autograd":
@@ -97,6 +102,7 @@ def environment(device: str) -> dict[str, object]:
         "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
+        "transformer_engine": installed("transformer_engine"), "megatron_core": installed("megatron_core"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
         "driver_and_clocks": _smi(f"--query-gpu={SMI_FIELDS}", "--format=csv"),
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
@@ -108,6 +114,14 @@ def gpu_ids() -> str:
     """Tells this machine's GPUs from those of another; no number of the maker's can be read off it."""
     uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
     return hashlib.sha256(" ".join(uuids).encode()).hexdigest()[:12]
+
+
+def installed(package: str) -> str | None:
+    """Version of a package, or None where it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def nccl_settings() -> dict[str, str]:

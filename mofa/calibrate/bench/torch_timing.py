@@ -87,13 +87,14 @@ def num_sets(bytes_per_call: float) -> int:
 
 
 def time_calls(
-    calls: Sequence[Call], device: str, clock: Clock, *, samples: int = 7, budget_s: float = 0.012
+    calls: Sequence[Call], device: str, clock: Clock, *, samples: int = 7, budget_s: float = 0.012, most: int = 40
 ) -> Sample:
     """Device time of one call, cycling through ``calls``: the median over samples of several calls each.
 
     Before each sample the device is kept busy while the host fills the queue, so that the host's issue time does
     not show in short kernels; what shows is what a queue that is ahead of the device gives. The device rests before
     each sample: these are times at full clock. What the power limit takes in long runs is the family ``sustained``.
+    ``most`` calls are queued at once; of calls of many kernels fewer than a queue takes.
     """
     if device != "cuda":
         return _time_host(calls, samples)
@@ -112,7 +113,7 @@ def time_calls(
     host_s = (time.perf_counter() - before) / tries
     torch.cuda.synchronize()
     estimate_s = start.elapsed_time(end) / 1e3 / tries
-    per_sample = int(min(40, max(1, budget_s / samples / max(estimate_s, 1e-6))))
+    per_sample = int(min(most, max(1, budget_s / samples / max(estimate_s, 1e-6))))
     if estimate_s > 0.004:
         samples = 5 if estimate_s < 0.02 else 3
     times, position = [], 0

@@ -1,0 +1,245 @@
+"""Memory-bound ops of Transformer Engine and of Megatron-Core 0.16.1's experts, each called by its own function.
+
+Ops of the variant ``megatron`` are Megatron's own functions of eager kernels, those of ``te`` fused ones. Triton tunes
+the permutations' kernels for each width, TorchDynamo compiles the activation for each: before a case they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mofa.calibrate.bench.torch_timing import Call, Pool, num_sets
+from mofa.calibrate.cases import Case, Unsupported
+
+GROUPS, GROUP_TOP = 8, 4
+"""Groups of experts and how many of them a token takes, as DeepSeek-V3 has them."""
+
+
+def op_calls(case: Case, pool: Pool) -> list[Call]:
+    """The calls of a case, over rotating inputs."""
+    if "params" in case.shape:
+        return [_optimizer(case, pool)]
+    make = next((make for start, make in MAKERS.items() if case.op.startswith(start)), None)
+    if make is None:
+        raise Unsupported(f"no such op of Transformer Engine: {case.op}")
+    elements = case.size("tokens") * case.size("width")
+    return [make(case, pool) for _ in range(min(6, num_sets(4 * elements)))]
+
+
+def _norm(case: Case, pool: Pool) -> Call:
+    import transformer_engine_torch as tex
+    from transformer_engine.pytorch.constants import TE_DType
+
+    rows, width, layer = case.size("tokens"), case.size("width"), case.op.startswith("layernorm")
+    x, weight, bias = pool.view(rows, width), pool.view(width), pool.view(width)
+    affine = (weight, bias) if layer else (weight,)
+    forward, backward = (
+        (tex.layernorm_fwd, tex.layernorm_bwd) if layer else (tex.rmsnorm_fwd, tex.rmsnorm_bwd)
+    )  # fmt: skip
+
+    def call() -> Any:
+        return forward(x, *affine, 1e-5, None, None, TE_DType[torch.bfloat16], 0, False)
+
+    if case.op.endswith("_fwd"):
+        return call
+    _, mean, scale = call()
+    grad = pool.view(rows, width)
+    statistics = (mean, scale) if layer else (scale,)
+    return lambda: backward(grad, x, *statistics, weight, 0, False)
+
+
+def _rope(case: Case, pool: Pool) -> Call:
+    from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+    rows, heads, head = case.size("tokens"), case.size("width") // 128, 128
+    t = pool.view(rows, 1, heads, head).detach().requires_grad_(case.op.endswith("_bwd"))
+    angles = torch.randn(rows, 1, 1, head, device=pool.device)
+
+    def call() -> Any:
+        return apply_rotary_pos_emb(t, angles, tensor_format="sbhd", fused=True)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call(), (t,), pool.view(rows, 1, heads, head))
+
+
+def _mla(case: Case, pool: Pool) -> Call:
+    from megatron.core.fusions import fused_mla_yarn_rope_apply as mla
+
+    rows, heads = case.size("tokens"), case.size("heads")
+    cos, sin = (torch.randn(rows, 1, 1, 64, device=pool.device) for _ in range(2))
+    if case.op.startswith("mla_q"):
+        q = pool.view(rows, 1, heads, 192)
+        return lambda: mla.fused_apply_mla_rope_for_q(q, cos, sin, 128, 64)
+    kv, k_pe = pool.view(rows, 1, heads, 256), pool.view(rows, 1, 1, 64)
+    return lambda: mla.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, 64, 128, 128)
+
+
+def _routing_map(tokens: int, experts: int, top_k: int, device: str) -> torch.Tensor:
+    chosen = torch.rand(tokens, experts, device=device).topk(top_k, dim=1).indices
+    return torch.zeros(tokens, experts, device=device, dtype=torch.int32).scatter_(1, chosen, 1).bool()
+
+
+def _permutation(case: Case, pool: Pool) -> Call:
+    from transformer_engine.pytorch.triton import permutation as triton_permutation
+
+    if case.op == "row_map":
+        tokens, experts = case.size("tokens"), case.size("width")
+        routing = _routing_map(tokens, experts, min(case.size("top_k"), experts), pool.device)
+        return lambda: triton_permutation.make_row_id_map(routing, tokens, experts)
+    rows, hidden, experts, top_k = (case.size(x) for x in ("tokens", "width", "experts", "top_k"))
+    tokens = rows // top_k
+    routing = _routing_map(tokens, experts, top_k, pool.device)
+    x, copies = pool.view(tokens, hidden), pool.view(rows, hidden)
+    scores = pool.view(tokens, experts, dtype=torch.float32)
+    of_copies = pool.view(rows, dtype=torch.float32)
+    if case.op.startswith("sort"):
+        counts, order = routing.sum(0), torch.arange(experts, device=pool.device)
+        forward = case.op.endswith("_fwd")
+        if forward:  # as Megatron calls it: the map is made with it
+            return lambda: triton_permutation.sort_chunks_by_map(
+                copies, triton_permutation.make_chunk_sort_map(counts, order, rows, experts), of_copies, rows, hidden,
+                is_forward=True,
+            )  # fmt: skip
+        row_map = triton_permutation.make_chunk_sort_map(counts, order, rows, experts)
+        return lambda: triton_permutation.sort_chunks_by_map(copies, row_map, of_copies, rows, hidden, is_forward=False)
+    row_map = triton_permutation.make_row_id_map(routing, tokens, experts)
+    if case.op in ("permute_fwd", "unpermute_bwd"):
+        given = scores if case.op == "permute_fwd" else None
+        return lambda: triton_permutation.permute_with_mask_map(
+            x, row_map, given, None, None, tokens, experts, rows, hidden, None
+        )
+    back = of_copies if case.op == "permute_bwd" else None
+    return lambda: triton_permutation.unpermute_with_mask_map(
+        copies, row_map, None, back, None, tokens, experts, hidden
+    )
+
+
+def _router(case: Case, pool: Pool) -> Call:
+    from megatron.core.transformer.moe import moe_utils
+
+    tokens, experts, top_k = case.size("tokens"), case.size("width"), case.size("top_k")
+    score, fused = case.op.removeprefix("router_").rpartition("_")[0], case.variant == "te"
+    grouped, sigmoid = score == "grouped_sigmoid", score.endswith("sigmoid")
+    if grouped and experts < GROUPS * 4:
+        raise Unsupported("too few experts for groups")
+    logits = torch.randn(tokens, experts, device=pool.device, requires_grad=True)
+    bias = torch.zeros(experts, device=pool.device) if sigmoid else None
+
+    def call() -> Any:
+        return moe_utils.topk_routing_with_score_function(
+            logits, top_k, use_pre_softmax=score == "presoftmax", num_groups=GROUPS if grouped else None,
+            group_topk=GROUP_TOP if grouped else None, scaling_factor=2.5 if sigmoid else None,
+            score_function="sigmoid" if sigmoid else "softmax", expert_bias=bias, fused=fused,
+        )  # fmt: skip
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call()[0], (logits,), torch.randn(tokens, experts, device=pool.device))
+
+
+def _aux_loss(case: Case, pool: Pool) -> Call:
+    """Scores and map for the loss, the experts' tokens, the loss."""
+    from megatron.core.transformer.moe import moe_utils
+
+    tokens, experts, top_k = case.size("tokens"), case.size("width"), case.size("top_k")
+    fused = case.variant == "te"
+    logits = torch.randn(tokens, experts, device=pool.device, requires_grad=True)
+
+    def call() -> Any:
+        routing, scores = moe_utils.compute_routing_scores_for_aux_loss(logits, top_k, "softmax", fused=fused)
+        return moe_utils.switch_load_balancing_loss_func(
+            scores, routing.sum(dim=0), tokens, top_k, experts, 1e-3, fused=fused
+        )
+
+    if case.op.endswith("_fwd"):
+        return call
+    out = call()
+    return _again(out, (logits,), torch.ones_like(out))
+
+
+def _gate(case: Case, pool: Pool) -> Call:
+    from megatron.core.transformer.moe import moe_utils
+
+    tokens, width, experts = case.size("tokens"), case.size("width"), case.size("experts")
+    x = pool.view(tokens, width).detach().requires_grad_(True)
+    weight = pool.view(experts, width).detach().requires_grad_(True)
+
+    def call() -> Any:
+        return moe_utils.router_gating_linear(x, weight, None, torch.float32)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call(), (x, weight), torch.randn(tokens, experts, device=pool.device))
+
+
+_compiled_width: list[int] = []
+
+
+def _swiglu(case: Case, pool: Pool) -> Call:
+    """Compiled for one width and any number of rows, as a rank's is that has met two of them."""
+    from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+
+    rows, width = case.size("tokens"), case.size("width")
+
+    def inputs(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = pool.view(num, 2 * width).detach().requires_grad_(True)
+        return x, torch.rand(num, 1, device=pool.device, requires_grad=True)
+
+    if _compiled_width != [width]:
+        torch._dynamo.reset()
+        _compiled_width[:] = [width]
+        for num in (1000, 2040):
+            x, scores = inputs(num)
+            weighted_bias_swiglu_impl(x, None, scores).sum().backward()
+    x, scores = inputs(rows)
+
+    def call() -> Any:
+        return weighted_bias_swiglu_impl(x, None, scores)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call(), (x, scores), pool.view(rows, width))
+
+
+def _again(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> Call:
+    """The backward pass of one kept forward."""
+    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+
+def _optimizer(case: Case, pool: Pool) -> Call:
+    """Transformer Engine's Adam over fp32 parameters as the distributed optimizer has them, the norm, the scaling."""
+    from transformer_engine.pytorch.optimizers import (
+        FusedAdam,
+        multi_tensor_applier,
+        multi_tensor_l2norm,
+        multi_tensor_scale,
+    )
+
+    num = case.size("tensors")
+    each = case.size("params") // num
+    device = pool.device
+    grads = [torch.full((each,), 1e-3, device=device) for _ in range(num)]
+    flag = torch.zeros(1, dtype=torch.int, device=device)
+    if case.op == "grad_norm":
+        return lambda: multi_tensor_applier(multi_tensor_l2norm, flag, [grads], False)
+    if case.op == "grad_clip":
+        return lambda: multi_tensor_applier(multi_tensor_scale, flag, [grads, grads], 0.999)
+    if case.op != "adam":
+        raise Unsupported(f"no such op of an optimizer: {case.op}")
+    params = [torch.nn.Parameter(torch.zeros(each, device=device)) for _ in range(num)]
+    for parameter, grad in zip(params, grads, strict=True):
+        parameter.grad = grad
+    optimizer = FusedAdam(params, lr=1e-4, weight_decay=0.1)
+    return lambda: optimizer.step()
+
+
+MAKERS: dict[str, Callable[[Case, Pool], Call]] = {
+    "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
+    "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
+    "weighted_swiglu": _swiglu,
+}  # fmt: skip
+"""Which function makes the calls of an op, by how its name begins; the first that fits."""
