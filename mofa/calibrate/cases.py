@@ -143,3 +143,11 @@ def log_uniform(rng: random.Random, low: int, high: int, multiple: int) -> int:
     """A whole multiple, drawn with equal weight per octave."""
     value: float = low * (high / low) ** rng.random()
     return max(multiple, round(value / multiple) * multiple)
+
+
+def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
+    """Tokens of each expert, as text; ``skew`` is the exponent of a Zipf law, 0 is balanced. Rows come padded."""
+    weights = [(i + 1.0) ** -skew for i in range(experts)]
+    rng.shuffle(weights)
+    total = sum(weights)
+    return ",".join(str(max(multiple, round(tokens * w / total / multiple) * multiple)) for w in weights)

@@ -28,6 +28,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "unaligned_gemm": ("m", "n", "k"), "te_experts": ("n", "k"), "te_wgrad": ("m", "n", "k"),
     "te_expert_host": ("groups",),
     "te_attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
+    "te_gemm": ("m", "n", "k"), "te_grouped": ("n", "k"), "te_cast": ("tokens", "width"),
+    "te_sustained": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip
@@ -162,7 +164,7 @@ def _wrong_size(family: str, shape: Shape) -> str:
         if not isinstance(value, int) or value < 1:
             return f"{name} is missing or no number above zero"
     loads = str(shape.get("loads", "")).split(",")
-    if family == "grouped_gemm" and not all(load.isdigit() and int(load) > 0 for load in loads):
+    if family in ("grouped_gemm", "te_grouped") and not all(load.isdigit() and int(load) > 0 for load in loads):
         return "loads are not whole numbers above zero"
     if family == "te_experts" and not (all(load.isdigit() for load in loads) and any(int(load) for load in loads)):
         return "loads are not whole numbers, one above zero"

@@ -5,8 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Dims, Item, Shape, log_uniform, split_cases
+from mofa.calibrate.cases import (
+    FRESH_SEED,
+    MODELS,
+    SEED,
+    Case,
+    Dims,
+    Item,
+    Shape,
+    expert_loads,
+    log_uniform,
+    split_cases,
+)
 from mofa.calibrate.shapes_routed import routed_cases
+from mofa.calibrate.shapes_te import FAMILIES as TE_FAMILIES
+from mofa.calibrate.shapes_te import te_cases
 from mofa.calibrate.shapes_te_bf16 import (
     TE_BF16_FAMILIES,
     te_attention_cases,
@@ -30,8 +43,9 @@ QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
                     "routed", "sustained", "sequence", "unaligned_gemm")  # fmt: skip
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, "collective", "overlap")
-FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
-"""What can be named; whole layers are measured only where they are, as no curve comes from them."""
+FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, "chunked_moe")
+"""What can be named. Only where they are named are whole layers measured, as no curve comes from them, and what needs
+Transformer Engine on the machine."""
 
 
 def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False) -> list[Case]:
@@ -50,6 +64,8 @@ def cases(family: str, *, quick: bool = False, full: bool = True, gpus: int = 1,
         from mofa.calibrate.shapes_chunked import chunked_cases
 
         return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
+    if family in TE_FAMILIES:
+        return te_cases(family)
     if family in ("collective", "overlap"):
         from mofa.calibrate.shapes_collective import collective_cases, overlap_cases
 
@@ -191,14 +207,6 @@ def held_gemms(rng: random.Random) -> list[Item]:
         if aligned and tokens * out * inner < 6e12:
             held.append((layout, "cublas", dtype, shape))
     return held
-
-
-def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
-    """Tokens of each expert, as text; ``skew`` is the exponent of a Zipf law, 0 is balanced. Rows come padded."""
-    weights = [(i + 1.0) ** -skew for i in range(experts)]
-    rng.shuffle(weights)
-    total = sum(weights)
-    return ",".join(str(max(multiple, round(tokens * w / total / multiple) * multiple)) for w in weights)
 
 
 def grouped_cases() -> list[Case]:

@@ -7,6 +7,7 @@ PyTorch launches: every input read once and every output written once per kernel
 from __future__ import annotations
 
 from mofa.calibrate.shapes_routed import BYTES as ROUTED_BYTES
+from mofa.calibrate.shapes_te import BYTES as FP8_BYTES
 
 EAGER_BYTES: dict[str, float] = {
     "rmsnorm_fwd": 4, "rmsnorm_bwd": 6, "layernorm_fwd": 4, "layernorm_bwd": 10, "swiglu_fwd": 10, "swiglu_bwd": 16,
@@ -14,7 +15,7 @@ EAGER_BYTES: dict[str, float] = {
     "rope_half": 22, "cast_up": 6, "cast_down": 6, "accumulate": 10, "permute": 4, "unpermute": 8, "embedding": 4,
     "embedding_bwd": 4, "softmax_fp32": 8, "cross_entropy_fwd": 14, "cross_entropy_bwd": 18, "adam_fused": 28,
     "adam_foreach": 56, "grad_norm": 4, "grad_clip": 8, "zero": 4, "router_softmax": 8, "router_topk": 4,
-    "sum_rows": 2, **ROUTED_BYTES,
+    "sum_rows": 2, **ROUTED_BYTES, **FP8_BYTES,
 }  # fmt: skip
 COMPILED_BYTES: dict[str, float] = {
     "rmsnorm_fwd": 4, "rmsnorm_bwd": 6, "swiglu_fwd": 6, "swiglu_bwd": 10, "rope_half": 4, "residual_add": 6,

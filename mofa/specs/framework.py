@@ -199,9 +199,7 @@ class FrameworkSpec(Spec):
             )
         for field, value in GRADIENTS.get(self.grads, {}).items():
             if getattr(self, field) != value:
-                raise ValueError(
-                    f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out"
-                )
+                raise ValueError(f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out")
         if self.grads and (self.name not in MEGATRON or self.deepspeed):
             raise ValueError(f"grads ({self.grads}) is an option of Megatron's main gradients; leave it out")
         if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):

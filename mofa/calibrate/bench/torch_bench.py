@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import Clock, Pool, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.shapes_te import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes_te_bf16 import TE_BF16_FAMILIES
 
 SMI_FIELDS = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max"
@@ -57,6 +59,10 @@ class TorchBench:
             return copy_sample(case, self.pool, self.clock)
         if case.family == "sustained":
             return sustained_sample(case, self.pool, self.clock)
+        if case.family in TE_FAMILIES:
+            from mofa.calibrate.bench.te_fp8 import te_sample
+
+            return te_sample(case, self.pool, self.clock)
         if case.family in ("memory_bound", "compiled"):
             calls = self._memory.calls(case)
         elif case.family == "routed":
@@ -99,6 +105,7 @@ def environment(device: str) -> dict[str, object]:
         return found
     properties = torch.cuda.get_device_properties(0)
     found |= {
+        "transformer_engine": package_version("transformer_engine"),
         "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
@@ -108,6 +115,14 @@ def environment(device: str) -> dict[str, object]:
         "topology": _smi("topo", "-m"), "nvlink": _smi("nvlink", "-s", "-i", "0"),
     }  # fmt: skip
     return found
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, None where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def gpu_ids() -> str:

@@ -1,0 +1,195 @@
+"""Transformer Engine's fp8 kernels as its linear layers launch them: products, casts, norms, experts' products.
+
+Products go through ``general_gemm`` and ``general_grouped_gemm`` (pytorch/cpp_extensions/gemm.py), casts through the
+quantizers of each recipe, with the accumulation and the layouts of module/linear.py and module/grouped_linear.py
+(Transformer Engine 2.20).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mofa.calibrate.bench.torch_timing import Call, Clock, Pool, num_sets, summarise, time_calls
+from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.shapes_te import BLOCK, BLOCK_ROWS, COLUMN_CAST, FAST, NORMS, TO_FP32, TRANSPOSE, WEIGHT_CAST
+
+MOST_SETS = 16
+SUSTAINED_S = 1.5
+
+
+def te_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
+    """Time of one call; `Unsupported` without Transformer Engine, or where it refuses the case."""
+    if pool.device != "cuda":
+        raise Unsupported("Transformer Engine's kernels need a CUDA device")
+    try:
+        with torch.no_grad():
+            if case.family == "te_sustained":
+                return _sustained(case, pool, clock)
+            return time_calls(te_calls(case, pool), pool.device, clock)
+    except (ImportError, AssertionError, NotImplementedError) as error:
+        raise Unsupported(f"{type(error).__name__}: {str(error)[:160]}") from error
+
+
+def te_calls(case: Case, pool: Pool) -> list[Call]:
+    """The calls of a case, over rotating inputs."""
+    if case.family == "te_cast":
+        rows, width = case.size("tokens"), case.size("width")
+        return [_cast(case.op, rows, width, pool) for _ in range(min(MOST_SETS, num_sets(3 * rows * width)))]
+    if case.family == "te_grouped":
+        loads = [int(x) for x in str(case.shape["loads"]).split(",")]
+        n, k = case.size("n"), case.size("k")
+        moved = sum(loads) * (n + k) + len(loads) * n * k
+        return [_grouped(case, loads, n, k, pool) for _ in range(min(4, num_sets(moved)))]
+    m, n, k = (case.size(x) for x in "mnk")
+    return [_product(case, m, n, k, pool) for _ in range(min(MOST_SETS, num_sets((m + n) * k)))]
+
+
+def _quantizer(kind: str, *, row: bool, column: bool, gradient: bool = False, weight: bool = False) -> Any:
+    """The quantizer of a recipe: ``delayed``, ``tensorwise`` or ``block``; gradients in e5m2 but for blocks, whose
+    recipe is e4m3 throughout by default."""
+    from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
+
+    tex = _extension()
+    e4m3, e5m2 = tex.DType.kFloat8E4M3, tex.DType.kFloat8E5M2
+    if kind == "block":
+        return Float8BlockQuantizer(
+            fp8_dtype=e4m3, rowwise=row, columnwise=column, force_pow_2_scales=True,
+            block_scaling_dim=2 if weight else 1,
+        )  # fmt: skip
+    dtype = e5m2 if gradient else e4m3
+    if kind == "tensorwise":
+        return Float8CurrentScalingQuantizer(dtype, torch.device("cuda"), rowwise=row, columnwise=column)
+    one = torch.ones(1, device="cuda")
+    return Float8Quantizer(one, torch.zeros(1, device="cuda"), dtype, rowwise=row, columnwise=column)
+
+
+def _extension() -> Any:
+    """The compiled functions; they are found once the core library is loaded, which the package does."""
+    import transformer_engine.pytorch  # noqa: F401
+    import transformer_engine_torch as tex
+
+    return tex
+
+
+def _recipe(kind: str) -> str:
+    return "block" if kind in (BLOCK, BLOCK_ROWS) else "delayed"
+
+
+def _quantized(x: torch.Tensor, kind: str, *, row: bool, gradient: bool = False, weight: bool = False) -> Any:
+    """One fp8 copy of a tensor: row-wise, or transposed."""
+    return _quantizer(_recipe(kind), row=row, column=not row, gradient=gradient, weight=weight)(x)
+
+
+def _product(case: Case, m: int, n: int, k: int, pool: Pool) -> Call:
+    from transformer_engine.pytorch.cpp_extensions.gemm import general_gemm
+
+    kind, split = case.dtype, case.dtype != FAST
+    if case.op == "fwd":
+        weight, x = (
+            _quantized(pool.view(n, k), kind, row=True, weight=True),
+            _quantized(pool.view(m, k), kind, row=True),
+        )
+        return lambda: general_gemm(weight, x, out_dtype=torch.bfloat16, use_split_accumulator=split)
+    if case.op == "dgrad":
+        weight = _quantized(pool.view(k, n), kind, row=False, weight=True)
+        grad = _quantized(pool.view(m, k), kind, row=True, gradient=True)
+        return lambda: general_gemm(
+            weight, grad, out_dtype=torch.bfloat16, layout="NN", grad=True, use_split_accumulator=split
+        )
+    x = _quantized(pool.view(k, n), kind, row=False)
+    grad = _quantized(pool.view(k, m), kind, row=False, gradient=True)
+    fp32 = case.variant == TO_FP32
+    dtype = torch.float32 if fp32 else torch.bfloat16
+    out = torch.zeros(m, n, device=pool.device, dtype=dtype)
+    return lambda: general_gemm(
+        x, grad, out_dtype=dtype, layout="NT", out=out, accumulate=fp32, grad=True, use_split_accumulator=split
+    )
+
+
+def _grouped(case: Case, loads: list[int], n: int, k: int, pool: Pool) -> Call:
+    """``n`` and ``k`` are the out and in features of each expert in all three products."""
+    from transformer_engine.pytorch.cpp_extensions.gemm import general_grouped_gemm
+
+    kind, split, experts = case.dtype, case.dtype != FAST, len(loads)
+    none = [None] * experts
+    if case.op == "wgrad":
+        xs = [_quantized(pool.view(rows, k), kind, row=False) for rows in loads]
+        grads = [_quantized(pool.view(rows, n), kind, row=False, gradient=True) for rows in loads]
+        outs = [torch.zeros(n, k, device=pool.device, dtype=torch.float32) for _ in loads]
+        return lambda: general_grouped_gemm(
+            xs, grads, outs, none, torch.bfloat16, layout="NT", m_splits=loads, grad=True, accumulate=True,
+            use_split_accumulator=split,
+        )  # fmt: skip
+    forward = case.op == "fwd"
+    weights = [_quantized(pool.view(n, k), kind, row=forward, weight=True) for _ in loads]
+    width, other = (k, n) if forward else (n, k)
+    inputs = [_quantized(pool.view(rows, width), kind, row=True, gradient=not forward) for rows in loads]
+    out = torch.empty(sum(loads), other, device=pool.device, dtype=torch.bfloat16)
+    return lambda: general_grouped_gemm(
+        weights, inputs, [out], none, torch.bfloat16, layout="TN" if forward else "NN", m_splits=loads,
+        grad=not forward, single_output=True, use_split_accumulator=split,
+    )  # fmt: skip
+
+
+def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
+    tex = _extension()
+    bf16, margin = tex.DType.kBFloat16, 0
+    x = pool.view(rows, width)
+    if op in NORMS or op.startswith("fp8_norm"):
+        weight = torch.ones(width, device=pool.device, dtype=torch.bfloat16)
+        if op == "te_rmsnorm_bwd":
+            scale = torch.ones(rows, device=pool.device)
+            grad = pool.view(rows, width)
+            return lambda: tex.rmsnorm_bwd(grad, x, scale, weight, margin, False)
+        to = None if op in NORMS else _quantizer(op.rpartition("_")[2], row=True, column=True)
+        return lambda: tex.rmsnorm_fwd(x, weight, 1e-5, None, to, bf16, margin, False)
+    if op == TRANSPOSE:
+        data = _quantizer("delayed", row=True, column=False)(x)._data
+        e4m3 = tex.DType.kFloat8E4M3
+        return lambda: tex.fp8_transpose(data, e4m3, out=None)
+    quantizer = _quantizer(
+        op.rpartition("_")[2], row=op != COLUMN_CAST, column=op in (COLUMN_CAST, WEIGHT_CAST) or "_both_" in op,
+        weight=op == WEIGHT_CAST,
+    )  # fmt: skip
+    return lambda: tex.quantize(x, quantizer)
+
+
+def _sustained(case: Case, pool: Pool, clock: Clock) -> Sample:
+    """One kind of product, as `mofa.calibrate.bench.torch_host.sustained_sample` times others."""
+    m, n, k = (case.size(x) for x in "mnk")
+    way = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"
+    of = Case("te_gemm", way, "te", case.dtype, "grid", case.shape)
+    calls = [_product(of, m, n, k, pool) for _ in range(3)]
+    if case.variant == "burst":
+        time.sleep(0.5)
+        return time_calls(calls, pool.device, clock)
+    between = case.variant == "between_memory"
+    x, weight = pool.view(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
+    times: list[float] = []
+    readings: list[tuple[float | None, float | None]] = []
+    started, position, each = time.perf_counter(), 0, 1 if between else 4
+    while (elapsed := time.perf_counter() - started) < SUSTAINED_S:
+        events = []
+        for _ in range(10):
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            for _ in range(each):
+                calls[position % len(calls)]()
+                position += 1
+            pair[1].record()
+            if between:
+                F.rms_norm(F.silu(x) * x, (8192,), weight)
+            events.append(pair)
+        readings.append(clock.read())
+        events[-1][1].synchronize()
+        if elapsed > SUSTAINED_S / 2:
+            times += [a.elapsed_time(b) / 1e3 / each for a, b in events]
+    late = readings[len(readings) // 2 :]
+    mhz, watts = ([r[i] for r in late if r[i] is not None] for i in (0, 1))
+    mean = [sum(v) / len(v) if v else None for v in (mhz, watts)]  # type: ignore[arg-type]
+    return summarise(times, *mean)
