@@ -24,7 +24,7 @@ BYTES_END = "_bytes"
 SIZES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"), "grouped_gemm": ("n", "k"), "attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),
     "compiled": ("tokens", "width"), "routed": ("tokens", "width"), "copy": ("bytes",),
-    "host": ("ops",), "autograd": ("ops",), "sequence": (), "sustained": ("m", "n", "k"),
+    "host": ("ops",), "autograd": ("ops",), "te_host": ("ops",), "sequence": (), "sustained": ("m", "n", "k"),
     "unaligned_gemm": ("m", "n", "k"), "te_experts": ("n", "k"), "te_wgrad": ("m", "n", "k"),
     "te_expert_host": ("groups",),
     "te_attention": ("b", "hq", "hkv", "q", "kv", "dqk", "dv"),

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -105,10 +104,9 @@ def environment(device: str) -> dict[str, object]:
         return found
     properties = torch.cuda.get_device_properties(0)
     found |= {
-        "transformer_engine": package_version("transformer_engine"),
         "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
-        "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": torch.backends.cudnn.version(),
+        "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": cudnn_version(),
         "transformer_engine": installed("transformer_engine"), "megatron_core": installed("megatron_core"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())), "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
         "driver_and_clocks": _smi(f"--query-gpu={SMI_FIELDS}", "--format=csv"),
@@ -117,12 +115,10 @@ def environment(device: str) -> dict[str, object]:
     return found
 
 
-def package_version(name: str) -> str | None:
-    """The installed version of a package, None where there is none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def cudnn_version() -> int:
+    """Of the cuDNN that is loaded, as 91400 for 9.14.0: Transformer Engine may have found another than PyTorch's."""
+    major, minor, patch = torch._C._cudnn.getRuntimeVersion()  # type: ignore[attr-defined]
+    return 10_000 * int(major) + 100 * int(minor) + int(patch)
 
 
 def gpu_ids() -> str:

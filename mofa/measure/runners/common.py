@@ -187,6 +187,12 @@ def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
     return sorted(times[2:])[2]
 
 
+def _cudnn_version() -> int:
+    """Of the cuDNN that is loaded, as 91400 for 9.14.0: Transformer Engine may have found another than PyTorch's."""
+    major, minor, patch = torch._C._cudnn.getRuntimeVersion()  # type: ignore[attr-defined]
+    return 10_000 * int(major) + 100 * int(minor) + int(patch)
+
+
 def _environment(framework_version: str) -> dict[str, Any]:
     cpu = next(
         (
@@ -204,7 +210,7 @@ def _environment(framework_version: str) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": _cudnn_version(),
         "nccl": ".".join(map(str, version)),
         "driver": _driver(),
         "host": _host(),

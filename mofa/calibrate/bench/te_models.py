@@ -1,0 +1,337 @@
+"""Whole small models of Megatron-Core on Transformer Engine, by the parts of a step, for :mod:`.te_host`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from mofa.calibrate.bench.te_host import Recorder, label_of, small_op_s
+from mofa.calibrate.bench.te_modules import RECIPES, Todo, config_of, start
+
+SEQUENCE, VOCABULARY = 128, 1024
+WARMUP, STEPS = 4, 12
+Experts = dict[str, Any]
+
+
+def experts_of(num: int, **more: Any) -> Experts:
+    """Configuration of a layer of experts as Megatron's MoE recipes have it."""
+    return {
+        "num_moe_experts": num, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "moe_grouped_gemm": True,
+        "moe_permute_fusion": True, "moe_router_dtype": "fp32", "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "none", **more,
+    }  # fmt: skip
+
+
+class Marks:
+    """Autograd's engine, whose outermost calls are marked; times are net of waits for the device."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.depth = recorder, 0
+        self.at: list[tuple[float, float]] = []
+        self._engine = torch.autograd.Variable._execution_engine
+
+    def mark(self) -> None:
+        """Now, and what was waited so far."""
+        self.at.append((time.perf_counter(), self.recorder.waits.seconds))
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the engine's, marked where it is not within another."""
+        if self.depth == 0:
+            self.mark()
+        self.depth += 1
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            self.depth -= 1
+            if self.depth == 0:
+                self.mark()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class Parts:
+    """Seconds, net of waits, in chosen methods of Megatron's modules, of each call in the forward pass."""
+
+    WHICH = (
+        ("megatron.core.transformer.attention", "SelfAttention", "forward"),
+        ("megatron.core.transformer.multi_latent_attention", "MLASelfAttention", "forward"),
+        ("megatron.core.transformer.attention", "SelfAttention", "get_query_key_value_tensors"),
+        ("megatron.core.transformer.mlp", "MLP", "forward"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "forward"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "route"),
+        ("megatron.core.transformer.moe.router", "TopKRouter", "gating"),
+        ("megatron.core.transformer.moe.router", "TopKRouter", "routing"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "preprocess"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "dispatch"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "routed_experts_compute"),
+        ("megatron.core.transformer.moe.token_dispatcher", "MoEAlltoAllTokenDispatcher", "preprocess"),
+        ("megatron.core.transformer.moe.token_dispatcher", "MoEAlltoAllTokenDispatcher", "dispatch_postprocess"),
+        ("megatron.core.transformer.moe.token_dispatcher", "MoEAlltoAllTokenDispatcher", "combine_preprocess"),
+        ("megatron.core.transformer.moe.experts", "TEGroupedMLP", "forward"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "combine"),
+        ("megatron.core.transformer.moe.moe_layer", "MoELayer", "postprocess"),
+        ("megatron.core.transformer.transformer_layer", "TransformerLayer", "forward"),
+        ("megatron.core.extensions.transformer_engine", "TEDotProductAttention", "forward"),
+        ("megatron.core.extensions.transformer_engine", "TEGroupedLinear", "forward"),
+        ("megatron.core.extensions.transformer_engine", "TELayerNormColumnParallelLinear", "forward"),
+        ("megatron.core.extensions.transformer_engine", "TELinear", "forward"),
+        ("megatron.core.models.gpt.gpt_model", "GPTModel", "_preprocess"),
+        ("megatron.core.models.gpt.gpt_model", "GPTModel", "_postprocess"),
+        ("megatron.core.optimizer.optimizer", "MixedPrecisionOptimizer", "prepare_grads"),
+        ("megatron.core.optimizer.optimizer", "MegatronOptimizer", "clip_grad_norm"),
+        ("megatron.core.optimizer.optimizer", "MixedPrecisionOptimizer", "step_with_ready_grads"),
+        ("megatron.core.optimizer.distrib_optimizer", "DistributedOptimizer", "step_with_ready_grads"),
+    )
+    _wrapped = False
+    seconds: dict[str, list[float]] = defaultdict(list)
+
+    @classmethod
+    def wrap(cls, recorder: Recorder) -> None:
+        """Time the methods from now on; once."""
+        import importlib
+
+        if cls._wrapped:
+            return
+        cls._wrapped = True
+        for module, owner, method in cls.WHICH:
+            with contextlib.suppress(Exception):
+                kind = getattr(importlib.import_module(module), owner)
+                if method in vars(kind):
+                    setattr(kind, method, cls._timed(f"{owner}.{method}", getattr(kind, method), recorder))
+
+    @classmethod
+    def _timed(cls, name: str, call: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            waits = recorder.waits
+            waited, began = waits.seconds, time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                cls.seconds[name].append(time.perf_counter() - began - (waits.seconds - waited))
+
+        return timed
+
+
+class Model:
+    """A model with its data parallelism, optimizer and schedule, put together as Megatron's training loop does."""
+
+    def __init__(self, changes: dict[str, Any], micro_batches: int, overlap: bool) -> None:
+        from megatron.core import tensor_parallel
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+        from megatron.core.models.gpt.gpt_model import GPTModel
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.transformer.module import Float16Module
+
+        config = config_of(**changes)
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
+        model = GPTModel(
+            config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=4 * SEQUENCE,
+            position_embedding_type="rope", share_embeddings_and_output_weights=False,
+        )  # fmt: skip
+        for parameter in model.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        wrapped = Float16Module(config, model.cuda())
+        options = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap,
+        )  # fmt: skip
+        self.model = DistributedDataParallel(config, options, wrapped)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam", lr=1e-4, weight_decay=0.1, bf16=True, params_dtype=torch.bfloat16,
+                use_distributed_optimizer=True, clip_grad=1.0, overlap_param_gather=overlap,
+            ),
+            [self.model], use_gloo_process_groups=False,
+        )  # fmt: skip
+        config.grad_scale_func = self.optimizer.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        if overlap:
+            config.no_sync_func = self.model.no_sync
+        self.schedule = get_forward_backward_func()
+        self.micro_batches = micro_batches
+        self.num_parameters = len(list(model.parameters()))
+        self.model.train()
+        self._tokens = torch.randint(VOCABULARY, (1, SEQUENCE + 1)).pin_memory()
+
+    def forward_step(self, batch: Any, model: Any) -> tuple[Any, Any]:
+        """One micro-batch."""
+        tokens = self._tokens.cuda(non_blocking=True)
+        positions = torch.arange(SEQUENCE, device="cuda").unsqueeze(0)
+        out = model(tokens[:, :-1].contiguous(), positions, None, labels=tokens[:, 1:].contiguous())
+
+        def loss(output: Any) -> tuple[Any, dict[str, Any]]:
+            mean = output.float().mean()
+            return mean, {"lm loss": mean.detach().clone()}
+
+        return out, loss
+
+    def step(self, mark: Callable[[], None]) -> None:
+        """A training step; ``mark`` between its parts."""
+        mark()
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        mark()
+        self.schedule(
+            forward_step_func=self.forward_step, data_iterator=None, model=self.model,
+            num_microbatches=self.micro_batches, seq_length=SEQUENCE, micro_batch_size=1,
+            decoder_seq_length=SEQUENCE, forward_only=False,
+        )  # fmt: skip
+        mark()
+        self.optimizer.step()
+        mark()
+
+
+def time_model(
+    recorder: Recorder, op: str, changes: dict[str, Any], layers: int, micro_batches: int = 1, *,
+    recipe: str = "bf16", overlap: bool = False,
+) -> None:  # fmt: skip
+    """Rows of a model's parts of a step, in all and of each call of chosen methods."""
+    if recipe != "bf16":
+        name, form = RECIPES[recipe]
+        changes = changes | {"fp8": form, "fp8_recipe": name}
+    model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
+    Parts.wrap(recorder)
+    marks = Marks(recorder)
+    torch.autograd.Variable._execution_engine = marks
+    found: dict[str, list[float]] = defaultdict(list)
+    small: list[float] = []
+    try:
+        for i in range(WARMUP + STEPS):
+            if i >= WARMUP and (i - WARMUP) % 4 == 0:
+                small += small_op_s()
+            if i == WARMUP:
+                Parts.seconds.clear()
+            torch.cuda.synchronize()
+            marks.at = []
+            model.step(marks.mark)
+            torch.cuda.synchronize()
+            if i >= WARMUP:
+                for part, seconds in _parts(marks.at).items():
+                    found[part].append(seconds)
+    finally:
+        torch.autograd.Variable._execution_engine = marks._engine
+    called = {name: list(times) for name, times in Parts.seconds.items()}
+    sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
+    for part, times in found.items():
+        if max(times) > 0:
+            recorder.row(op, part, recipe, sizes, times)
+    for part, times in called.items():
+        recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // STEPS or 1}, times)
+    recorder.row(op, "small_op", recipe, sizes, small)
+    label = label_of(op, recipe, sizes)
+    recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))
+    if recorder.writes:
+        middle = {part: sorted(times)[len(times) // 2] * 1e3 for part, times in found.items()}
+        print(f"{label:58s} " + " ".join(f"{part} {ms:.2f}" for part, ms in middle.items()) + " ms", flush=True)
+
+
+def _parts(at: list[tuple[float, float]]) -> dict[str, float]:
+    """Seconds of a step's parts from its marks: begin, zeroed, then pairs of each backward, end, stepped."""
+
+    def net(a: int, b: int) -> float:
+        return at[b][0] - at[a][0] - (at[b][1] - at[a][1])
+
+    num = (len(at) - 4) // 2
+    begins, ends = [2 + 2 * i for i in range(num)], [3 + 2 * i for i in range(num)]
+    last = len(at) - 2
+    return {
+        "zero": net(0, 1),
+        "forward": sum(net(b - 1, b) for b in begins),
+        "backward": sum(net(b, e) for b, e in zip(begins, ends, strict=True)),
+        "finalize": net(last - 1, last),
+        "optimizer": net(last, last + 1),
+        "forward_waits": sum(at[b][1] - at[b - 1][1] for b in begins),
+        "backward_waits": sum(at[e][1] - at[b][1] for b, e in zip(begins, ends, strict=True)),
+        "optimizer_waits": at[last + 1][1] - at[last][1],
+    }
+
+
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+LATENT = {
+    "multi_latent_attention": True, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_head_dim": 64,
+    "qk_pos_emb_head_dim": 64, "v_head_dim": 64, "rope_type": "yarn", "qk_layernorm": True, "kv_channels": None,
+    "num_query_groups": 4,
+}  # fmt: skip
+
+
+def alone(recorder: Recorder) -> Todo:
+    """Models of one GPU, the ones that matter most first."""
+    plain: dict[str, Any] = {}
+    listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
+        ("model_dense", plain, (2, 6), {}),
+        ("model_moe8", experts_of(8), (2, 4), {}),
+        ("model_moe64", experts_of(64), (1, 3), {}),
+        ("model_dense", plain, (2,), {"micro_batches": 3}),
+        ("model_moe8", experts_of(8), (2,), {"micro_batches": 3}),
+        ("model_dense_full", FULL, (2, 6), {}),
+        (
+            "model_moe8_aux",
+            experts_of(8, moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=1e-2),
+            (2, 4),
+            {},
+        ),
+        ("model_dense", plain, (2, 4), {"recipe": "fp8-blockwise"}),
+        ("model_dense", plain, (2, 4), {"recipe": "fp8-tensorwise"}),
+        ("model_dense", plain, (2, 4), {"recipe": "fp8-delayed"}),
+        ("model_moe8", experts_of(8), (1, 3), {"recipe": "fp8-blockwise"}),
+        ("model_moe8_forced", experts_of(8, moe_router_force_load_balancing=True), (2, 4), {}),
+        ("model_moe8_router_fused", experts_of(8, moe_router_fusion=True), (2, 4), {}),
+        ("model_moe8_shared", experts_of(8, moe_shared_expert_intermediate_size=256), (2, 4), {}),
+        ("model_moe8_full", experts_of(8) | FULL, (2, 4), {}),
+        ("model_moe128", experts_of(128), (1, 2), {}),
+        ("model_latent", LATENT, (2, 4), {}),
+        ("model_qk_norm", {"qk_layernorm": True}, (2, 4), {}),
+        ("model_dense", plain, (2,), {"micro_batches": 3, "recipe": "fp8-blockwise"}),
+        ("model_moe8_allgather", experts_of(8, moe_token_dispatcher_type="allgather"), (2, 4), {}),
+        ("model_dense_eager_rope", {"apply_rope_fusion": False}, (2, 4), {}),
+    ]
+    return _todo(recorder, listed)
+
+
+def _todo(
+    recorder: Recorder, listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]]
+) -> Todo:  # fmt: skip
+    return [
+        (op, partial(time_model, recorder, op, changes, layers, **more))
+        for op, changes, numbers, more in listed
+        for layers in numbers
+    ]
+
+
+def pairs(recorder: Recorder) -> Todo:
+    """Models of two GPUs; groups are made anew for each kind of parallelism."""
+    kinds: list[tuple[str, dict[str, int], dict[str, Any], tuple[int, ...], bool]] = [
+        ("model_tp2_dense", {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}, (2, 4), False),
+        ("model_ep2_moe8", {"expert_model_parallel_size": 2}, experts_of(8), (2, 4), False),
+        ("model_cp2_p2p", {"context_parallel_size": 2}, {"cp_comm_type": "p2p"}, (2, 4), False),
+        ("model_dp2_dense", {}, {}, (2, 4), True),
+        ("model_ep2_moe64", {"expert_model_parallel_size": 2}, experts_of(64), (1, 2), False),
+        ("model_cp2_all_gather", {"context_parallel_size": 2}, {"cp_comm_type": "all_gather"}, (2, 4), False),
+        ("model_cp2_a2a", {"context_parallel_size": 2}, {"cp_comm_type": "a2a"}, (2, 4), False),
+    ]
+    todo: Todo = []
+    for op, parallel, changes, numbers, overlap in kinds:
+        for layers in numbers:
+
+            def call(
+                op: str = op, parallel: dict[str, int] = parallel, changes: dict[str, Any] = changes,
+                layers: int = layers, overlap: bool = overlap,
+            ) -> None:  # fmt: skip
+                start(2, parallel)
+                time_model(recorder, op, changes | parallel, layers, overlap=overlap)
+
+            todo.append((op, call))
+    return todo
