@@ -6,12 +6,14 @@ tape reads; :mod:`mofa.blocks.lifetimes` finds it on the two tapes joined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.op import (
+    BACK_FORMATS,
+    GRADIENT,
     RENEWAL,
     Attention,
     Back,
@@ -25,6 +27,7 @@ from mofa.blocks.op import (
     Tape,
     Tensor,
 )
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 
 WEIGHT_ENDS = (".wgrad", ".grad_cast", ".whole", ".accumulate")
 """Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
@@ -33,43 +36,9 @@ DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_to_all": "all_to_all", "send_recv": "send_recv", "deepep": "deepep",
 }  # fmt: skip
 
-OUTSIDE = "data_parallel"
-"""The region of ops that no recomputation repeats."""
-
-
-@dataclass(frozen=True)
-class Recompute:
-    """What is not kept but computed again.
-
-    ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs, and
-    a region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
-    checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
-    (op-level selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
-    where all else is recomputed: what comes after it in the layer is then not repeated. ``early_stop`` ends the
-    repetition once the last needed tensor is there. ``reentrant`` is a checkpoint that is a function of Python with a
-    backward of its own: up to its end that holds what the group read, what it made again and the gradients it was
-    given (Megatron's ``CheckpointFunction``).
-    """
-
-    kind: Literal["none", "full", "regions"] = "none"
-    checkpoint: frozenset[str] = frozenset()
-    discard: frozenset[str] = frozenset()
-    keep_outputs: frozenset[str] = frozenset()
-    early_stop: bool = False
-    reentrant: bool = False
-
-    def group_of(self, op: Op) -> str:
-        """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
-        if op.region == OUTSIDE or (not op.region and self.kind != "full"):
-            return ""
-        if op.region.startswith(CHUNK):
-            return op.region
-        if self.kind == "full":
-            return "full"
-        for region in (*self.checkpoint, *self.discard) if op.region else ():
-            if op.region == region or op.region.startswith(region + "."):
-                return region
-        return ""
+BEHIND = 6
+"""Ops from an input gradient's product to the reduction of it at most: what is made of what was kept, the weight's
+product, the addition of its gradient, views. [-]"""
 
 
 class _Frame(NamedTuple):
@@ -78,9 +47,6 @@ class _Frame(NamedTuple):
     first: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-
-NO_RECOMPUTE = Recompute()
 
 
 def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
@@ -353,14 +319,16 @@ class _Differentiator:
         """
         made = []
         if op.stream == "tp" and isinstance(op.work, Collective):
-            last, dy = self.ops[-3:], op.reads[0]
+            last, dy = self.ops[-BEHIND:], op.reads[0]
             made = [i for i, other in enumerate(last) if other.name.endswith(".dgrad") and dy in other.writes]
         if not made:
             self.ops.append(op)
             return
         after = len(self.ops) - len(last) + made[0] + 1
-        wgrad = self.ops[after]
-        self.ops[after:] = [op, wgrad._replace(reads=(*wgrad.reads, op.reads[0])), *self.ops[after + 1 :]]
+        then = self.ops[after:]
+        at = next(i for i, other in enumerate(then) if other.name.endswith(".wgrad"))
+        then[at] = then[at]._replace(reads=(*then[at].reads, op.reads[0]))
+        self.ops[after:] = [op, *then]
 
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
         back = op.back
@@ -396,6 +364,11 @@ class _Differentiator:
         (x,) = self._differentiable(op)[:1] or ("",)
         kept = [self._saved(op, s) for s in op.saves]
         again: list[str] = []
+        of_grad, of_weight = dy, dy
+        prepared, names = op.prepared, {GRADIENT: dy, **dict(zip(op.saves, kept, strict=True))}
+        if prepared is not None:
+            self._prepare(op, (*prepared.gradient, *prepared.kept), names)
+            of_grad = names.get(prepared.dgrad, prepared.dgrad)
         for gather in op.regather:
             source = next(o for o in self.forward.ops if o.name == gather)
             name = f"{source.writes[0]}@{op.name}"
@@ -404,18 +377,19 @@ class _Differentiator:
                 source._replace(name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
             )
             again.append(name)
+        formats = BACK_FORMATS.get(work.format, (work.format, work.format))
         if x:
             given = self._give(op, x)
             if isinstance(work, Gemm):
-                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, work.format, work.count, "dgrad")
+                dgrad: Gemm | Grouped = Gemm(work.m, work.k, work.n, formats[0], work.count, "dgrad")
             else:
-                dgrad = replace(work, n=work.k, k=work.n)
+                dgrad = replace(work, n=work.k, k=work.n, format=formats[0])
             self.ops.append(
                 Op(
                     f"{op.name}.dgrad",
                     op.family,
                     dgrad,
-                    (dy,),
+                    (of_grad,),
                     (given,),
                     launches=op.launches,
                     present=op.present,
@@ -427,13 +401,17 @@ class _Differentiator:
                     rounds=op.rounds,
                 )
             )
+        if prepared is not None:
+            self._prepare(op, prepared.late, names)
+            of_weight = names.get(prepared.wgrad, prepared.wgrad)
+            again = [names.get(prepared.input, prepared.input)] if prepared.input else again
         if isinstance(work, Gemm):
-            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, work.format, work.count, "wgrad")
+            wgrad: Gemm | Grouped = Gemm(work.n, work.k, work.m, formats[1], work.count, "wgrad")
         else:
-            wgrad = replace(work, wgrad=True)
+            wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
-        reads = (dy, *(again or kept))
+        reads = (of_weight, *(again or kept), *((dy,) if of_weight != dy else ()))
         self.ops.append(
             Op(f"{op.name}.wgrad", op.family, wgrad, reads, (grad,), launches=op.launches, present=op.present,
                choices=op.choices, rounds=op.rounds)
@@ -441,6 +419,16 @@ class _Differentiator:
         self._accumulate_weight(op, grad)
         if x:
             self._settle(op, x, given)
+
+    def _prepare(self, op: Op, ops: tuple[Op, ...], names: dict[str, str]) -> None:
+        """Add what a linear layer does before its products; ``names`` grows by what runs nowhere and is its input."""
+        for one in ops:
+            present = one.present & op.present
+            reads = tuple(names.get(r, r) for r in one.reads)
+            if anywhere(present):
+                self.ops.append(one._replace(reads=reads, present=present))
+            elif one.writes:
+                names[one.writes[0]] = reads[0]
 
     def _product(self, op: Op, dy: str) -> None:
         """A product of two activations, C = A B: dA = dC B^T and dB = A^T dC, each of the forward's FLOPs."""

@@ -6,7 +6,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mofa.blocks.elementwise import FloatK
-from mofa.blocks.op import Attention, Back, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape, Tensor, Work
+from mofa.blocks.op import (
+    Attention,
+    Back,
+    Collective,
+    Gemm,
+    Grouped,
+    HostSync,
+    Op,
+    Prepared,
+    Stream,
+    Tape,
+    Tensor,
+    Work,
+)
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
@@ -60,7 +73,8 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     names = [op.name for op in forward.ops]
     start, end = names.index(FIRST), names.index(LAST)
     body = forward.ops[start : end + 1]
-    made = {name for op in body for name in op.writes}
+    prepared = [one for op in body if op.prepared is not None for one in op.prepared.ops()]
+    made = {name for op in (*body, *prepared) for name in op.writes}
     outside = tuple(dict.fromkeys(r for op in body for r in (*op.reads, *op.saves) if r not in made))
     (result,) = body[-1].writes
     assert not any(r in made for op in forward.ops[end + 1 :] for r in (*op.reads, *op.saves) if r != result)
@@ -112,7 +126,20 @@ def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:
     return op._replace(
         name=_part(op.name, i), work=_smaller(op.work, chunks), reads=names(op.reads), writes=names(op.writes),
         saves=names(op.saves), scratch=op.scratch / chunks, region=f"{CHUNK}{i}", back=_smaller_back(op.back, chunks),
+        prepared=_of_chunk_prepared(op.prepared, i, chunks, split),
     )  # fmt: skip
+
+
+def _of_chunk_prepared(prepared: Prepared | None, i: int, chunks: int, split: set[str]) -> Prepared | None:
+    if prepared is None:
+        return None
+    gradient, kept, late = (
+        tuple(_of_chunk(op, i, chunks, split)._replace(region=op.region) for op in ops)
+        for ops in (prepared.gradient, prepared.kept, prepared.late)
+    )
+    names = (_part(n, i) if n in split else n for n in (prepared.dgrad, prepared.wgrad, prepared.input))
+    dgrad, wgrad, source = names
+    return Prepared(gradient, dgrad, wgrad, kept, late, source)
 
 
 def _smaller_back(back: Back | None, chunks: int) -> Back | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from mofa.blocks.elementwise import BoolK, FloatK, maximum, opposite, where
+from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Format, Tape, TapeBuilder
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
@@ -61,8 +62,10 @@ class Context:
     accumulating: bool = True
     """More than one micro-batch per step."""
     pipelined: bool = False
+    fp8: Fp8Recipe | None = None
+    """How the layers' products are scaled, where they are in fp8."""
     fp8_transposes: bool = True
-    """Whether what fp8 products read is kept transposed as well."""
+    """Whether fp8 products of one scale a tensor read both operands with the summed dimension innermost."""
     element: int = 2
     """Bytes of an activation element that GEMMs read. [B]"""
     residual: int = 2

@@ -22,7 +22,14 @@ Family = Literal[
     "host", "host_idle",
 ]  # fmt: skip
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
-Format = Literal["bf16", "fp8", "fp32"]
+Format = Literal["bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"]
+"""As :data:`mofa.specs.curves.GemmFormat`."""
+BACK_FORMATS: dict[Format, tuple[Format, Format]] = {
+    "fp8_fast": ("fp8_split", "fp8_split"), "fp8_block": ("fp8_block", "fp8_block_rows"),
+}  # fmt: skip
+"""Kinds of the products for the input's and the weight's gradient, where they differ from the forward's: backward with
+split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and ``_2X_ACC_WGRAD``; ``fp8_gemm_dgrad`` and
+``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks."""
 Way = Literal["fwd", "dgrad", "wgrad"]
 Backend = Literal["cudnn", "flash", "flash1"]
 
@@ -198,6 +205,31 @@ class Back(NamedTuple):
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
 
 
+GRADIENT = "the gradient of its output"
+"""Among what the ops of a :class:`Prepared` read: the gradient that comes back to the linear layer."""
+
+
+class Prepared(NamedTuple):
+    """What a linear layer makes of its output's gradient, and of what it kept, before the products of its backward.
+
+    ``gradient`` are ops on :data:`GRADIENT`, in order; the product for the input's gradient reads ``dgrad`` of what
+    they write, that for the weight's ``wgrad``. ``kept`` are ops on the tensors that the layer saved, before the
+    product for the input; ``late`` are what follows it, also on ``dgrad``. The weight's product reads ``input`` of what
+    they write, where named. The tensors are declared with the forward tape's.
+    """
+
+    gradient: tuple[Op, ...]
+    dgrad: str
+    wgrad: str
+    kept: tuple[Op, ...] = ()
+    late: tuple[Op, ...] = ()
+    input: str = ""
+
+    def ops(self) -> tuple[Op, ...]:
+        """All of them."""
+        return (*self.gradient, *self.kept, *self.late)
+
+
 class Op(NamedTuple):
     """One op: its work, the tensors it reads, writes and keeps for the backward pass, and where it runs.
 
@@ -228,6 +260,8 @@ class Op(NamedTuple):
     """Bytes moved per parameter to add a separate weight gradient to the main one; 0 where the GEMM adds. [B]"""
     regather: tuple[str, ...] = ()
     """Names of collectives that run again before the weight gradient, because only their input was kept."""
+    prepared: Prepared | None = None
+    """Of a linear layer whose backward casts, gathers or transposes before it multiplies."""
     functions: FloatK = 0.0
     """Functions of Python that autograd calls around the op, on the way forward and on the way back."""
     guarded: FloatK = 0.0

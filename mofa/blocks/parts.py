@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, maximum, where
-from mofa.blocks.op import RENEWAL, Attention, Back, Backend, Collective, Family, FloatK, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.op import (
+    RENEWAL,
+    Attention,
+    Back,
+    Backend,
+    Collective,
+    Family,
+    FloatK,
+    Gemm,
+    Op,
+    Prepared,
+    Stream,
+    TapeBuilder,
+)
 
 
 def stream(
@@ -99,7 +112,7 @@ def linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, *, m: FloatK, n: FloatK, k: FloatK, saves: tuple[str, ...],
     regather: tuple[str, ...] = (), out_element: int | None = None, grad_bytes_per_param: float = 0.0,
     accumulate_bytes_per_param: float = 0.0, format_: str = "", reads: tuple[str, ...] = (), grad: bool = True,
-    functions: FloatK = 0.0,
+    functions: FloatK = 0.0, prepared: Prepared | None = None,
 ) -> str:  # fmt: skip
     """A matrix product with a weight of n x k; ``grad_bytes_per_param`` of a weight gradient made apart. [B/param]"""
     out = b.tensor(f"{name}.out", m * n * (out_element or ctx.element), grad=grad)
@@ -107,7 +120,7 @@ def linear(
     return b.add(
         Op(name, "gemm", Gemm(m, n, k, format_ or ctx.gemm_format), (x, *reads), (out,), saves, regather=regather,  # type: ignore[arg-type]
            weight=name, weight_params=params, weight_bytes=params * grad_bytes_per_param,
-           accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions)
+           accumulate_bytes_per_param=accumulate_bytes_per_param, functions=functions, prepared=prepared)
     )  # fmt: skip
 
 

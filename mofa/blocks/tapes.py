@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mofa.blocks import build
-from mofa.blocks.backward import NO_RECOMPUTE
 from mofa.blocks.build import BlockKind, BlockTapes
 from mofa.blocks.chunks import chunked
 from mofa.blocks.context import Context
@@ -14,6 +13,7 @@ from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.recompute import modes as recompute_of
 from mofa.blocks.op import Op
+from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.specs.strategy import RecomputeSpec
 
 KEPT = 16

@@ -12,10 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.chunks import chunked
 from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape, TapeBuilder
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.durations import Machine

@@ -14,6 +14,7 @@ from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Format, Tape
 from mofa.blocks.tapes import label, model_tapes
@@ -297,7 +298,8 @@ def block_context(
     load = loads.columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
     element: int = 2
-    gemm_format: Format = workload.precision.gemm
+    recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
+    gemm_format: Format = recipe.product if recipe else "bf16"
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's first micro-batch makes the gradients; Megatron adds to zeroed buffers from the first on
@@ -324,7 +326,7 @@ def block_context(
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
         amp=mode.amp, stored=held_width(workload, mode.precision),
-        fp8_transposes=cluster.gpu.fp8_transposes,
+        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes,
     ), groups  # fmt: skip
 
 

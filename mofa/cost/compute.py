@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mofa.blocks.op import Way
 from mofa.cost import forms
-from mofa.specs.curves import GemmFormat
 from mofa.specs.hardware import GpuSpec
+from mofa.specs.products import ELEMENT_BYTES, GemmFormat
 
 FloatN = NDArray[np.float64]
 
@@ -24,7 +24,6 @@ AT_ONCE, SLOT_BITS, ODD = 1 << 13, 14, np.array([0x9E3779B97F4A7C15], dtype=np.u
 """Shapes that are told apart together and the slots of their table, which stay in the cache; the factor of
 multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, section 6.4), 2^64 over the golden ratio. [-]
 """
-ELEMENT_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 ALIGNED_WIDTH = 8.0
 """Elements of bf16 in 16 bytes. [-]"""
 VECTOR_BYTES = 16.0
@@ -81,7 +80,7 @@ def gemm_s(
     shapes = np.array(_alike(m, n, k, count))
     shape = shapes.shape[1:]
     unique, inverse = _distinct(shapes.reshape(4, -1))
-    curve = gpu.curves.gemm[format_]
+    curve = gpu.curves.products[format_]
     rows, columns, length, each = unique
     time_s = forms.gemm_s(
         rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
@@ -224,7 +223,7 @@ def grouped_gemm_s(
         each = rows / groups
         one = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
         return np.asarray(groups * one)
-    curve = gpu.curves.grouped_gemm[format_]
+    curve = gpu.curves.grouped_products[format_]
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
         element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven,

@@ -238,7 +238,7 @@ def _groups(rows: Rows, modules: Sequence[Sequence[Module]]) -> Groups:
 
 
 def _in_fp8(rows: Rows) -> bool:
-    return rows.workload.precision.gemm == "fp8" and not rows.framework.shards_params
+    return bool(rows.workload.precision.fp8_recipe) and not rows.framework.shards_params
 
 
 def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ def static_bytes(
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
-        copied = workload.precision.gemm == "fp8" and not framework.fp8_params
+        copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
         held = shards.whole(1.0) if in_layers is None else in_layers
         copies = (1.0 + fp8_transposes) * held if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step

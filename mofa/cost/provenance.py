@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
 from mofa.blocks.op import Attention, Gemm, Grouped, Stream, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
-from mofa.specs.curves import Curve, GemmFormat
+from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.products import ELEMENT_BYTES, STREAM_FALLBACK, GemmFormat
 
 SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
     ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
@@ -74,7 +75,7 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
     return min(plain), max(plain)
 
 
-ALIGNED = {"bf16": 8, "fp8": 16}
+ALIGNED = {name: int(16 / each) for name, each in ELEMENT_BYTES.items() if name != "fp32"}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
 Matrix Multiplication Background User's Guide, section 2.2)."""
 
@@ -105,13 +106,15 @@ OPTIMIZER = frozenset({"adam_fused", "adam_foreach", "grad_norm", "grad_clip", "
 
 def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Provenance:
     """The least certain of the ops that occur, eager and compiled, and of the general rate."""
-    kept = (c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names)
-    return _least(*map(of_curve, kept))
+    kept = [c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names]
+    known = {key.split()[-1] for key in curves}
+    stand_ins: list[Provenance] = ["transferred" for name in names or () if name in STREAM_FALLBACK.keys() - known]
+    return _least(*map(of_curve, kept), *stand_ins)
 
 
 def component_provenance(
     cluster: ClusterSpec,
-    gemm_format: GemmFormat,
+    formats: Collection[GemmFormat],
     crosses: Mapping[str, bool],
     *,
     sizes: Mapping[str, Sizes] | None = None,
@@ -123,6 +126,8 @@ def component_provenance(
 
     Parameters
     ----------
+    formats
+        Kinds of the layers' products.
     crosses
         Which groups leave their fast domain.
     sizes
@@ -143,8 +148,8 @@ def component_provenance(
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
     out: dict[str, Provenance] = {
-        "gemm": of_curve(curves.gemm[gemm_format], found.get("gemm")),
-        "grouped_gemm": of_curve(curves.grouped_gemm[gemm_format], found.get("grouped_gemm")),
+        "gemm": _least(*(of_curve(curves.products[f], found.get("gemm")) for f in formats)),
+        "grouped_gemm": _least(*(of_curve(curves.grouped_products[f], found.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),

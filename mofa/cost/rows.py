@@ -396,7 +396,7 @@ def make_rows(
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
-        _in_layers(workload, grids, lay) if workload.precision.gemm == "fp8" else None, grids.tp[:, None],
+        _in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
         mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)

@@ -87,7 +87,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     r = run.recompute
     if r.kind == "none":
         return {}
-    if (why := unsupported(run.framework, r, run.model)) is not None:
+    if (why := unsupported(run.framework, r, run.model, run.run.precision.fp8_recipe)) is not None:
         raise run.refuse("this recomputation", why)
     if r.kind == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(r.modules)}

@@ -8,11 +8,9 @@ from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_job import common_job
 from mofa.specs.model import MlaSpec
 
-FP8_RECIPES = {"fp8-delayed": "delayed", "fp8-tensorwise": "tensorwise", "fp8-blockwise": "blockwise"}
-"""Format of products to Megatron's ``fp8_recipe``."""
-FP8_FORMATS = {"fp8-delayed": "hybrid", "fp8-tensorwise": "hybrid", "fp8-blockwise": "e4m3"}
-"""Format of products to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe has it by
-default (common/recipe/__init__.py, ``Float8BlockScaling``), else e5m2 for gradients."""
+FP8_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3"}
+"""Recipe (Megatron's ``fp8_recipe``) to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe
+has it by default (common/recipe/__init__.py, ``Float8BlockScaling``), else e5m2 for gradients."""
 AMAX_HISTORY = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
 """Delayed scaling as Megatron-Bridge's recipe has it (training/mixed_precision.py,
 ``bf16_with_fp8_delayed_scaling_mixed``). [-]"""
@@ -22,9 +20,6 @@ CP_COMM = {"ring": "p2p", "allgather": "all_gather", "a2a": "a2a"}
 
 def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
     framework, moe = run.framework, run.model.moe
-    gemm = run.run.precision.gemm
-    if gemm != "bf16" and gemm not in FP8_RECIPES:
-        raise run.refuse(f"precision.gemm: {gemm}", f"use bf16 or one of {', '.join(FP8_RECIPES)}")
     if framework.attention != "fused":
         raise run.refuse(f"attention: {framework.attention}", "use fused")
     if framework.tp_overlap:
@@ -73,14 +68,14 @@ def _moe(run: ExpandedRun) -> dict[str, Any]:
 
 
 def _fp8(run: ExpandedRun) -> dict[str, Any]:
-    gemm = run.run.precision.gemm
-    if gemm == "bf16":
+    recipe = run.run.precision.fp8_recipe
+    if not recipe:
         return {}
     return {
-        "fp8": FP8_FORMATS[gemm],
-        "fp8_recipe": FP8_RECIPES[gemm],
+        "fp8": FP8_FORMATS[recipe],
+        "fp8_recipe": recipe,
         "fp8_param": run.framework.fp8_params,
-        **(AMAX_HISTORY if gemm == "fp8-delayed" else {}),
+        **(AMAX_HISTORY if recipe == "delayed" else {}),
     }
 
 

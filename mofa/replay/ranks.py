@@ -218,7 +218,7 @@ def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ..
 
     Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
     """
-    if rows.framework.shards_params or rows.workload.precision.gemm != "fp8":
+    if rows.framework.shards_params or not rows.workload.precision.fp8_recipe:
         return ()
     layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
     layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
@@ -234,7 +234,7 @@ def _held_in_fp8(
     rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]], weights: tuple[Weight, ...]
 ) -> tuple[Weight, ...]:
     """The weights with the layers' at a byte a parameter, where parameters are fp8."""
-    if not rows.framework.fp8_params or rows.workload.precision.gemm != "fp8":
+    if not rows.framework.fp8_params or not rows.workload.precision.fp8_recipe:
         return weights
     layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
     return tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)

@@ -5,68 +5,38 @@ A row that several masks reject is counted under the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
+from mofa.search.checks import BoolN, Check, FloatN, one, remainder
+from mofa.search.checks import Job as Job
+from mofa.search.fp8 import fp8_message, fp8_short
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES
 from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
-from mofa.specs.workload import WorkloadSpec
-
-BoolN = NDArray[np.bool_]
-FloatN = NDArray[np.float64]
-
 
 RING = 0
 """Of ``StrategyTable.cp_kind``."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One reason for rejection. ``short`` gives, per row, how far it is from passing: 0 passes. [unit]"""
-
-    reason: str
-    unit: str
-    short: Callable[[Job, StrategyTable], FloatN]
-    message: Callable[[Job, StrategyTable], str]
-    """What is wrong with the one row of a table, with values, and what to do."""
-    of_mode: bool = False
-    """Whether it asks for the recomputation."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What strategies are checked against."""
-
-    workload: WorkloadSpec
-    cluster: ClusterSpec
-    framework: FrameworkSpec
-
-
-def _remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
-    """How much is missing to the next multiple; 0 where it divides."""
-    return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
-
-
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
     ranks = t.tp * t.cp * t.pp
-    return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, _remainder(job.cluster.num_gpus, ranks))
+    return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, remainder(job.cluster.num_gpus, ranks))
 
 
 def _heads(job: Job, t: StrategyTable) -> FloatN:
     a = job.workload.model.attention
-    short = _remainder(a.num_heads, t.tp)
+    short = remainder(a.num_heads, t.tp)
     if a.kind == "gqa" and job.framework.name in PYTORCH_MODULES:  # heads are views of what a rank has (model.py)
-        short = np.maximum(short, _remainder(a.num_kv_heads, t.tp))
+        short = np.maximum(short, remainder(a.num_kv_heads, t.tp))
     elif a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
-        short = np.maximum(short, np.where(t.tp <= kv, _remainder(kv, t.tp), _remainder(t.tp, np.full_like(t.tp, kv))))
+        short = np.maximum(short, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv))))
     return short
 
 
@@ -74,13 +44,13 @@ def _widths(job: Job, t: StrategyTable) -> FloatN:
     model = job.workload.model
     short = np.zeros(len(t))
     if model.num_dense_layers:
-        short = np.maximum(short, _remainder(model.mlp.ffn_hidden or 0, t.tp))
+        short = np.maximum(short, remainder(model.mlp.ffn_hidden or 0, t.tp))
     if model.moe is not None:
-        short = np.maximum(short, _remainder(model.moe.expert_hidden, t.etp))
+        short = np.maximum(short, remainder(model.moe.expert_hidden, t.etp))
         if model.moe.shared_hidden:
-            short = np.maximum(short, _remainder(model.moe.shared_hidden, t.tp))
+            short = np.maximum(short, remainder(model.moe.shared_hidden, t.tp))
     if job.framework.vocab_divisor == 1:
-        short = np.maximum(short, _remainder(model.vocab, t.tp))
+        short = np.maximum(short, remainder(model.vocab, t.tp))
     return short
 
 
@@ -88,7 +58,7 @@ def _experts(job: Job, t: StrategyTable) -> FloatN:
     moe = job.workload.model.moe
     if moe is None:
         return np.asarray((t.ep - 1) + (t.etp - 1) * (t.etp != t.tp), dtype=float)
-    return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, _remainder(moe.num_experts, t.ep))
+    return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, remainder(moe.num_experts, t.ep))
 
 
 def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
@@ -105,7 +75,7 @@ def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
         return np.zeros(len(t))
     ranks = t.tp * t.cp * _sharding(job, t)
     wanted = t.ep * t.etp
-    return np.asarray(np.where(wanted > ranks, wanted - ranks, _remainder(ranks, wanted)))
+    return np.asarray(np.where(wanted > ranks, wanted - ranks, remainder(ranks, wanted)))
 
 
 def _etp(job: Job, t: StrategyTable) -> FloatN:
@@ -141,7 +111,7 @@ def _sequence(job: Job, t: StrategyTable) -> FloatN:
     unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
     if job.framework.name in PYTORCH_MODULES:
         unit = t.tp * 2 * t.cp
-    return _remainder(seq, unit)
+    return remainder(seq, unit)
 
 
 def _cp(job: Job, t: StrategyTable) -> FloatN:
@@ -186,7 +156,7 @@ def _layers(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _batch(job: Job, t: StrategyTable) -> FloatN:
-    return _remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
+    return remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
 
 
 def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
@@ -197,9 +167,9 @@ def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
 def _interleaving(job: Job, t: StrategyTable) -> FloatN:
     """Rounds of micro-batches: of pp in Megatron, in PyTorch ``max(1, m // pp)`` that are equally long."""
     m = micro_batches(job, t)
-    short = np.where(m < t.pp, t.pp - m, _remainder(m, t.pp))
+    short = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
     if job.framework.name in PYTORCH_MODULES:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
-        short = np.where(m < t.pp, 0.0, np.minimum(short, _remainder(m, m // t.pp)))
+        short = np.where(m < t.pp, 0.0, np.minimum(short, remainder(m, m // t.pp)))
     short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
     zbv = t.schedule == SCHEDULES.index("zbv")
     return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
@@ -217,9 +187,13 @@ def _schedule(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(~ok, dtype=float)
 
 
+def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
+    return unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+
+
 def _recompute(job: Job, t: StrategyTable) -> FloatN:
     def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
-        return np.array([unsupported(job.framework, spec, job.workload.model) is not None for spec in specs])
+        return np.array([_unsupported(job, spec) is not None for spec in specs])
 
     bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
@@ -247,7 +221,7 @@ def _once_only(job: Job, spec: RecomputeSpec) -> bool:
 
 def _recompute_message(job: Job, t: StrategyTable) -> str:
     spec = t.recompute_modes[int(t.recompute[0])]
-    if (why := unsupported(job.framework, spec.of_layers(int(t.recompute_layers[0])), job.workload.model)) is not None:
+    if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
         return why
     if _puts_off(t)[0] and _once_only(job, spec):
         schedule = SCHEDULES[int(t.schedule[0])]
@@ -263,11 +237,11 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
         )
     if spec.kind == "every":
         return (
-            f"recompute {spec.text}: no stage of {_one(t, 'pp')} has so many of the {job.workload.model.num_layers} "
+            f"recompute {spec.text}: no stage of {one(t, 'pp')} has so many of the {job.workload.model.num_layers} "
             "layers, none would be recomputed; lower it or use recompute=none"
         )
     return (
-        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {_one(t, 'pp', 'vpp')} leaves a "
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {one(t, 'pp', 'vpp')} leaves a "
         "chunk; lower it"
     )
 
@@ -291,7 +265,7 @@ def _titan(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.name not in PYTORCH_MODULES:
         return np.zeros(len(t))
     short = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
-    return np.maximum(short, _remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
+    return np.maximum(short, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
 
 
 def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
@@ -314,7 +288,7 @@ def _balancing(job: Job, t: StrategyTable) -> FloatN:
     if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall" or not np.any(t.balancing):
         return np.asarray(t.balancing > 0, dtype=float)
     groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
-    short = np.maximum(_remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
+    short = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
     short = np.where(t.ep < 2, np.maximum(short, 1.0), short)
     return np.asarray(np.where(t.balancing > 0, np.maximum(short, 0.0), 0.0))
 
@@ -337,7 +311,7 @@ def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
         return f"ep is {ep}, it takes at least 2 and at most half of the {moe.num_experts} experts; change ep"
     groups = int(t.tp[0] * t.cp[0] * t.dp[0]) // (ep * int(t.etp[0]))
     return (
-        f"{_one(t, 'tp', 'cp', 'dp')} over {_one(t, 'ep', 'etp')} makes {groups} "
+        f"{one(t, 'tp', 'cp', 'dp')} over {one(t, 'ep', 'etp')} makes {groups} "
         f"expert-parallel group{'' if groups == 1 else 's'}, it takes a multiple of {MERGED_GROUPS}; change ep, etp or "
         "pp, or add GPUs"
     )
@@ -393,12 +367,8 @@ def _unpadded(job: Job) -> str:
 def _rounds(job: Job, t: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if job.framework.name not in PYTORCH_MODULES:
-        return _one(t, "pp")
-    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {_one(t, 'pp')}"
-
-
-def _one(t: StrategyTable, *names: str) -> str:
-    return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
+        return one(t, "pp")
+    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {one(t, 'pp')}"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -406,64 +376,65 @@ CHECKS: tuple[Check, ...] = (
         f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
         "workload.model.num_mtp_layers=0")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
-        f"gpus ({j.cluster.num_gpus}) must be a multiple of {_one(t, 'tp', 'cp', 'pp')}; change one of them")),
+        f"gpus ({j.cluster.num_gpus}) must be a multiple of {one(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("fsdp1", "ranks", _fsdp1, lambda j, t: (
-        f"fsdp1: {_one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
+        f"fsdp1: {one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
     Check("heads", "heads", _heads, lambda j, t: (
-        f"{_one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
+        f"{one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
         f"{'' if j.framework.name in PYTORCH_MODULES else 'or be a multiple of '}num_kv_heads "
         f"({j.workload.model.attention.num_kv_heads}); lower tp")),
     Check("widths", "columns", _widths, lambda j, t: (
-        f"{_one(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {_one(t, 'etp')} "
+        f"{one(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {one(t, 'etp')} "
         "those of the experts; lower it")),
+    Check("fp8_widths", "elements", fp8_short, fp8_message),
     Check("experts", "experts", _experts, lambda j, t: (
-        f"{_one(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
+        f"{one(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else
-        f"{_one(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
+        f"{one(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
     Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
-        f"{_one(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {_one(t, 'ep', 'etp')}; "
+        f"{one(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {one(t, 'ep', 'etp')}; "
         "change ep or etp")),
     Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
-        f"torchtitan: {_one(t, 'etp')} must be 1 or {_one(t, 'tp')}, and tp where ep is 1; change etp"
+        f"torchtitan: {one(t, 'etp')} must be 1 or {one(t, 'tp')}, and tp where ep is 1; change etp"
         if j.framework.name in PYTORCH_MODULES else
         f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
     Check("expert_parallel", "ranks", _titan, lambda j, t: (
-        f"torchtitan: {_one(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
+        f"torchtitan: {one(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
         f"({j.framework.dp_replicate}) must divide "
-        f"{_one(t, 'dp')}; change ep or dp_replicate")),
+        f"{one(t, 'dp')}; change ep or dp_replicate")),
     Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
-        f"{j.framework.name}: dispatcher deepep does not run with {_one(t, 'ep', 'etp')}; "
+        f"{j.framework.name}: dispatcher deepep does not run with {one(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.name in PYTORCH_MODULES else 'raise ep'}")),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
-        f"{j.framework.name}: {_what_wants_sp(j)}{_one(t, 'tp')} needs sequence parallelism; set sp=true")),
+        f"{j.framework.name}: {_what_wants_sp(j)}{one(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {_one(t, 'cp')} {_what_of_cp(j)}")),
+        f"{j.framework.name}: {one(t, 'cp')} {_what_of_cp(j)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
-        f"seq_len ({j.workload.batch.seq_len}) does not divide over {_one(t, 'cp', 'tp')}; change cp or tp")),
+        f"seq_len ({j.workload.batch.seq_len}) does not divide over {one(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", _layers, lambda j, t: (
-        f"{_one(t, 'pp', 'vpp')} leaves a chunk of {j.workload.model.num_layers} layers empty; lower one of them")),
+        f"{one(t, 'pp', 'vpp')} leaves a chunk of {j.workload.model.num_layers} layers empty; lower one of them")),
     Check("batch", "sequences", _batch, lambda j, t: (
-        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {_one(t, 'dp', 'micro_batch')}; "
+        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {one(t, 'dp', 'micro_batch')}; "
         "change micro_batch or the degrees")),
     Check("tied_embeddings", "stages", _tied, lambda j, t: (
-        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {_one(t, 'pp')}; set pp=1")),
+        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {one(t, 'pp')}; set pp=1")),
     Check("schedule", "switch", _schedule, lambda j, t: (
         f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
-        f"{_one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
+        f"{one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
-        f"{_one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
+        f"{one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
         f"{_rounds(j, t)}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
-        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {_one(t, 'zero')} with "
-        f"{_one(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
+        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {one(t, 'zero')} with "
+        f"{one(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
     Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
-        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {_one(t, 'ep', 'etp')} must be 1; set them to 1 "
+        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {one(t, 'ep', 'etp')} must be 1; set them to 1 "
         "or leave it out")),
     Check("balancing", "GPUs", _balancing, lambda j, t: (
-        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {_one(t, 'ep')} of at least "
-        f"2 and at most half the experts, and an even number of EP groups: {_one(t, 'tp', 'cp', 'dp')} a multiple of "
-        f"{MERGED_GROUPS} x {_one(t, 'ep', 'etp')}; change ep or leave balancing out")),
+        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {one(t, 'ep')} of at least "
+        f"2 and at most half the experts, and an even number of EP groups: {one(t, 'tp', 'cp', 'dp')} a multiple of "
+        f"{MERGED_GROUPS} x {one(t, 'ep', 'etp')}; change ep or leave balancing out")),
 )  # fmt: skip
 """In the order in which they are applied; ``needless`` and ``memory`` come after costing."""
 

@@ -69,7 +69,7 @@ class Search:
         fits = self.reasons[c.rows] < 0
         step_s = np.where(fits, c.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
-        peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.gemm].value
+        peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value
         flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
         rate = tokens / step_s / self.cluster.num_gpus
         names = np.array([m.text for m in t.recompute_modes], dtype=object)[t.recompute]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mofa.blocks.fp8 import formats_of
 from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
@@ -32,7 +33,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.workload import WorkloadSpec
+from mofa.specs.workload import OLD_FP8, WorkloadSpec
 from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _plan(
     step_s = sum(exposed.values())
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
-    peak = cluster.gpu.peak_flops_per_s[workload.precision.gemm].value
+    peak = cluster.gpu.peak_flops_per_s[workload.precision.peak_format].value
     per_token = model_flops_per_token(workload.model, workload.batch.seq_len, convention)
     model_rate = per_token * tokens / step_s / gpus
     extra = model_flops_per_token(workload.model, workload.batch.seq_len, "causal") * tokens
@@ -361,7 +362,8 @@ def _provenance(
     crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
-    kinds = component_provenance(cluster, workload.precision.gemm, crosses, sizes=sizes, streams=streams, ranks=ranks)
+    formats = formats_of(workload.precision.fp8_recipe)
+    kinds = component_provenance(cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks)
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
     for name, seconds in exposed.items():
@@ -450,4 +452,20 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))
-    return tuple(notes)
+    return (*notes, *_fp8_notes(workload, cluster))
+
+
+def _fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
+    """How the old spelling is read, and whose rates stand in for kernels that were not measured."""
+    recipe = workload.precision.fp8_recipe
+    old = (
+        "precision.gemm: fp8 is read as fp8-delayed, Megatron-Core's default recipe and what it stood for; say "
+        "fp8-delayed, fp8-tensorwise or fp8-blockwise"
+    )
+    curves = cluster.gpu.curves
+    missing = [name for name in formats_of(recipe) if name not in curves.gemm] if recipe else []
+    stand_in = (
+        f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
+        f"{cluster.gpu.name}: PyTorch's scaled product stands in"
+    )
+    return (*([old] if workload.precision.gemm == OLD_FP8 else []), *([stand_in] if missing else []))

@@ -11,7 +11,7 @@ from mofa.routing.scheduled import with_scheduling
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.workload import WorkloadSpec
+from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
@@ -28,13 +28,16 @@ def with_numerics(
         If the GPU or the framework does not have it.
     """
     precision = workload.precision
-    if "fp8" in words:
-        precision = precision.model_copy(update={"gemm": "fp8"})
+    formats = [word for word in (*FP8_RECIPES, OLD_FP8) if word in words]
+    if len(formats) > 1:
+        raise SpecError(f"--with: {' and '.join(formats)} exclude each other; give one of them")
+    if formats:
+        precision = precision.model_copy(update={"gemm": formats[0]})
     if "bf16_moments" in words:
         precision = precision.model_copy(update={"moments": "bf16"})
-    if precision.gemm not in cluster.gpu.peak_flops_per_s:
-        raise SpecError(f"{cluster.gpu.name}: has no {precision.gemm} matrix products; use precision.gemm: bf16")
-    if precision.gemm == "fp8" and framework.name != "megatron":
+    if precision.peak_format not in cluster.gpu.peak_flops_per_s:
+        raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
+    if precision.fp8_recipe and framework.name != "megatron":
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
     if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
@@ -43,8 +46,8 @@ def with_numerics(
             f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
             "use megatron, whose Transformer Engine has them apart"
         )
-    if framework.fp8_params and precision.gemm != "fp8":
-        raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8")
+    if framework.fp8_params and not precision.fp8_recipe:
+        raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8-delayed")
     if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
         raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
     if workload.optimizer.implementation is not None:

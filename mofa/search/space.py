@@ -14,7 +14,7 @@ from mofa.specs.complete import default_zero
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategyTable
-from mofa.specs.workload import WorkloadSpec
+from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
 MAX_CP = 64
@@ -26,7 +26,7 @@ MIN_CP_TOKENS = 1024
 SOLVED = -2
 """``recompute_layers`` of rows whose number of recomputed layers is yet to be solved."""
 
-WITH = ("fp8", "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks", "moeblaze")
+WITH = (*FP8_RECIPES, OLD_FP8, "bf16_moments", "deepep", "zbv", "micro_moe", "token_chunks", "moeblaze")
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
 WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full")
@@ -95,9 +95,10 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         modes.append((RecomputeSpec.parse("selective"), -1))
+        recipe = workload.precision.fp8_recipe
         every = tuple(
             m for m in ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
-            if unsupported(framework, RecomputeSpec(kind="selective", modules=(m,)), model) is None
+            if unsupported(framework, RecomputeSpec(kind="selective", modules=(m,)), model, recipe) is None
         )  # fmt: skip
         if every != ("core_attn",):
             modes.append((RecomputeSpec(kind="selective", modules=every), -1))

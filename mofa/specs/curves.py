@@ -7,11 +7,11 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,9 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import Count, Fact, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
+from mofa.specs.products import FALLBACK, STREAM_FALLBACK
+from mofa.specs.products import GemmFormat as GemmFormat
 
-GemmFormat = Literal["bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"]
-"""What selects a product's kernels. ``fp8`` is PyTorch's scaled product; the others are Transformer Engine's: one scale
-a tensor with fast accumulation and with split accumulators (promoted to fp32 as the sum goes on), blocks of 1 x 128 by
-blocks of 128 x 128, and blocks of 1 x 128 on both sides, as weight gradients have them."""
-ELEMENT_BYTES: dict[str, float] = {
-    "bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "fp8_fast": 1.0, "fp8_split": 1.0, "fp8_block": 1.0, "fp8_block_rows": 1.0,
-}  # fmt: skip
-"""Bytes of an operand's element in each format. [B]"""
-FALLBACK: dict[str, GemmFormat] = {
-    "fp8_fast": "fp8", "fp8_split": "fp8", "fp8_block": "fp8", "fp8_block_rows": "fp8",
-}  # fmt: skip
-"""The format whose curve stands in where a GPU's own was not measured."""
 Backend = Literal["cudnn", "flash", "flash1"]
 FloatArray = NDArray[np.float64]
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -403,6 +393,20 @@ class ReleaseCurves(Spec):
     stream: dict[StreamKey, StreamCurve] = {}
 
 
+AnyCurve = TypeVar("AnyCurve", bound=Curve)
+
+
+def _filled(curves: Mapping[GemmFormat, AnyCurve]) -> dict[GemmFormat, AnyCurve]:
+    """Curves with stand-ins for formats that have none of their own."""
+    found = dict(curves)
+    for name, other in FALLBACK.items():
+        if name not in found and other in found:
+            known = found[other]
+            kind = "transferred" if known.provenance == "measured" else known.provenance
+            found[name] = known.model_copy(update={"provenance": kind, "source": f"{other}'s, {known.source}"})
+    return found
+
+
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
 
@@ -442,6 +446,16 @@ class GpuCurves(Spec):
                 raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
         return self
 
+    @cached_property
+    def products(self) -> dict[GemmFormat, GemmCurve]:
+        """Dense products by format; one that was not measured takes :data:`FALLBACK`'s curve, as transferred."""
+        return _filled(self.gemm)
+
+    @cached_property
+    def grouped_products(self) -> dict[GemmFormat, GroupedGemmCurve]:
+        """Experts' products by format, likewise."""
+        return _filled(self.grouped_gemm)
+
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
         own = self.releases.get(release)
@@ -477,6 +491,8 @@ class GpuCurves(Spec):
         """The curve of a memory-bound op: compiled where it was measured compiled, else eager, else the default."""
         if " " in like:
             return self.stream.get(like) or self.stream_like(like.split()[1], compiled)
+        if like in STREAM_FALLBACK and not any(f"{v} {like}" in self.stream for v in ("eager", "compiled")):
+            like = STREAM_FALLBACK[like]
         if like:
             for variant in ("compiled", "eager") if compiled else ("eager", "compiled"):
                 if (curve := self.stream.get(f"{variant} {like}")) is not None:

@@ -172,7 +172,7 @@ class FrameworkSpec(Spec):
     def gathered_bytes_per_param(self, gemm: str) -> float:
         """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.
         [B/param]"""
-        return 1.0 if self.fp8_params and gemm == "fp8" else 2.0
+        return 1.0 if self.fp8_params and gemm != "bf16" else 2.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -20,13 +20,39 @@ class BatchSpec(Spec):
     """Sequences per optimizer step."""
 
 
+Products = Literal["bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "fp8"]
+FP8_RECIPES = ("fp8-delayed", "fp8-tensorwise", "fp8-blockwise")
+OLD_FP8 = "fp8"
+"""The spelling of before recipes were told apart. It is read as delayed scaling: that is Megatron-Core's own default
+(``fp8_recipe``, transformer_config.py), and what the spelling stood for, casts that look for the largest as they go."""
+
+
 class PrecisionSpec(Spec):
     """Number formats that are part of the training recipe; the search never changes them by itself."""
 
-    gemm: Literal["bf16", "fp8"] = "bf16"
+    gemm: Products = "bf16"
+    """Format of the layers' matrix products. fp8 comes with how it is scaled: by a tensor's largest of earlier steps
+    (``fp8-delayed``), its largest now (``fp8-tensorwise``), or blocks of 1 x 128, of weights 128 x 128
+    (``fp8-blockwise``)."""
     params: Literal["bf16", "fp32"] | None = None
     """Format of the parameters that the framework holds; its own default where absent."""
     moments: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def fp8_recipe(self) -> str:
+        """How fp8 products are scaled: ``delayed``, ``tensorwise`` or ``blockwise``; empty without fp8.
+
+        Examples
+        --------
+        >>> [PrecisionSpec(gemm=gemm).fp8_recipe for gemm in ("bf16", "fp8-blockwise", "fp8")]
+        ['', 'blockwise', 'delayed']
+        """
+        return "delayed" if self.gemm == OLD_FP8 else self.gemm.partition("-")[2]
+
+    @property
+    def peak_format(self) -> Literal["bf16", "fp8"]:
+        """The format whose peak rate the products can reach."""
+        return "fp8" if self.fp8_recipe else "bf16"
 
 
 class OptimizerSpec(Spec):

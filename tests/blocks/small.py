@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.frameworks import megatron, megatron_local
 from mofa.blocks.op import Gemm, Grouped, Op, Tape
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.specs.framework import FrameworkSpec, implied
 from mofa.specs.model import ModelSpec
 

@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.liveness import block_memory
 from mofa.cost.lives import life
 from mofa.specs.model import ModelSpec

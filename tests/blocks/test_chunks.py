@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute, backward
+from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockKind, BlockTapes, block_forward
 from mofa.blocks.chunks import chunked
 from mofa.blocks.op import Collective, Grouped, Tape
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.liveness import block_memory
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import embedding
 from mofa.blocks.frameworks.megatron_local import persistent_buffers
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from tests.blocks.small import build, context, framework, gpt, kept, primitives
 
 CORE_ATTENTION = Recompute(kind="regions", checkpoint=frozenset({"core_attn"}))

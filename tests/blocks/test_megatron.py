@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block, head
 from mofa.blocks.frameworks import megatron
 from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block, embedding, head
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES, kept_outputs
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.blockcost import cached_bytes
 from mofa.cost.liveness import block_memory
 from mofa.specs.model import ModelSpec

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.blocks.backward import Recompute
 from mofa.blocks.build import head
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES
+from mofa.blocks.recomputation import Recompute
 from mofa.cost.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec

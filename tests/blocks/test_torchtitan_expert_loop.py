@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import Recompute
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.op import Grouped, Op, Stream
+from mofa.blocks.recomputation import Recompute
 from mofa.replay.replay import Replayer
 from tests.blocks.small import EXPERTS, framework, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.build import BlockKind, BlockTapes, block, block_forward
 from mofa.blocks.chunks import chunked
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import RENEWAL
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.lingering import Lingering
 from mofa.cost.peak import closer, stage_bytes

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
 from mofa.blocks.frameworks.megatron_linear import (
+    attention_output,
     buffer_gather,
     column_linear,
-    fp8_cast,
     norm,
     residual,
     row_linear,
     weight_grad,
+    whole_linear,
 )
 from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
@@ -97,14 +98,10 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     assert a.kind == "mla"
     t, s, e, hidden = ctx.tokens, ctx.shard, ctx.element, float(ctx.model.hidden)
     rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
-    x8 = kept = h
-    if ctx.gemm_format == "fp8":
-        x8, kept = fp8_cast(b, ctx, h, "down", s * hidden, s * hidden)
-    extra = weight_grad(ctx)
     q = h
     if a.q_lora_rank is not None:
-        q = linear(b, ctx, x8, "q_down", m=s, n=float(a.q_lora_rank), k=hidden, saves=(kept,), **extra)
-    kv = linear(b, ctx, x8, "kv_down", m=s, n=float(rank + rope_dim), k=hidden, saves=(kept,), **extra)
+        q = whole_linear(b, ctx, h, "q_down", float(a.q_lora_rank), hidden)
+    kv = whole_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
@@ -247,6 +244,6 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
 
 
 PRIMITIVES = Primitives(
-    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output,
     residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, wrap_block=wrap_block,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
+from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import HEAD, heads_norm_back, linear, sp_gather, tp_copy, tp_reduce
 
@@ -29,74 +30,57 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     return norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
 
 
-def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float) -> str:
-    """Column-parallel linear: the shard of its input is kept, gathered for the product and again for the gradient."""
-    kept = h
-    if ctx.gemm_format == "fp8":
-        elements = b.tensors[h].bytes / ctx.element
-        h, kept = fp8_cast(b, ctx, h, name, elements, elements)
-    h = tp_copy(b, ctx, h, name, k)
-    full = fp8_gather(b, ctx, h, name, k) if ctx.gemm_format == "fp8" else sp_gather(b, ctx, h, name, k)
-    return linear(
-        b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(kept,),
-        regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
-    )  # fmt: skip
+def column_linear(
+    b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float, *, kept_anyway: bool = False
+) -> str:  # fmt: skip
+    """Column-parallel linear: the shard of its input is kept, gathered for the product and again for the gradient.
 
-
-def fp8_gather(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """All-gather of what was cast already, a byte an element; the gradient is reduced as it is.
-
-    Transformer Engine's module/linear.py: ``cast_to_fp8`` before ``gather_along_first_dim``, forward and backward.
+    ``kept_anyway``: another op keeps its input.
     """
-    elements = ctx.tokens * width
-    out = b.tensor(f"{name}.full", 1.0 * elements, grad_bytes=elements * ctx.element)
-    reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
-    back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
-    work = Collective("all_gather", "tp", 1.0 * elements)
-    op = Op(f"{name}.all_gather", "tp", work, (x,), (out,), present=ctx.gathers, stream="tp", back=back)
-    return b.add(op)
-
-
-def fp8_scatter(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """Reduction behind an fp8 row-parallel linear; the shard of its gradient is cast before it is gathered.
-
-    Transformer Engine's module/base.py: ``grad_output_preprocess``, "FP8 case with gather".
-    """
-    gathered = Collective("all_gather", "tp", ctx.tokens * width * 1.0)
-    back = Back(work=gathered, family="tp", present=ctx.gathers, stream="tp")
-    return tp_reduce(b, ctx, x, name, width, scattered_back=back)
-
-
-def fp8_cast(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, rows: FloatK) -> tuple[str, str]:
-    """Cast and transpose for an fp8 product: the row-wise copy that it reads, the column-wise one that is kept.
-
-    Where products take any layout one copy is both. ``elements`` that are held, ``rows`` that are moved (elements as
-    well): they differ where routing is uneven.
-    """
-    row = b.tensor(f"{name}.fp8", 1.0 * elements, grad_bytes=elements * ctx.element)
-    if not ctx.fp8_transposes:
-        b.add(
-            Op(f"{name}.cast", "memory_bound", Stream(3.0 * rows, like="cast_down"), (x,), (row,), launches=2,
-               back=Back(3.0 * rows, 2, like="cast_down"))
+    if ctx.fp8 is None:
+        full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
+        return linear(
+            b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
+            regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
         )  # fmt: skip
-        return row, row
-    column = b.tensor(f"{name}.fp8_t", 1.0 * elements, grad=False)
-    b.add(
-        Op(f"{name}.cast", "memory_bound", Stream(4.0 * rows, like="cast_down"), (x,), (row, column), launches=2,
-           back=Back(4.0 * rows, 2, like="cast_down"))
-    )  # fmt: skip
-    return row, column
+    elements = b.tensors[h].bytes / ctx.element
+    operand = fp8.cast_input(b, ctx, h, name, elements, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
+    full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
+    received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
+    return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
+                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
 
 
-def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
-    """Row-parallel linear and the reduction of its partial results."""
-    kept = x
-    if ctx.gemm_format == "fp8":
-        elements = b.tensors[x].bytes / ctx.element
-        x, kept = fp8_cast(b, ctx, x, name, elements, elements)
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(kept,), **weight_grad(ctx))
-    reduce = fp8_scatter if ctx.gemm_format == "fp8" else tp_reduce
-    return reduce(b, ctx, partial, name, n)
+def row_linear(
+    b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK, *, kept_anyway: bool = False
+) -> str:  # fmt: skip
+    """Row-parallel linear and the reduction of its partial results.
+
+    In fp8 the shard of its gradient is cast before it is gathered (module/base.py, ``grad_output_preprocess``).
+    """
+    if ctx.fp8 is None:
+        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
+        return tp_reduce(b, ctx, partial, name, n)
+    operand = fp8.cast_input(b, ctx, x, name, b.tensors[x].bytes / ctx.element, kept_anyway=kept_anyway)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n, gathered=ctx.tokens * n)
+    partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
+                     prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
+    return tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
+
+
+def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+    """The row-parallel linear behind attention, which keeps its output itself."""
+    return row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+
+
+def whole_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
+    """A linear that each rank has whole, over its shard of the tokens."""
+    if ctx.fp8 is None:
+        return linear(b, ctx, x, name, m=ctx.shard, n=n, k=k, saves=(x,), **weight_grad(ctx))
+    operand = fp8.cast_input(b, ctx, x, name, ctx.shard * k)
+    received = fp8.cast_gradient(b, ctx, name, ctx.shard * n)
+    return linear(b, ctx, operand.row, name, m=ctx.shard, n=n, k=k, saves=operand.saves,
+                  prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:

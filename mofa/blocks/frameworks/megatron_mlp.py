@@ -63,7 +63,8 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     f = width / ctx.tp
     n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
     b.region = "mlp" if name == "mlp" else b.region
-    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden)
+    # the router keeps the shared experts' input as well (moe/shared_experts.py)
+    fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
     b.region = ""

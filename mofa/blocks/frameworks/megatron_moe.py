@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
-from mofa.blocks.frameworks.megatron_linear import fp8_cast, weight_grad
+from mofa.blocks.frameworks import megatron_fp8 as fp8
+from mofa.blocks.frameworks.megatron_linear import weight_grad
 from mofa.blocks.frameworks.megatron_mlp import activation, mlp
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
@@ -137,33 +138,35 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    saved = x
-    if ctx.gemm_format == "fp8":
-        x, saved = fp8_cast(b, ctx, x, "experts.fc1", kept * hidden, rows * hidden)
+    actual = rows, kept
+    if ctx.fp8 is not None:
+        x = fp8.pad(b, ctx, x, rows, kept)
+        rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
+    x, saves, ready = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
     grads = weight_grad(ctx)
     per_param, moved = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     fc1 = b.tensor("experts.fc1", kept * n * e)
     b.add(
         Op("experts.fc1", "grouped_gemm", Grouped(rows, local, n, hidden, ctx.gemm_format, sequential=sequential),
-           (x,), (fc1,), (saved,), launches=launches, weight="experts.fc1", weight_params=local * n * hidden,
+           (x,), (fc1,), saves, launches=launches, prepared=ready, weight="experts.fc1",
+           weight_params=local * n * hidden,
            weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
     if not gated or not ctx.framework.fused_swiglu:
         act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
-    saved = act
-    if ctx.gemm_format == "fp8":
-        act, saved = fp8_cast(b, ctx, act, "experts.fc2", kept * f, rows * f)
+    act, saves, ready = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
     out = b.tensor("experts.out", kept * hidden * e)
     b.add(
         Op("experts.fc2", "grouped_gemm", Grouped(rows, local, hidden, f, ctx.gemm_format,
-           sequential=sequential), (act,), (out,), (saved,), launches=launches, weight="experts.fc2",
+           sequential=sequential), (act,), (out,), saves, launches=launches, prepared=ready, weight="experts.fc2",
            weight_params=local * f * hidden,
            weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
            accumulate_bytes_per_param=moved, num_weights=local)
     )  # fmt: skip
-    return expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+    out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
+    return out if ctx.fp8 is None else fp8.unpad(b, ctx, out, *actual)
 
 
 def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launches: FloatK) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mofa.blocks.backward import NO_RECOMPUTE, Recompute
 from mofa.blocks.frameworks.torchtitan import kept_outputs
 from mofa.blocks.op import Tape
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -56,8 +56,14 @@ def modes(framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, m
     return Recompute(kind="full", early_stop=early_stop)
 
 
-def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec) -> str | None:
-    """Why a framework cannot recompute so, or None."""
+DISCARDED_FP8 = ("moe_act", "layernorm")
+"""Modules that Megatron-Core refuses to recompute under delayed scaling (transformer_config.py)."""
+
+
+def unsupported(
+    framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec, fp8_recipe: str = ""
+) -> str | None:  # fmt: skip
+    """Why a framework cannot recompute so, or None; ``fp8_recipe`` is how its fp8 products are scaled, if any are."""
     if spec.token_chunks > 1 and (
         model.moe is None or framework.name != "megatron" or framework.dispatcher == "deepep"
     ):
@@ -74,6 +80,12 @@ def unsupported(framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec)
         return None
     if titan:
         return "recompute: selective modules are Megatron's; torchtitan has none, ops, every:n and full"
+    if fp8_recipe == "delayed" and (refused := [m for m in spec.modules if m in DISCARDED_FP8]):
+        # "Delayed scaling does not support moe_act and layernorm recompute for fp8." (transformer_config.py)
+        return (
+            f"recompute: Megatron-Core refuses module {' and '.join(refused)} with delayed scaling; "
+            "use precision.gemm: fp8-tensorwise or fp8-blockwise, or leave the module out"
+        )
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
 
 

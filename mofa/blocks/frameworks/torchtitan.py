@@ -8,7 +8,6 @@ a dense block is one graph of fused kernels; embedding, final norm and output la
 from __future__ import annotations
 
 from mofa.blocks import parts
-from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
@@ -46,6 +45,7 @@ from mofa.blocks.op import (
     Tape,
     TapeBuilder,
 )
+from mofa.blocks.recomputation import OUTSIDE
 from mofa.specs.model import ModelSpec
 
 

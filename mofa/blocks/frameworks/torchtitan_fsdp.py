@@ -8,7 +8,6 @@ their own under expert parallelism, prefetched explicitly.
 
 from __future__ import annotations
 
-from mofa.blocks.backward import OUTSIDE
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
 from mofa.blocks.frameworks.fsdp_pieces import (
@@ -34,6 +33,7 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 )
 from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Stream, Tape, TapeBuilder
+from mofa.blocks.recomputation import OUTSIDE
 
 CALL_PYTHON = 4
 """Functions of Python in FSDP's hooks around a module's forward that neither gathers nor shards: a function of autograd

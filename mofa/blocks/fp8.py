@@ -1,0 +1,118 @@
+"""Transformer Engine's fp8 recipes: what each casts, keeps, gathers and multiplies with, as a record of traits.
+
+Read in Transformer Engine 2.20.2 (``te``: pytorch/; ``csrc``: its extension) and Megatron-Core 0.16.1. All layers'
+linears are in fp8: the first and the last too (``first_last_layers_bf16`` is off by default, and delayed scaling refuses it:
+transformer_config.py). Embedding, head, router, norms' arithmetic and attention stay in bf16 or fp32 (``fp8_dpa`` off).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mofa.blocks.op import BACK_FORMATS, Format
+
+BLOCK = 128.0
+"""Elements that share a scale, along a row or a column; of weights a square of them. [-]"""
+SCALE_BYTES = 4.0
+"""Of a scale, fp32. [B]"""
+ALIGNED_ROWS = 16.0
+"""Rows of an expert's input are padded to a multiple of this under all three recipes (te/quantization.py,
+``get_align_size_for_quantization``; megatron's fp8_utils.py, ``get_fp8_align_size``). [tokens]"""
+TENSORS_PER_CAST = 64.0
+"""Tensors that one launch of delayed scaling's cast of several takes (common/transpose/multi_cast_transpose.cu,
+``kMaxTensorsPerKernel``). [-]"""
+
+
+@dataclass(frozen=True)
+class Fp8Recipe:
+    """How one recipe treats a linear layer's operands.
+
+    A copy is *row-wise* as the tensor lies, or *column-wise*, transposed: products with one scale a tensor, on GPUs
+    that want the summed dimension innermost, and all products of blocks read one of each.
+    """
+
+    name: Literal["delayed", "tensorwise", "blockwise"]
+    product: Format
+    """Kind of the forward's product; the backward's follow from it (:data:`mofa.blocks.op.BACK_FORMATS`)."""
+    row_cast: str
+    """Measured op of a cast to the row-wise copy alone; with the search for the largest where that is a kernel."""
+    both_cast: str
+    """To both copies."""
+    column_cast: str
+    """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
+    weight_cast: str
+    amax_bytes: float
+    """Read per element to find the largest in a kernel of its own. [B]"""
+    launches: int
+    """Kernels of a cast: the largest, the scale of it, the cast. [-]"""
+    scale_bytes: float
+    """Of scales that are kept, per element of a copy. [B]"""
+    gathers_rows_alone: bool
+    """Under sequence parallelism the row-wise copy is kept, gathered and then transposed (te/distributed.py,
+    ``_all_gather_fp8``); else each copy is gathered in its turn, the column-wise one into a buffer from which it is put
+    in order (``_start_all_gather_fp8_blockwise``)."""
+    reduces_amax: bool
+    """Whether the largest of a shard is reduced over the tensor-parallel group before the cast (csrc/quantizer.cpp,
+    ``Float8CurrentScalingQuantizer::quantize_impl``)."""
+    norm: Literal["casts", "finds amax", "bf16"]
+    """What the norm in front of a linear does of its cast (csrc/extensions/normalization.cpp, ``rmsnorm_fwd``)."""
+    keeps_inputs: bool
+    """Whether linears keep a bf16 input that is kept by another op anyway, and cast it again backward
+    (``set_save_original_input`` in Megatron's attention.py, multi_latent_attention.py and moe/shared_experts.py)."""
+    casts_experts_together: bool
+    """One launch for the casts of many experts (csrc/extensions/cast.cpp, ``multi_tensor_quantize_impl``)."""
+
+    def bytes_of(self, copies: int) -> float:
+        """Moved by a cast to one or two copies, per element: read in bf16, once more for the largest. [B]
+
+        Examples
+        --------
+        >>> [FP8_RECIPES[name].bytes_of(2) for name in ("delayed", "tensorwise")]
+        [4.0, 6.0]
+        """
+        return 2.0 + self.amax_bytes + copies * 1.0
+
+    def copy_bytes(self) -> float:
+        """Held by a copy per element, with its scales. [B]
+
+        Examples
+        --------
+        >>> [FP8_RECIPES[name].copy_bytes() for name in ("tensorwise", "blockwise")]
+        [1.0, 1.03125]
+        """
+        return 1.0 + self.scale_bytes
+
+
+FP8_RECIPES: dict[str, Fp8Recipe] = {
+    "delayed": Fp8Recipe(
+        "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
+        "fp8_cast_both_delayed", amax_bytes=0.0, launches=1, scale_bytes=0.0, gathers_rows_alone=True,
+        reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
+    ),
+    "tensorwise": Fp8Recipe(
+        "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
+        "fp8_cast_both_tensorwise", amax_bytes=2.0, launches=4, scale_bytes=0.0, gathers_rows_alone=True,
+        reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
+    ),
+    "blockwise": Fp8Recipe(
+        "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
+        "fp8_cast_weight_block", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
+        gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True, casts_experts_together=False,
+    ),
+}  # fmt: skip
+"""By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in
+one kernel. Current scaling looks for it first: a memset, the search, the scale, the cast (``quantize_impl``). Blocks
+find theirs in the cast's kernel."""
+
+
+def formats_of(recipe: str) -> tuple[Format, ...]:
+    """Kinds of the products of a layer in a recipe, or in bf16 without one.
+
+    Examples
+    --------
+    >>> formats_of(""), formats_of("blockwise")
+    (('bf16',), ('fp8_block', 'fp8_block_rows'))
+    """
+    product: Format = FP8_RECIPES[recipe].product if recipe else "bf16"
+    return tuple(dict.fromkeys((product, *BACK_FORMATS.get(product, ()))))

@@ -1,0 +1,50 @@
+"""What of a block is not kept for its backward pass but computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mofa.blocks.chunks import CHUNK
+from mofa.blocks.op import Op
+
+OUTSIDE = "data_parallel"
+"""The region of ops that no recomputation repeats."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What is not kept but computed again.
+
+    ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs, and
+    a region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding
+    checkpoint). ``keep_outputs`` are ops whose outputs a full recomputation keeps and does not repeat
+    (op-level selective checkpoint). A token chunk is always a checkpoint of its own (:mod:`mofa.blocks.chunks`), also
+    where all else is recomputed: what comes after it in the layer is then not repeated. ``early_stop`` ends the
+    repetition once the last needed tensor is there. ``reentrant`` is a checkpoint that is a function of Python with a
+    backward of its own: up to its end that holds what the group read, what it made again and the gradients it was
+    given (Megatron's ``CheckpointFunction``).
+    """
+
+    kind: Literal["none", "full", "regions"] = "none"
+    checkpoint: frozenset[str] = frozenset()
+    discard: frozenset[str] = frozenset()
+    keep_outputs: frozenset[str] = frozenset()
+    early_stop: bool = False
+    reentrant: bool = False
+
+    def group_of(self, op: Op) -> str:
+        """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
+        if op.region == OUTSIDE or (not op.region and self.kind != "full"):
+            return ""
+        if op.region.startswith(CHUNK):
+            return op.region
+        if self.kind == "full":
+            return "full"
+        for region in (*self.checkpoint, *self.discard) if op.region else ():
+            if op.region == region or op.region.startswith(region + "."):
+                return region
+        return ""
+
+
+NO_RECOMPUTE = Recompute()

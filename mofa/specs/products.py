@@ -1,0 +1,23 @@
+"""Kinds of matrix products and of fp8 casts, and which stand in where a GPU's own were not measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+GemmFormat = Literal["bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"]
+"""What selects a product's kernels. ``fp8`` is PyTorch's scaled product; the others are Transformer Engine's: one scale
+a tensor with fast accumulation and with split accumulators (promoted to fp32 as the sum goes on), blocks of 1 x 128 by
+blocks of 128 x 128, and blocks of 1 x 128 on both sides, as weight gradients have them."""
+ELEMENT_BYTES: dict[str, float] = {
+    "bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "fp8_fast": 1.0, "fp8_split": 1.0, "fp8_block": 1.0, "fp8_block_rows": 1.0,
+}  # fmt: skip
+"""Bytes of an operand's element in each format. [B]"""
+FALLBACK: dict[GemmFormat, GemmFormat] = {
+    "fp8_fast": "fp8", "fp8_split": "fp8", "fp8_block": "fp8", "fp8_block_rows": "fp8",
+}  # fmt: skip
+"""The format whose curve stands in where a GPU's own was not measured."""
+STREAM_FALLBACK = dict.fromkeys(
+    ("fp8_cast_delayed", "fp8_cast_tensorwise", "fp8_cast_block", "fp8_cast_both_delayed", "fp8_cast_both_tensorwise",
+     "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block", "fp8_transpose"), "cast_down",
+)  # fmt: skip
+"""Memory-bound ops of Transformer Engine's fp8 layers, and the op whose rate stands in where they were not measured."""
