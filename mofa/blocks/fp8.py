@@ -1,7 +1,7 @@
 """Transformer Engine's fp8 recipes: what each casts, keeps, gathers and multiplies with, as a record of traits.
 
 Read in Transformer Engine 2.20.2 (``te``: pytorch/; ``csrc``: its extension) and Megatron-Core 0.16.1. All layers'
-linears are in fp8: the first and the last too (``first_last_layers_bf16`` is off by default, and delayed scaling refuses it:
+linears are in fp8: the first and the last too (``first_last_layers_bf16`` is off by default, delayed scaling refuses it:
 transformer_config.py). Embedding, head, router, norms' arithmetic and attention stay in bf16 or fp32 (``fp8_dpa`` off).
 """
 

@@ -22,6 +22,9 @@ HOST_BOUND_IDLE = 0.1
 """Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
 LEARNED_ON = "H200"
 """The GPU on whose runs facts are learned, a word of its name: a GH200 is another."""
+DEALT_BY_MODEL = ("megatron",)
+"""Frameworks whose runs are halved by their model, so that judging runs are of models that no fitting run has; their
+facts are learned on every GPU."""
 REPEATS = ("", "-again", "-third")
 """What the names of the three runs of one configuration end in."""
 
@@ -140,8 +143,10 @@ class Record(Spec):
 
     @property
     def half(self) -> Split:
-        """What the record is for: facts are learned from the fitting half of the H200's, all others judge."""
-        return self.split if LEARNED_ON in self.environment.gpu.split() else "judging"
+        """What the record is for: facts are learned from the fitting half, of frameworks that are not halved by their
+        model on H200 alone; all others judge."""
+        learned = self.run.framework["name"] in DEALT_BY_MODEL or LEARNED_ON in self.environment.gpu.split()
+        return self.split if learned else "judging"
 
 
 def configuration_hash(run: RunSpec) -> str:
@@ -155,6 +160,17 @@ def configuration_hash(run: RunSpec) -> str:
     default = {name: field.default for name, field in StrategySpec.model_fields.items()}
     content["strategy"] = {k: v for k, v in content["strategy"].items() if k not in default or v != default[k]}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def split_of_model(run: RunSpec) -> Split:
+    """The half of a run that is dealt by its model: by a hash of the model but its name and number of layers.
+
+    It depends on nothing else, so it is known before anything is measured. The run must be spelled out.
+    """
+    model = run.model_dump(mode="json", by_alias=True)["model"]
+    structure = {key: value for key, value in model.items() if key not in ("name", "source", "num_layers")}
+    digest = hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()
+    return "fitting" if int(digest, 16) % 2 else "judging"
 
 
 def assign_splits(

@@ -20,11 +20,13 @@ from mofa.measure.launch import Outcome, Task, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import (
+    DEALT_BY_MODEL,
     REPEATS,
     Record,
     Split,
     assign_splits,
     read_records,
+    split_of_model,
     write_record,
 )
 from mofa.measure.results import record_of
@@ -191,8 +193,11 @@ def _line(record: Record) -> str:
 def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Split]:
     existing = [(str(r.run.framework["name"]), configuration_of(r.run), r.split) for r in records]
     there = {r.run.id for r in records}
-    wanted = {id: (run.framework.name, run.configuration) for id, run in runs.items() if id not in there}
-    return assign_splits(wanted, existing)
+    todo = {id: run for id, run in runs.items() if id not in there}
+    by_model = {id: run for id, run in todo.items() if run.framework.name in DEALT_BY_MODEL}
+    wanted = {id: (run.framework.name, run.configuration) for id, run in todo.items() if id not in by_model}
+    dealt = {id: split_of_model(run.spelled_out()) for id, run in by_model.items()}
+    return {**assign_splits(wanted, existing), **dealt}
 
 
 def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, ExpandedRun]:

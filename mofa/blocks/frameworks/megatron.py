@@ -17,7 +17,6 @@ from mofa.blocks.frameworks.megatron_linear import (
     column_linear,
     norm,
     residual,
-    row_linear,
     weight_grad,
     whole_linear,
 )
