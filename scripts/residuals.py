@@ -1,13 +1,15 @@
-"""Residuals of the fitting half of the measured runs, written to hardware_profiles/residuals.yaml.
+"""Residuals of the fitting halves, written to hardware_profiles/residuals.yaml and step_residuals.csv.
 
-python scripts/residuals.py
+python scripts/residuals.py [PROCESSES]
 
-As `mofa validate` scores them: each on its own host, repeats of one configuration as one by their median error; traced
-runs, whose profiler takes memory and time, not at all. The judging half is not predicted.
+As `mofa validate` scores them: measured runs each on its own host, repeats of one configuration as one by their median
+error; traced runs, whose profiler takes memory and time, not at all. The judging halves are not predicted. The memory
+margin rests on our runs on H200, the bands of steps on those of all GPUs and on published runs.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,58 +17,41 @@ import numpy as np
 import yaml
 
 from mofa.report.save import write_atomic
-from mofa.specs.framework import PYTORCH_MODULES
-from mofa.validate.reference import measured_references
-from mofa.validate.score import score_run
+from mofa.specs.residuals import FILE, STEPS_FILE
+from mofa.validate.bands import fit, residual_of, residuals_csv
+from mofa.validate.run import references
+from mofa.validate.score import RunScore, score
+from mofa.validate.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
-PATH = ROOT / "hardware_profiles" / "residuals.yaml"
+PROFILES = ROOT / "hardware_profiles"
 HEAD = "# Made by python scripts/residuals.py; the memory margin and the band of step times rest on it.\n"
 
 
-def residuals() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Measured over predicted - 1 per configuration: device memory, and the step by kind of framework."""
-    device: dict[str, float] = {}
-    step: dict[str, dict[str, float]] = {"megatron": {}, "torchtitan": {}}
-    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
-        found, _ = measured_references(ROOT / "reference_runs" / "measured", Path(scratch))
-        for reference in found:
-            if reference.group != "measured-fitting" or reference.outcome.oom or reference.id.endswith("-traced"):
-                continue
-            run = score_run(reference)
-            if run.peak_device is not None:
-                device[run.id] = 1 / (1 + run.peak_device.error) - 1
-            if run.step_time is not None:
-                kind = "torchtitan" if run.framework.split()[0] in PYTORCH_MODULES else "megatron"
-                step[kind][run.id] = 1 / (1 + run.step_time.error) - 1
-    return device, step
+def fitting_runs(processes: int | None = None) -> list[RunScore]:
+    """Every run that may be learned from, predicted."""
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
+        found, _ = references(ROOT / "reference_runs", Path(scratch), spread=spread)
+        runs, _ = score([reference for reference in found if reference.split == "fitting"], spread=spread)
+    return [run for run in runs if not run.traced]
 
 
-def facts() -> dict[str, object]:
-    """The file's content."""
-    device, step = residuals()
-
-    def fact(values: dict[str, float], quantile: float, what: str) -> dict[str, object]:
-        source = (
-            f"{quantile:.0%} quantile of measured over replayed {what} - 1, {len(values)} configurations of the "
-            "fitting half of reference_runs/measured on H200; python scripts/residuals.py"
-        )
-        return {
-            "value": round(float(np.quantile(list(values.values()), quantile)), 4),
-            "provenance": "measured",
-            "source": source,
-        }
-
-    return {
-        "device_memory": fact(device, 0.99, "device memory"),
-        "step": {
-            kind: {"low": fact(values, 0.1, "step time"), "high": fact(values, 0.9, "step time")}
-            for kind, values in step.items()
-        },
-    }
+def device_memory(runs: list[RunScore]) -> dict[str, object]:
+    """The 99 % quantile of measured over predicted device memory - 1, of our runs on H200."""
+    ours = [run.peak_device for run in runs if run.group == "measured-fitting" and run.peak_device is not None]
+    source = (
+        f"99% quantile of measured over replayed device memory - 1, {len(ours)} configurations of the "
+        "fitting half of reference_runs/measured on H200; python scripts/residuals.py"
+    )
+    value = float(np.quantile([1 / (1 + device.error) - 1 for device in ours], 0.99))
+    return {"value": round(value, 4), "provenance": "measured", "source": source}
 
 
 if __name__ == "__main__":
-    text = HEAD + yaml.safe_dump(facts(), sort_keys=False, allow_unicode=True, width=116)
-    write_atomic(PATH, text.encode())
+    runs = fitting_runs(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+    residuals = sorted(filter(None, map(residual_of, runs)), key=lambda item: (item.source, item.id))
+    facts = {"device_memory": device_memory(runs), "step": fit(residuals).model_dump(mode="json")}
+    text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
+    write_atomic(PROFILES / STEPS_FILE, residuals_csv(residuals).encode())
+    write_atomic(PROFILES / FILE, text.encode())
     print(text, end="")

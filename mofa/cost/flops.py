@@ -67,3 +67,19 @@ def model_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConve
     convention is ``causal``.
     """
     return 6.0 * matmul_params(model) + 3.0 * attention_flops_per_token(model, seq_len, convention)
+
+
+@lru_cache(maxsize=64)
+def routed_fraction(model: ModelSpec, seq_len: int) -> float:
+    """Share of the model FLOPs that routed experts do, multi-token prediction not counted. [-]
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_workload
+    >>> routed_fraction(load_workload("llama3-8b").model, 4096)
+    0.0
+    """
+    if model.moe is None:
+        return 0.0
+    active = layer_params(model, True).routed * model.moe.top_k / model.moe.num_experts
+    return 6.0 * model.num_moe_layers * active / model_flops_per_token(model, seq_len)

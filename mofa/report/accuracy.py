@@ -163,6 +163,8 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         console.print(f"{WEAK_WORDS}.\n")
     print_table(console, "Errors by group", GROUP_COLUMNS, group_rows(report))
     print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
+    if report.bands:
+        print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report))
     if report.layers:
         step = [abs(layer.step_time.error) for layer in report.layers]
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
@@ -175,6 +177,32 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
             f"{len(report.runs)} runs predicted in {report.elapsed_s:.1f} s, {len(report.not_scored)} left out by a "
             f"rule, {report.false_fits} out of memory but said to fit."
         )
+
+
+BAND_COLUMNS: Columns = (
+    ("runs alike in", "left"), ("fitted on", "right"), ("families", "right"), ("tested on", "right"),
+    ("inside", "right"), ("faster", "right"), ("slower", "right"), ("median band", "right"),
+    ("median width", "right"), ("70 to 90 %", "left"),
+)  # fmt: skip
+BAND_WORDS = """\
+The band of a step is where 8 in 10 runs like it would lie. It is fitted on the fitting halves and tested here on the
+judging ones, of ours and of published runs; runs of one source and model (a family) are in one half. Groups of fewer
+than 20 tested runs are pooled with those next wider; each run keeps the band of its own group. *inside* should be 70 to
+90 % where 20 runs or more say. *median band* is over the predicted step. Runs of which something was never measured
+(their GPU, their framework, so many nodes) have the smallest and the largest residual of all."""
+
+
+def band_rows(report: ValidationReport) -> list[list[str]]:
+    """Rows under BAND_COLUMNS: how often bands held, by group."""
+    return [
+        [
+            item.group, str(item.fitted_runs), str(item.families), str(item.runs), percent(item.coverage),
+            str(item.below), str(item.above),
+            f"{percent(item.median_low, signed=True)} to {percent(item.median_high, signed=True)}",
+            percent(item.median_width), ("yes" if item.kept else "NO") if item.tested else "too few to say",
+        ]
+        for item in report.bands
+    ]  # fmt: skip
 
 
 def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
@@ -251,6 +279,8 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
         closed=sum(not run.played_out for run in report.runs), limit=MAX_PLAYED,
     ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
         markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
+    if report.bands:
+        parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]
     for name in dict.fromkeys(run.group for run in report.runs):
         rows = [run_cells(run) for run in report.runs if run.group == name]
         parts += [f"## {name}", markdown_table(RUN_COLUMNS, rows)]
@@ -290,7 +320,7 @@ below).
 - `measured-judging` and `measured-fitting` are our own runs on H200 (see [measure.md](measure.md)). Facts and curves
   may be learned from the fitting half; the judging half only judges.
 - `measured-h100` are our runs on H100, of which the planner knows its own kernels and collectives; whatever else was
-  learned is the H200's, and all of them only judge.
+  learned is the H200's, and all of them only judge; of their fitting half the bands of steps alone are learned.
 - `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a

@@ -176,7 +176,7 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
 
 def _closed(one: Candidate, order: Callable[[Plan], float] | None) -> float:
     """What is made smallest, in closed form."""
-    plan = one.plan(replay=False)
+    plan = one.in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
 

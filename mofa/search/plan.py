@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -21,6 +21,7 @@ from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
+from mofa.search.band import HOST_BOUND, Band, band_of
 from mofa.search.layers import fewer_layers, more_layers
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory, replayed_stage
@@ -53,9 +54,6 @@ def room_bytes(cluster: ClusterSpec) -> float:
     """Device memory that a plan may fill. [B]"""
     return cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
 
-
-HOST_BOUND = 0.02
-"""Share of the step that a device waits for its host from which the step says something of the host. [-]"""
 
 _numbers = count()
 
@@ -183,8 +181,12 @@ class Candidate:
         return _memory(self.job[1], self.sized, self.estimator.stages())
 
     def timed(self) -> Plan:
-        """The plan whose time was played, its memory in closed form."""
-        return self._plan(self.time, self.closed)
+        """The plan whose time was played, its memory in closed form; without a band."""
+        return self._plan(self.time, self.closed, banded=False)
+
+    def in_closed_form(self, *, banded: bool = True) -> Plan:
+        """The plan of which nothing was played; its band costs two more estimates."""
+        return self._plan(None, _memory(self.job[1], self.costed, self.estimator.stages()), banded=banded)
 
     def plan(
         self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
@@ -192,7 +194,7 @@ class Candidate:
         """All that is known of it; ``explain``: every rank is played, and has its memory ``over_time``, else the
         fullest alone."""
         if not replay:
-            return self._plan(None, _memory(self.job[1], self.costed, self.estimator.stages()))
+            return self.in_closed_form()
         closed = self.closed
         if not explain:
             self.lacks()
@@ -206,12 +208,20 @@ class Candidate:
         stages = workers.map(_stage, tasks, here=lambda task: self.stage(*task[1:]))
         return self._plan(self.time, replayed_memory(closed, stages))
 
-    def _plan(self, time: TimeReplayed | None, memory: Memory) -> Plan:
+    def _closed_step_s(self, cluster: ClusterSpec) -> float:
+        """The closed form's step on a cluster that differs in its host alone. [s]"""
+        workload, own, framework, row = self.job
+        if cluster is own:
+            return float(self.costed.step_s[0])
+        return float(Estimator(workload, cluster, framework, row, self.loads).rows().step_s[0])
+
+    def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = tape_sizes(tapes), stream_names(tapes)
         costed = self.costed if time is None else self.sized
-        plan = _plan(*self.job, costed, self.convention, seen, time, memory)
+        on_host = self._closed_step_s if banded else None
+        plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
         return plan.model_copy(update={"notes": plan.notes + notes})
 
@@ -238,6 +248,7 @@ _last: dict[str, object] = {}
 def _plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
     convention: FlopsConvention, seen: Seen, played: TimeReplayed | None, memory: Memory,
+    on_host: Callable[[ClusterSpec], float] | None,
 ) -> Plan:  # fmt: skip
     exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
     hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
@@ -245,6 +256,7 @@ def _plan(
         exposed, hidden = {name: played.exposed[name] for name in TIME_COMPONENTS}, dict(played.hidden)
     exposed, hidden = (_without_dust(parts, sum(exposed.values())) for parts in (exposed, hidden))
     step_s = sum(exposed.values())
+    band = None if on_host is None else band_of(workload, cluster, framework, step_s, exposed["host_idle"], on_host)
     tokens = workload.batch.seq_len * workload.batch.global_batch
     gpus = cluster.num_gpus
     peak = cluster.gpu.peak_flops_per_s[workload.precision.peak_format].value
@@ -255,7 +267,8 @@ def _plan(
     return Plan(
         strategy=row.row(0, framework.name),
         step_s=step_s,
-        step_s_band=_band_s(cluster, framework, step_s, exposed["host_idle"]),
+        step_s_band=None if band is None else (band.low_s, band.high_s),
+        band=band,
         tokens_per_s_per_gpu=tokens / step_s / gpus,
         tflops_per_gpu=model_rate / 1e12,
         mfu=model_rate / peak,
@@ -276,20 +289,6 @@ def _plan(
     )
 
 
-def _band_s(cluster: ClusterSpec, framework: FrameworkSpec, step_s: float, host_idle_s: float) -> tuple[float, float]:
-    """Where 8 in 10 steps would lie: by the residuals of runs on their own hosts, and by how far hosts are apart. [s]
-
-    A faster host saves no more than the device waits for it, nor more than in proportion. A slower one costs no more
-    than in proportion where the device waits; where it does not the host is ahead, and nearly always far.
-    """
-    band, hosts = load_residuals().step_band(framework.name), cluster.gpu.curves.hosts
-    low = high = step_s
-    if hosts is not None and host_idle_s > HOST_BOUND * step_s:
-        low -= min(host_idle_s, (1.0 - hosts.fast.value) * step_s)
-        high *= hosts.slow.value
-    return low * (1.0 + band.low.value), high * (1.0 + band.high.value)
-
-
 def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tuple[str, ...]:
     """Which host a step rests on that waits for it."""
     if host_idle_s <= HOST_BOUND * step_s:
@@ -300,7 +299,7 @@ def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tupl
     if hosts is not None:
         fast, slow = (_us(times.value * host.eager_op_s.value) for times in (hosts.fast, hosts.slow))
         note += f", the median of machines that were timed (8 in 10: {fast} to {slow}); `mofa calibrate run --families "
-        note += "host` times yours, --set hardware.gpu.curves.host.eager_op_s says it"
+        note += "host` times yours, --host-issue says it"
     return (note,)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 from pydantic import Field, model_validator
 from pydantic.json_schema import models_json_schema
 
+from mofa.search.band import Band
 from mofa.search.longrun import LongRunFigures
 from mofa.search.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.specs.base import Provenance, Spec
@@ -101,9 +102,10 @@ class Plan(LongRunFigures):
     strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
     step_s_band: tuple[float, float] | None = Field(
-        default=None,
-        description="Within which 8 of 10 measured steps of the framework's kind lay about their prediction; wider by "
-        "how far hosts are apart where the device waits for one that is not known. [s]",
+        default=None, description="Within which 8 of 10 measured steps like it would lie; what says so is in band. [s]"
+    )
+    band: Band | None = Field(
+        default=None, description="The runs that step_s_band rests on, and which hosts it covers; null without one."
     )
     tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
     tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")

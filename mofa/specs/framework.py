@@ -19,6 +19,8 @@ LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
 PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
 """Frameworks of plain PyTorch modules that PyTorch itself shards."""
+Layers = Literal["transformer-engine", "megatron", "pytorch"]
+"""Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""
 
 
 ZERO1: dict[str, Any] = {
@@ -168,6 +170,13 @@ class FrameworkSpec(Spec):
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
+
+    @property
+    def layers(self) -> Layers:
+        """Whose modules its layers are made of."""
+        if self.name in PYTORCH_MODULES:
+            return "pytorch"
+        return "megatron" if self.name in LOCAL_LAYERS else "transformer-engine"
 
     def gathered_bytes_per_param(self, gemm: str) -> float:
         """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.

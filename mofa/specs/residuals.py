@@ -2,34 +2,148 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mofa.specs.base import Fact, Spec
+from mofa.specs.base import Count, Fact, Positive, Spec
 from mofa.specs.build import build
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.framework import Layers
 
 FILE = "residuals.yaml"
+STEPS_FILE = "step_residuals.csv"
+"""Every residual behind the groups, one row a configuration."""
+
+Nodes = Literal["one node", "several nodes"]
+Products = Literal["bf16", "fp8"]
+Experts = Literal["dense", "experts below half", "experts half or more"]
+Pace = Literal["device-bound", "host-bound"]
 
 
-class StepBand(Spec):
-    """10 % and 90 % quantiles of measured over predicted step time - 1. [-]"""
+class Circumstances(Spec):
+    """What a step's residual goes by, from what divides runs first to what divides them last."""
 
+    nodes: Nodes
+    layers: Layers
+    products: Products = Field(description="Number format of the layers' matrix products.")
+    experts: Experts = Field(description="Share of the model's FLOPs in routed experts.")
+    pace: Pace = Field(description="Whether the device waits for its host, on the host it is predicted on.")
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Its levels in order: groups are prefixes of it."""
+        return self.nodes, self.layers, self.products, self.experts, self.pace
+
+
+LEVELS = tuple(Circumstances.model_fields)
+ALL: tuple[str, ...] = ()
+"""The group of all runs."""
+
+
+def path_text(path: tuple[str, ...]) -> str:
+    """A group in words.
+
+    Examples
+    --------
+    >>> path_text(("one node", "pytorch")), path_text(())
+    ('one node, pytorch', 'all runs')
+    """
+    return ", ".join(path) if path else "all runs"
+
+
+class StepGroup(Spec):
+    """Runs alike in their first circumstances, and between which logarithms of measured over predicted 8 in 10 lie.
+
+    ``low`` is relative to the step on the fastest host that is plausible, ``high`` to that on the slowest; where the
+    host is known both are the predicted step. [-]
+    """
+
+    path: tuple[str, ...]
+    runs: Positive
+    families: Positive
+    """Sources and models whose runs hang together; those of ours by model. [-]"""
+    sources: dict[str, Positive]
+    """Runs by source."""
+    few: bool = False
+    """Whether runs or families are too few for quantiles of their own: the ends are then their extremes, or those of
+    the next wider group where they lie further out."""
     low: Fact
     high: Fact
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.path) > len(LEVELS) or self.families > self.runs or sum(self.sources.values()) != self.runs:
+            raise ValueError(f"group {path_text(self.path)}: runs, families, sources and path do not go together")
+        if self.low.value > self.high.value:
+            raise ValueError(f"group {path_text(self.path)}: low ({self.low.value:g}) is above high")
+        return self
+
+
+class Seen(Spec):
+    """What runs with one kind of layers had; of anything else nothing was measured with them."""
+
+    frameworks: tuple[str, ...]
+    most_nodes: Count
+    products: tuple[Products, ...]
+    experts: tuple[Experts, ...]
+
+
+class StepResiduals(Spec):
+    """Groups of residuals from all runs down to those alike in everything, and what they were measured on."""
+
+    groups: tuple[StepGroup, ...]
+    unmeasured_low: Fact
+    """The smallest of all: where nothing was measured. [-]"""
+    unmeasured_high: Fact
+    """The largest. [-]"""
+    gpus: tuple[str, ...]
+    seen: dict[Layers, Seen]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if ALL not in self._by_path:
+            raise ValueError("step.groups lacks the group of all runs, whose path is empty")
+        if len(self._by_path) != len(self.groups):
+            raise ValueError("step.groups has two groups of one path")
+        return self
+
+    @cached_property
+    def _by_path(self) -> dict[tuple[str, ...], StepGroup]:
+        return {group.path: group for group in self.groups}
+
+    def group_of(self, circumstances: Circumstances) -> StepGroup:
+        """The narrowest group that a step belongs to."""
+        return self.nearest(circumstances.path)
+
+    def nearest(self, path: tuple[str, ...]) -> StepGroup:
+        """The narrowest group that all runs of a path belong to."""
+        return next(
+            self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path
+        )
+
+    def unmeasured(self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int) -> tuple[str, ...]:
+        """What of a step no fitted run had, in words; nothing where all of it was measured."""
+        seen = self.seen.get(circumstances.layers)
+        if seen is None:
+            return (f"{circumstances.layers} layers",)
+        with_them = f"with {circumstances.layers} layers"
+        checks = (
+            (framework in seen.frameworks, framework),
+            (gpu in self.gpus, f"GPU {gpu}"),
+            (nodes <= seen.most_nodes, f"{nodes} nodes {with_them}, where {seen.most_nodes} are the most"),
+            (circumstances.products in seen.products, f"{circumstances.products} {with_them}"),
+            (circumstances.experts in seen.experts, f"{circumstances.experts} {with_them}"),
+        )
+        return tuple(words for known, words in checks if not known)
+
 
 class Residuals(Spec):
-    """``device_memory`` is the 99 % quantile of measured over predicted device memory - 1; ``step`` by framework."""
+    """``device_memory`` is the 99 % quantile of measured over predicted device memory - 1; ``step`` the step's."""
 
     device_memory: Fact
-    step: dict[str, StepBand] = Field(description="megatron: all of its layer specs; torchtitan: PyTorch modules.")
-
-    def step_band(self, framework: str) -> StepBand:
-        """The band of a framework's kind."""
-        return self.step["torchtitan" if framework in PYTORCH_MODULES else "megatron"]
+    step: StepResiduals
 
 
 @lru_cache(maxsize=1)
@@ -43,3 +157,4 @@ def load_residuals() -> Residuals:
     """
     path = data_dir("hardware_profiles") / FILE
     return build(Residuals, load_yaml(path, FILE), FILE)
+

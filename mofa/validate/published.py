@@ -48,7 +48,7 @@ class PublishedRun(Spec):
     source: str = Field(min_length=10)
     notes: tuple[str, ...] = ()
     split: Split = "judging"
-    """Fitting rows may set the network's global constants, and nothing else."""
+    """Fitting rows may set the network's global constants and the bands of steps, and nothing else."""
 
 
 class PublishedFile(Spec):
@@ -77,7 +77,10 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
                 m.oom_denied_by,
             )
             references.append(
-                Reference(item.run.id, item.group, item.model, item.source, item.run, folder, outcome, item.notes)
+                Reference(
+                    item.run.id, item.group, item.model, item.source, item.run, folder, outcome, item.notes,
+                    split=item.split,
+                )  # fmt: skip
             )
     return references, _left_out(folder / UNUSABLE)
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import LEARNED_ON, Record, read_record, record_files
+from mofa.measure.records import LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.build import build
@@ -90,6 +90,8 @@ class Reference:
     """Name of the device in its record, if it has one."""
     rests_on: tuple[str, ...] = ()
     """Whose host and which routing it is predicted with, in words."""
+    split: Split = "judging"
+    """Whether it may be learned from. Of GPUs other than the H200 the bands of steps alone are."""
 
     @property
     def configuration(self) -> str:
@@ -246,6 +248,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
+        split=record.split,
     )
 
 

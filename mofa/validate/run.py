@@ -13,6 +13,7 @@ from mofa.calibrate.shapes_chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.find import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
+from mofa.validate.bands import coverage
 from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
@@ -99,6 +100,7 @@ def validate(
         not_scored=tuple(not_scored),
         layers=chunked,
         families=families,
+        bands=coverage(runs),
         elapsed_s=time.monotonic() - started,
     )
 

@@ -10,7 +10,9 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mofa.calibrate.cases import Split
+from mofa.measure.records import Split as HalfName
 from mofa.replay.collection import collected_at_the_end
+from mofa.search.band import Band, num_nodes
 from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan
 from mofa.specs.base import PROVENANCES, Provenance, Spec
@@ -19,10 +21,11 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
+from mofa.validate.coverage import Coverage
 from mofa.validate.reference import LeftOut, Reference
 from mofa.validate.spread import Spread
 
-SCHEMA_VERSION: Final = "1.3"
+SCHEMA_VERSION: Final = "1.4"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 100_000
@@ -31,6 +34,10 @@ beyond it a step takes some seconds to play, and closed forms say its time and m
 ALL_RANKS = 4
 """Pipeline ranks up to which all are played; of deeper pipelines, and where no memory was measured, the fullest, unless
 every rank was. [-]"""
+
+
+TRACED = "-traced"
+"""What the names of profiled runs end in."""
 
 
 class Compared(Spec):
@@ -90,6 +97,9 @@ class RunScore(Spec):
         default=None, description="Issue of one small op on the run's host; null: the profile's. [s]"
     )
     repeats: tuple[RepeatScore, ...] = Field(default=(), description="Every measurement, where there are several.")
+    split: HalfName = Field(default="judging", description="Whether bands of steps may be learned from it.")
+    num_nodes: int = Field(default=1, ge=1, description="Nodes that it ran on. [-]")
+    band: Band | None = Field(default=None, description="The band of the step as predicted.")
 
     @property
     def false_fit(self) -> bool:
@@ -100,6 +110,26 @@ class RunScore(Spec):
     def false_miss(self) -> bool:
         """Ran and was said not to fit."""
         return not self.fits and not self.out_of_memory
+
+    @property
+    def source_name(self) -> str:
+        """Its source: where published, whose table; else ``measured``."""
+        return self.group.removesuffix("-default-recompute") if self.group.startswith("published-") else "measured"
+
+    @property
+    def family(self) -> str:
+        """Runs that hang together, of one source and model."""
+        return f"{self.source_name} {self.model}"
+
+    @property
+    def framework_name(self) -> str:
+        """The framework without its options."""
+        return self.framework.split()[0]
+
+    @property
+    def traced(self) -> bool:
+        """Whether a profiler ran beside it, which takes time and memory."""
+        return self.id.endswith(TRACED)
 
 
 class Errors(Spec):
@@ -156,7 +186,7 @@ class Layer(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.3"] = SCHEMA_VERSION
+    schema_version: Literal["1.4"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
@@ -164,6 +194,9 @@ class ValidationReport(Spec):
     layers: tuple[Layer, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
     families: dict[str, Attribution] = Field(
         default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
+    )
+    bands: tuple[Coverage, ...] = Field(
+        default=(), description="How often the bands of steps held what the judging halves measured, by group."
     )
     elapsed_s: float = Field(ge=0)
 
@@ -259,6 +292,9 @@ def _scored(
         host_op_s=reference.host_op_s,
         repeats=repeats,
         skewed=reference.skewed,
+        split=reference.split,
+        num_nodes=num_nodes(cluster),
+        band=plan.band,
     )
 
 
