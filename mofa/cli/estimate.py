@@ -35,6 +35,7 @@ def estimate(
     log_nodes: long_run.LogNodes = None,
     log_days: long_run.LogDays = None,
     set_: long_run.Set = None,
+    host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     jobs: opt.Jobs = None,
@@ -70,7 +71,9 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_) as asked:
+    with jobs_of(
+        workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue
+    ) as asked:
         if spares is not None:
             for job in asked:
                 without_spares(job.cluster, spares, "--spares")

@@ -33,11 +33,14 @@ def read_workload(
     )
 
 
-def read_machines(name: str, gpus: int, overrides: Overrides) -> ClusterSpec:
-    """So many GPUs of a node, with what ``--set`` says of them."""
+HOST_SAID = "as --host-issue says"
+
+
+def read_machines(name: str, gpus: int, overrides: Overrides, host_issue_s: float | None = None) -> ClusterSpec:
+    """So many GPUs of a node, with what ``--set`` and ``--host-issue`` say of them."""
     import mofa
 
-    return mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
+    return mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None).at_host(host_issue_s, HOST_SAID)
 
 
 def read_framework(name: str | None, workload: WorkloadSpec, overrides: Overrides) -> FrameworkSpec:
@@ -131,7 +134,7 @@ class Job(NamedTuple):
 def jobs_of(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: int | None = None, tokens: str | None = None,
-    framework: str | None = None, set_: list[str] | None = None,
+    framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
 ) -> Iterator[list[Job]]:  # fmt: skip
     """The runs of a file where no cluster is named, else the one job that the options say.
 
@@ -143,24 +146,26 @@ def jobs_of(
     SpecError
         If an option is missing, or is void beside a file.
     """
-    from mofa.cli.parse import parse_overrides
+    from mofa.cli.parse import parse_host_issue, parse_overrides
     from mofa.errors import SpecError
 
     overrides = parse_overrides(set_)
+    host_issue_s = parse_host_issue(host_issue, overrides)
     if cluster is None:
         given = {"--gpus": gpus, "--strategy": strategy, "--seq-len": seq_len, "--global-batch": global_batch,
                  "--tokens": tokens, "--framework": framework}  # fmt: skip
         _refuse_a_workload(workload)
         _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
         with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
-            yield _jobs_of_file(workload, overrides, Path(scratch))
+            yield _jobs_of_file(workload, overrides, Path(scratch), host_issue_s)
         return
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64")
     if strategy is None and not overrides["strategy"]:
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
+    machines = read_machines(cluster, gpus, overrides, host_issue_s)
+    facts = read_framework(framework, job, overrides)
     fields = _read_strategy(strategy)
     for name, value in overrides["strategy"].items():
         if fields.setdefault(name, value) != value:
@@ -168,7 +173,7 @@ def jobs_of(
     yield [Job(None, job, machines, fields, facts, frozenset(fields))]
 
 
-def _jobs_of_file(file: str, overrides: Overrides, scratch: Path) -> list[Job]:
+def _jobs_of_file(file: str, overrides: Overrides, scratch: Path, host_issue_s: float | None) -> list[Job]:
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
     from mofa.specs.load import load_runs
@@ -177,7 +182,7 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path) -> list[Job]:
     runs = load_runs(file)
     record = recorded(Path(file), scratch)
     if record is not None:
-        record = _changed(record, runs[0], overrides)
+        record = _changed(record, runs[0], overrides, host_issue_s)
         runs = (record.run,)
     jobs = []
     for run in runs:
@@ -187,16 +192,19 @@ def _jobs_of_file(file: str, overrides: Overrides, scratch: Path) -> list[Job]:
             raise type(error)(f"{file}: {error}") from None
         named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
         if record is None:
-            jobs.append(Job(run.id, job, machines, complete, facts, named))
+            jobs.append(Job(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
         else:
             machines = record.on_its_machine(machines)
             jobs.append(Job(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
     return jobs
 
 
-def _changed(record: Reference, asked: RunSpec, overrides: Overrides) -> Reference:
-    """A measured run without what ``--set`` changes: its machine's speed, counts of another model's layers."""
+def _changed(record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | None) -> Reference:
+    """A measured run without what options change: its machine's speed, counts of another model's layers."""
     hardware, workload = overrides["hardware"], overrides["workload"]
+    if host_issue_s is not None:
+        said = f"host: {host_issue_s * 1e6:.3g} us an op, {HOST_SAID}"
+        record = replace(record, host_op_s=host_issue_s, rests_on=(said, *record.rests_on[1:]))
     if any(path.startswith("gpu.curves.host.") for path in hardware):
         record = replace(record, host_op_s=None, rests_on=("host: as --set says", *record.rests_on[1:]))
     if any(path.startswith("node.nvls_factor") for path in hardware):

@@ -57,6 +57,14 @@ Set = Annotated[
         help="Override one fact; PATH begins with workload., hardware., framework. or strategy. Repeatable.",
     ),
 ]
+HostIssue = Annotated[
+    str | None,
+    typer.Option(
+        "--host-issue",
+        metavar="TIME",
+        help="What a small op takes the host, such as 6.6us; else the profile's typical one, or a record's own.",
+    ),
+]
 Flops = Annotated[
     FlopsChoice,
     typer.Option("--flops-convention", help="Whether TFLOP/s and MFU halve causal attention or count it in full."),

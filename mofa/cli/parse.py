@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mofa.errors import SpecError
 from mofa.specs.overrides import parse_set, parse_strategy
+from mofa.units import parse_quantity
+
+PLAUSIBLE_ISSUE_S = (1e-7, 1e-3)
+"""Between which a host issues a small op: a launch alone takes 2 us, a debugger's host some hundred. [s]"""
 
 
 def split_words(texts: Iterable[str] | None) -> list[str]:
@@ -55,3 +59,34 @@ def parse_maximum(texts: Sequence[str] | None) -> dict[str, int]:
 def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]:
     """Values of ``--set`` below each of workload, hardware, framework and strategy."""
     return parse_set(list(items or ()))
+
+
+def parse_host_issue(text: str | None, overrides: Mapping[str, Mapping[str, object]]) -> float | None:
+    """Time of one small op on the host, of ``--host-issue``; None where absent. [s]
+
+    Raises
+    ------
+    SpecError
+        If it is no such time, or ``--set`` says what the host takes too.
+
+    Examples
+    --------
+    >>> round(parse_host_issue("6.6us", {}), 9), parse_host_issue(None, {})
+    (6.6e-06, None)
+    """
+    if text is None:
+        return None
+    try:
+        issue_s = parse_quantity(text, "s")
+    except ValueError as error:
+        raise SpecError(f"--host-issue: {error}") from None
+    low, high = PLAUSIBLE_ISSUE_S
+    if not low <= issue_s <= high:
+        raise SpecError(
+            f"--host-issue: {text} is no time of one small op on a host ({low * 1e6:g} us to {high * 1e3:g} ms); "
+            "`mofa calibrate run --families host` times yours"
+        )
+    also = next((path for path in overrides.get("hardware", {}) if path.startswith("gpu.curves.host.")), None)
+    if also is not None:
+        raise SpecError(f"--host-issue: --set hardware.{also} sets the host too; keep one")
+    return issue_s

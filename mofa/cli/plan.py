@@ -44,6 +44,7 @@ def plan(
     log_days: long_run.LogDays = None,
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     set_: long_run.Set = None,
+    host_issue: opt.HostIssue = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
     replay: opt.Replay = True,
     jobs: opt.Jobs = None,
@@ -60,7 +61,7 @@ def plan(
     import mofa
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.output import Output
-    from mofa.cli.parse import parse_fixed, parse_maximum, parse_overrides, split_words
+    from mofa.cli.parse import parse_fixed, parse_host_issue, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
     from mofa.search.spares import without_spares
@@ -83,11 +84,13 @@ def plan(
         changes,
     ).profile()
     overrides = parse_overrides(set_)
+    host_issue_s = parse_host_issue(host_issue, overrides)
     if profile is None and objective is not long_run.ObjectiveChoice.tokens:
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_maximum(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
+    machines = read_machines(cluster, gpus, overrides, host_issue_s)
+    facts = read_framework(framework, job, overrides)
     if spares is not None:
         without_spares(machines, spares, "--spares")
     with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:

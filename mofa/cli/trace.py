@@ -42,6 +42,7 @@ def trace(
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
     set_: opt.Set = None,
+    host_issue: opt.HostIssue = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Play one strategy's step and write it as a trace: ranks, streams, hand-overs and memory over time.
@@ -51,7 +52,7 @@ def trace(
     from mofa.report.save import check_writable, write_atomic
 
     check_writable(out)
-    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_) as jobs:
+    with jobs_of(workload, cluster, gpus, strategy, seq_len, global_batch, tokens, framework, set_, host_issue) as jobs:
         num, text, note = _played(_one(jobs, run, workload), ranks, micro_batches, jitter, seed)
     write_atomic(out, text.encode())
     if not quiet:

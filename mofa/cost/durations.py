@@ -17,7 +17,7 @@ from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
-from mofa.specs.curves import PoweredCurve, mixed_clock, slowest_of
+from mofa.specs.curves import Curve, PoweredCurve, mixed_clock, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 
@@ -243,6 +243,13 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
     if kind[0] is Grouped and not kind[3]:
         return curves.grouped_products[kind[1]]
     return curves.products[kind[1]]
+
+
+def kernel_curve(op: Op, machine: Machine) -> Curve | None:
+    """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
+    if type(op.work) is Stream:
+        return machine.cluster.gpu.curves.stream_like(op.work.like, op.compiled)
+    return _powered_curve(_work_kind(op), machine) if type(op.work) in PRODUCTS else None
 
 
 def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:

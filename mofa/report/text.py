@@ -16,6 +16,7 @@ from mofa.units import GIB, format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mofa.search.band import Band
     from mofa.search.memory import LiveTensors, Memory
     from mofa.search.result import (
         ClusterSummary,
@@ -331,17 +332,48 @@ def _print_min_gpus(console: Console, report: PlanReport) -> None:
 def _print_grounds(console: Console, plan: Plan) -> None:
     """What the prediction rests on."""
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
-    if plan.step_s_band is not None:
-        low, high = plan.step_s_band
-        band = f"{format_seconds(low)} to {format_seconds(high)}"
-        runs = "Of our runs with this kind of framework, on one to four H200"  # docs/accuracy.md has the published
-        _say(console, f"{runs}, 8 in 10 would take {band} a step.")
+    if plan.band is not None:
+        for line in band_lines(plan.band):
+            _say(console, line)
     _say(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
+    if plan.library_fraction is not None:
+        _say(console, library_line(plan.library_fraction))
     costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
     _say(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
     for note in plan.notes:
         _say(console, f"- {note}")
     console.print()
+
+
+def library_line(shares: Mapping[str, float]) -> str:
+    """What share of a step rests on what was measured under Transformer Engine, in words.
+
+    Examples
+    --------
+    >>> library_line({"gemm": 0.5, "host_idle": 0.06})
+    'Measured under Transformer Engine: 56.0 % of the step (matrix products 50.0 %, waiting for the host 6.0 %).'
+    """
+    if not shares:
+        return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
+    parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
+    return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
+
+
+def band_lines(band: Band) -> list[str]:
+    """Where 8 in 10 steps would lie, and what says so, in words."""
+    from mofa.specs.residuals import path_text
+
+    ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
+    of = f"{band.runs} measured and published runs of {band.families} families (source and model)"
+    lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}."]
+    if band.unmeasured:
+        never = "; ".join(band.unmeasured)
+        lines = [f"Never measured: {never}. The band is all that {of} were off by: {ends} a step."]
+    if band.hosts_s is not None and band.circumstances.pace == "host-bound":
+        fast, slow = map(format_seconds, band.hosts_s)
+        of_hosts = f"It covers hosts that are not known: {fast} on a fast one, {slow} on a slow one"
+        lines.append(f"{of_hosts}; --host-issue says yours.")
+    return lines
 
 
 def _print_split(console: Console, plan: Plan, of: str = "") -> None:

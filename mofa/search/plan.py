@@ -16,12 +16,13 @@ from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
+from mofa.cost.libraries import rests_on_library
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
-from mofa.search.band import HOST_BOUND, Band, band_of
+from mofa.search.band import HOST_BOUND, band_of
 from mofa.search.layers import fewer_layers, more_layers
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import replayed_memory, replayed_stage
@@ -223,7 +224,17 @@ class Candidate:
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
-        return plan.model_copy(update={"notes": plan.notes + notes})
+        under = self._library_fraction(plan) if banded else None
+        return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
+
+    def _library_fraction(self, plan: Plan) -> dict[str, float] | None:
+        """Fraction of the step on what was measured under the framework's library, by component. [-]"""
+        library = self.job[2].library
+        if library is None:
+            return None
+        costs = self.estimator.parts[0].costs
+        exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
+        return rests_on_library(costs.tapes.values(), costs.machine, exposed, library)
 
 
 def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:

@@ -26,7 +26,7 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.4"
+SCHEMA_VERSION: Final = "2.5"
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
@@ -115,6 +115,11 @@ class Plan(LongRunFigures):
     time: Time = Field(description="Where the step of the slowest rank goes.")
     provenance: dict[Provenance, float] = Field(
         description="Fraction of the step that rests on numbers of each provenance; sums to 1. [-]"
+    )
+    library_fraction: dict[str, float] | None = Field(
+        default=None,
+        description="Fraction of the step that rests on kernels and hosts measured under the framework's library of "
+        "layers (Transformer Engine), by component; what is absent does not. Null where it runs none. [-]",
     )
     costed_by: CostedBy = Field(description="What predicted the numbers.")
     flops_convention: FlopsConvention = Field(
@@ -301,7 +306,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.4"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.5"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -321,7 +326,7 @@ class Estimate(Plan):
 class PlanReport(Spec):
     """What a search found: what ``mofa plan --json`` prints."""
 
-    schema_version: Literal["2.4"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.5"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

@@ -15,6 +15,10 @@ PROVENANCES: tuple[Provenance, ...] = (
 )  # fmt: skip
 
 
+Library = Literal["transformer-engine"]
+"""A library of layers, under whose modules something was measured."""
+
+
 class Spec(BaseModel):
     """A frozen record of facts; an unknown key is an error."""
 
@@ -33,6 +37,8 @@ class Fact(Spec):
     value: float
     provenance: Provenance
     source: str = Field(min_length=3)
+    library: Library | None = None
+    """Whose modules ran when it was measured; absent where they were PyTorch's own, or none."""
 
     def __float__(self) -> float:
         return self.value

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import Count, Fact, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
+from mofa.specs.base import Count, Fact, Library, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK
 from mofa.specs.products import GemmFormat as GemmFormat
 
@@ -122,6 +122,8 @@ class Curve(Spec):
     p90_abs_error: float | None = None
     ranges: dict[str, tuple[float, float]] = {}
     """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
+    library: Library | None = None
+    """Whose modules launched the kernels that were measured; absent where they were PyTorch's own, or none."""
 
 
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mofa.specs.base import Provenance, Spec
+from mofa.specs.base import Library, Provenance, Spec
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -177,6 +177,11 @@ class FrameworkSpec(Spec):
         if self.name in PYTORCH_MODULES:
             return "pytorch"
         return "megatron" if self.name in LOCAL_LAYERS else "transformer-engine"
+
+    @property
+    def library(self) -> Library | None:
+        """The library of layers that it runs, if any."""
+        return "transformer-engine" if self.layers == "transformer-engine" else None
 
     def gathered_bytes_per_param(self, gemm: str) -> float:
         """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.

@@ -119,9 +119,7 @@ class StepResiduals(Spec):
 
     def nearest(self, path: tuple[str, ...]) -> StepGroup:
         """The narrowest group that all runs of a path belong to."""
-        return next(
-            self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path
-        )
+        return next(self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path)
 
     def unmeasured(self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int) -> tuple[str, ...]:
         """What of a step no fitted run had, in words; nothing where all of it was measured."""
@@ -157,4 +155,3 @@ def load_residuals() -> Residuals:
     """
     path = data_dir("hardware_profiles") / FILE
     return build(Residuals, load_yaml(path, FILE), FILE)
-

@@ -99,7 +99,7 @@ def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
     Groups of too few runs or families have their smallest and largest residual, or the ends of the next wider group
     where those lie further out. A group that has the runs or the ends of the next wider one is left out.
     """
-    groups = {(): _group((), residuals)}
+    groups: dict[tuple[str, ...], StepGroup] = {(): _group((), residuals)}
     for depth in range(1, len(LEVELS) + 1):
         for path in sorted({item.circumstances.path[:depth] for item in residuals}):
             inside = [item for item in residuals if item.circumstances.path[:depth] == path]

@@ -7,6 +7,7 @@ both are written from the table by :mod:`mofa.validate.table`.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -76,12 +77,9 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
                 m.oom,
                 m.oom_denied_by,
             )
-            references.append(
-                Reference(
-                    item.run.id, item.group, item.model, item.source, item.run, folder, outcome, item.notes,
-                    split=item.split,
-                )  # fmt: skip
-            )
+            run = item.run
+            reference = Reference(run.id, item.group, item.model, item.source, run, folder, outcome, item.notes)
+            references.append(replace(reference, split=item.split))
     return references, _left_out(folder / UNUSABLE)
 
 

@@ -1,0 +1,81 @@
+"""Which part of a step rests on kernels and hosts that were measured under a library of layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.op import Attention, Gemm, Grouped, Op, Stream
+from mofa.cost.durations import Machine, device_seconds, kernel_curve
+from mofa.specs.base import Fact, Library, Spec
+from mofa.specs.curves import Curve
+
+AS_THE_KERNELS = ("recompute", "bubble")
+"""Components that are made of the kernels of all others."""
+
+
+def rests_on_library(
+    blocks: Iterable[BlockTapes], machine: Machine, exposed: Mapping[str, float], library: Library
+) -> dict[str, float]:
+    """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]
+
+    A component counts as the seconds of those of its ops whose curve was measured so, forward and backward, over all of
+    its ops'; each kind of block counts once. The host's wait counts where times of the library's calls are among the
+    host's facts. Communication and the optimizer, whose curves name no library's calls, count not.
+
+    Parameters
+    ----------
+    blocks
+        The tapes of one candidate.
+    machine
+        What times them.
+    exposed
+        The parts of the step. [s]
+    library
+        Whose curves count.
+    """
+    whole: dict[str, float] = defaultdict(float)
+    under: dict[str, float] = defaultdict(float)
+    for block in blocks:
+        for tape in (block.forward, block.backward):
+            for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):
+                if isinstance(op.work, (Gemm, Grouped, Attention, Stream)):
+                    seconds = float(took)
+                    whole[op.family] += seconds
+                    under[op.family] += seconds * _is_measured_under(op, machine, library)
+    shares = {family: under[family] / whole[family] for family in whole if whole[family] > 0}
+    kernels_s = sum(whole.values())
+    for name in AS_THE_KERNELS:
+        shares[name] = sum(under.values()) / kernels_s if kernels_s else 0.0
+    shares["host_idle"] = float(has_facts_of(machine.cluster.gpu.curves.host, library))
+    step_s = sum(exposed.values())
+    found = {name: shares.get(name, 0.0) * seconds / step_s for name, seconds in exposed.items()}
+    return {name: share for name, share in found.items() if share > 0}
+
+
+def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:
+    curve = kernel_curve(op, machine)
+    return isinstance(curve, Curve) and curve.library == library and curve.provenance == "measured"
+
+
+def has_facts_of(host: Spec, library: Library) -> bool:
+    """Whether times of a library's calls, measured on this kind of host, are among a host's facts."""
+    return any(fact.library == library and fact.provenance == "measured" for fact in _facts(host))
+
+
+def _facts(item: object) -> Iterable[Fact]:
+    """The facts of a record, and of the records in it."""
+    if isinstance(item, Fact):
+        yield item
+    elif isinstance(item, BaseModel):
+        for name in type(item).model_fields:
+            yield from _facts(getattr(item, name))
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            yield from _facts(value)
+    elif isinstance(item, (tuple, list)):
+        for value in item:
+            yield from _facts(value)
