@@ -40,7 +40,8 @@ def read_machines(name: str, gpus: int, overrides: Overrides, host_issue_s: floa
     """So many GPUs of a node, with what ``--set`` and ``--host-issue`` say of them."""
     import mofa
 
-    return mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None).at_host(host_issue_s, HOST_SAID)
+    machines = mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
+    return machines if host_issue_s is None else machines.at_host(host_issue_s, HOST_SAID)
 
 
 def read_framework(name: str | None, workload: WorkloadSpec, overrides: Overrides) -> FrameworkSpec:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from mofa.blocks.build import BlockTapes
+from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Attention, Gemm, Grouped, Op, Stream
+from mofa.blocks.tapes import label
+from mofa.cost.blockcost import Costs
 from mofa.cost.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import Curve
+from mofa.specs.model import ModelSpec
 
 AS_THE_KERNELS = ("recompute", "bubble")
 """Components that are made of the kernels of all others."""
 
 
 def rests_on_library(
-    blocks: Iterable[BlockTapes], machine: Machine, exposed: Mapping[str, float], library: Library
+    costs: Costs, model: ModelSpec, exposed: Mapping[str, float], library: Library
 ) -> dict[str, float]:
     """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]
 
     A component counts as the seconds of those of its ops whose curve was measured so, forward and backward, over all of
-    its ops'; each kind of block counts once. The host's wait counts where times of the library's calls are among the
+    its ops', of all layers with the embedding and the head. The host's wait counts where times of the library's calls are among the
     host's facts. Communication and the optimizer, whose curves name no library's calls, count not.
 
     Parameters
     ----------
-    blocks
-        The tapes of one candidate.
-    machine
-        What times them.
+    costs, model
+        Of one candidate, with its tapes and what times them; its model.
     exposed
         The parts of the step. [s]
     library
@@ -39,11 +40,14 @@ def rests_on_library(
     """
     whole: dict[str, float] = defaultdict(float)
     under: dict[str, float] = defaultdict(float)
-    for block in blocks:
+    machine = costs.machine
+    kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
+    layers = {label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
+    for name, block in costs.tapes.items():
         for tape in (block.forward, block.backward):
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):
                 if isinstance(op.work, (Gemm, Grouped, Attention, Stream)):
-                    seconds = float(took)
+                    seconds = layers.get(name, 1) * float(took)
                     whole[op.family] += seconds
                     under[op.family] += seconds * _is_measured_under(op, machine, library)
     shares = {family: under[family] / whole[family] for family in whole if whole[family] > 0}

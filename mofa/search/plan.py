@@ -232,9 +232,8 @@ class Candidate:
         library = self.job[2].library
         if library is None:
             return None
-        costs = self.estimator.parts[0].costs
         exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
-        return rests_on_library(costs.tapes.values(), costs.machine, exposed, library)
+        return rests_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
 def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:

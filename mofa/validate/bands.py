@@ -83,14 +83,15 @@ def _predicted_s(run: RunScore) -> float:
 def outer_fraction(families: int) -> float:
     """Share of a group's runs to leave outside at either end. [-]
 
-    ``0.1 - 0.9 / K`` of K families, at least none: with K = n it is the order statistic of rank 0.1 (n + 1).
+    Of the gaps between K sorted families the first ``0.1 (K + 1) - 1``, at least none: with one run a family it is the
+    order statistic of rank 0.1 (K + 1).
 
     Examples
     --------
-    >>> outer_fraction(9), round(outer_fraction(45), 3)
-    (0.0, 0.08)
+    >>> outer_fraction(9), outer_fraction(19) == 1 / 18
+    (0.0, True)
     """
-    return max(OUTSIDE - (1.0 - OUTSIDE) / families, 0.0)
+    return max(OUTSIDE * (families + 1) - 1.0, 0.0) / max(families - 1, 1)
 
 
 def fit(residuals: Sequence[StepResidual]) -> StepResiduals:

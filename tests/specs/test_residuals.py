@@ -9,20 +9,26 @@ from pathlib import Path
 import pytest
 
 import mofa
+from mofa.errors import SpecError
 from mofa.measure.records import read_records
 from mofa.search.plan import margin_bytes
-from mofa.search.result import Plan
-from mofa.specs.residuals import load_residuals
+from mofa.specs.build import build
+from mofa.specs.residuals import LEVELS, Circumstances, Residuals, load_residuals
+
+STEP = load_residuals().step
+DENSE = Circumstances(
+    nodes="one node", layers="pytorch", products="bf16", experts="dense", pace="device-bound"
+)  # fmt: skip
 
 
 def test_residuals_are_measured_and_say_by_what() -> None:
     found = load_residuals()
-    facts = [found.device_memory, *(f for band in found.step.values() for f in (band.low, band.high))]
-    assert set(found.step) == {"megatron", "torchtitan"}
-    for fact in facts:
+    assert "fitting half" in found.device_memory.source and "scripts/residuals.py" in found.device_memory.source
+    for fact in (found.device_memory, *(fact for group in STEP.groups for fact in (group.low, group.high))):
         assert fact.provenance == "measured"
-        assert "fitting half" in fact.source and "scripts/residuals.py" in fact.source
-    assert all(band.low.value < band.high.value for band in found.step.values())
+    for group in STEP.groups:
+        assert f"{group.runs} runs, {group.families} families" in group.low.source
+        assert "fitting halves" in group.low.source and "step_residuals.csv" in group.low.source
 
 
 def test_the_margin_is_the_residual_of_the_capacity() -> None:
@@ -31,43 +37,59 @@ def test_the_margin_is_the_residual_of_the_capacity() -> None:
     assert margin_bytes(machines) == load_residuals().device_memory.value * capacity
 
 
-def test_a_step_has_the_band_of_its_framework() -> None:
-    job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
-    for name in ("megatron-local", "torchtitan"):
-        plan = mofa.estimate(job, machines, "micro_batch=1", framework=mofa.load_framework(name), replay=False)
-        band = load_residuals().step_band(name)
-        assert plan.step_s_band is not None
-        low, high = plan.step_s_band
-        assert low / plan.step_s - 1 == pytest.approx(band.low.value, abs=1e-9)
-        assert high / plan.step_s - 1 == pytest.approx(band.high.value, abs=1e-9)
-        assert not any("waits for its host" in note for note in plan.notes)
+def test_groups_lie_inside_each_other() -> None:
+    """A wider group has no fewer runs, and one of too few runs is no narrower than the next wider one."""
+    for group in STEP.groups:
+        if group.path:
+            wider = STEP.nearest(group.path[:-1])
+            assert wider.path == group.path[: len(wider.path)]
+            assert group.runs <= wider.runs and group.families <= wider.families
+            if group.few:
+                assert group.low.value <= wider.low.value and group.high.value >= wider.high.value
 
 
-def test_a_step_that_waits_for_its_host_has_the_band_of_hosts_too() -> None:
-    """Wide enough for the same on a fast and on a slow host of those that were timed; on a known host as others."""
-    job = mofa.load_workload("qwen3-30b-a3b", overrides={"model": {"num_layers": 4}, "batch": {"global_batch": 4}})
-    framework, band = mofa.load_framework("megatron-local"), load_residuals().step_band("megatron-local")
-    machines = mofa.load_cluster("h200-hgx", 1)
-    curves = machines.gpu.curves
-    assert curves.hosts is not None
-    own = curves.host.eager_op_s.value
+def test_nothing_measured_is_wider_than_any_group() -> None:
+    assert STEP.unmeasured_low.value <= min(group.low.value for group in STEP.groups)
+    assert STEP.unmeasured_high.value >= max(group.high.value for group in STEP.groups)
 
-    def plan(op_s: float | None) -> Plan:
-        return mofa.estimate(job, machines.at_host(op_s), "micro_batch=1", framework=framework, replay=False)
 
-    typical, fast, slow = plan(None), plan(curves.hosts.fast.value * own), plan(curves.hosts.slow.value * own)
-    assert typical.step_s == pytest.approx(plan(own).step_s)
-    assert fast.step_s < 0.9 * typical.step_s and 1.1 * typical.step_s < slow.step_s
-    assert typical.step_s_band is not None and slow.step_s_band is not None
-    low, high = typical.step_s_band
-    assert low <= fast.step_s * (1 + band.low.value) * 1.001 and high >= slow.step_s * (1 + band.high.value) * 0.999
-    assert high < 1.3 * typical.step_s
-    assert slow.step_s_band[1] == pytest.approx(slow.step_s * (1 + band.high.value))
-    (note,) = (note for note in typical.notes if "waits for its host" in note)
-    us = [f"{share * own * 1e6:.2g} us" for share in (1.0, curves.hosts.fast.value, curves.hosts.slow.value)]
-    said = f"at {us[0]} a small op, the median of machines that were timed (8 in 10: {us[1]} to {us[2]})"
-    assert said in note and 8e-6 < own < 11e-6
-    assert any(f"at {us[2]} a small op" in note and "median" not in note for note in slow.notes)
+def test_the_narrowest_group_counts() -> None:
+    group = STEP.group_of(DENSE)
+    assert group.path == DENSE.path[: len(group.path)]
+    longer = [other for other in STEP.groups if other.path == DENSE.path[: len(other.path)]]
+    assert group == max(longer, key=lambda other: len(other.path))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"gpu": "h800"}, "GPU h800"),
+        ({"framework": "another"}, "another"),
+        ({"nodes": 10_000}, "10000 nodes with pytorch layers"),
+        ({}, None),
+    ],
+)
+def test_what_was_never_measured_is_told(change: dict[str, object], what: str | None) -> None:
+    step = {"gpu": "h100-sxm", "framework": "torchtitan", "nodes": 1, **change}
+    told = STEP.unmeasured(DENSE, **step)  # type: ignore[arg-type]
+    assert len(told) == (what is not None)
+    assert all(str(what) in words for words in told)
+
+
+def test_products_never_measured_with_such_layers_are_told() -> None:
+    fp8 = DENSE.model_copy(update={"products": "fp8"})
+    assert STEP.unmeasured(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == ("fp8 with pytorch layers",)
+
+
+def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
+    raw = load_residuals().model_dump(mode="json")
+    raw["step"]["groups"] = [group for group in raw["step"]["groups"] if group["path"]]
+    with pytest.raises(SpecError, match="lacks the group of all runs"):
+        build(Residuals, raw, "residuals.yaml")
+
+
+def test_levels_are_those_of_the_path() -> None:
+    assert dict(zip(LEVELS, DENSE.path, strict=True)) == DENSE.model_dump()
 
 
 def test_the_profile_s_host_is_the_middle_one_of_those_that_were_timed() -> None:
