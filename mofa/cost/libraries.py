@@ -25,9 +25,9 @@ def rests_on_library(
 ) -> dict[str, float]:
     """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]
 
-    A component counts as the seconds of those of its ops whose curve was measured so, forward and backward, over all of
-    its ops', of all layers with the embedding and the head. The host's wait counts where times of the library's calls are among the
-    host's facts. Communication and the optimizer, whose curves name no library's calls, count not.
+    Of a component counts the share of its seconds that ops take whose curve was measured so: forward and backward, of
+    all layers, the embedding and the head. The host's wait counts where times of the library's calls are among the
+    host's facts. Communication and the optimizer count not: their curves name no library.
 
     Parameters
     ----------

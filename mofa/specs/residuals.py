@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mofa.specs.base import Count, Fact, Positive, Spec
+from mofa.specs.base import CountFact, Fact, Positive, Spec
 from mofa.specs.build import build
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.framework import Layers
@@ -64,8 +64,8 @@ class StepGroup(Spec):
     runs: Positive
     families: Positive
     """Sources and models whose runs hang together; those of ours by model. [-]"""
-    sources: dict[str, Positive]
-    """Runs by source."""
+    sources: tuple[str, ...]
+    """Where they are from: ``measured`` are ours."""
     few: bool = False
     """Whether runs or families are too few for quantiles of their own: the ends are then their extremes, or those of
     the next wider group where they lie further out."""
@@ -74,7 +74,7 @@ class StepGroup(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.path) > len(LEVELS) or self.families > self.runs or sum(self.sources.values()) != self.runs:
+        if len(self.path) > len(LEVELS) or not len(self.sources) <= self.families <= self.runs:
             raise ValueError(f"group {path_text(self.path)}: runs, families, sources and path do not go together")
         if self.low.value > self.high.value:
             raise ValueError(f"group {path_text(self.path)}: low ({self.low.value:g}) is above high")
@@ -85,7 +85,7 @@ class Seen(Spec):
     """What runs with one kind of layers had; of anything else nothing was measured with them."""
 
     frameworks: tuple[str, ...]
-    most_nodes: Count
+    most_nodes: CountFact
     products: tuple[Products, ...]
     experts: tuple[Experts, ...]
 
@@ -127,10 +127,11 @@ class StepResiduals(Spec):
         if seen is None:
             return (f"{circumstances.layers} layers",)
         with_them = f"with {circumstances.layers} layers"
+        most = int(seen.most_nodes.value)
         checks = (
             (framework in seen.frameworks, framework),
             (gpu in self.gpus, f"GPU {gpu}"),
-            (nodes <= seen.most_nodes, f"{nodes} nodes {with_them}, where {seen.most_nodes} are the most"),
+            (nodes <= most, f"{nodes} nodes {with_them}, where {most} are the most"),
             (circumstances.products in seen.products, f"{circumstances.products} {with_them}"),
             (circumstances.experts in seen.experts, f"{circumstances.experts} {with_them}"),
         )

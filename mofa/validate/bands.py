@@ -16,7 +16,6 @@ what hosts leave open.
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -131,7 +130,7 @@ def _group(path: tuple[str, ...], residuals: Sequence[StepResidual], wider: Step
     of = f"of {len(residuals)} runs, {families} families ({path_text(path)})"
     return StepGroup(
         path=path, runs=len(residuals), families=families, few=few,
-        sources=dict(sorted(Counter(item.source for item in residuals).items())),
+        sources=tuple(sorted({item.source for item in residuals})),
         low=_fact(min(low, high), f"{said[0]} {of}"), high=_fact(max(low, high), f"{said[1]} {of}"),
     )  # fmt: skip
 
@@ -142,9 +141,10 @@ def _fact(value: float, what: str) -> Fact:
 
 
 def _seen(residuals: Sequence[StepResidual]) -> Seen:
+    largest = max(residuals, key=lambda item: (item.num_nodes, item.id))
     return Seen(
         frameworks=tuple(sorted({item.framework for item in residuals})),
-        most_nodes=max(item.num_nodes for item in residuals),
+        most_nodes=Fact(value=largest.num_nodes, provenance="measured", source=f"{largest.id} of {STEPS_FILE}"),
         products=tuple(sorted({item.circumstances.products for item in residuals})),
         experts=tuple(sorted({item.circumstances.experts for item in residuals})),
     )
