@@ -31,9 +31,7 @@ class Band(Spec):
     )
     runs: int = Field(ge=1, description="Configurations behind it. [-]")
     families: int = Field(ge=1, description="Sources and models that they are of. [-]")
-    few: bool = Field(
-        description="Whether they are too few for tenths: the ends are their extremes, or a wider group's."
-    )
+    few: bool = Field(description="Whether they are too few for tenths: the ends are then extremes.")
     unmeasured: tuple[str, ...] = Field(
         description="What none of the runs had, in words: the band is then as wide as all residuals together."
     )
@@ -98,7 +96,8 @@ def band_of(
     fast_s, slow_s = hosts_s or (step_s, step_s)
     return Band(
         low_s=fast_s * exp(low), high_s=slow_s * exp(high), circumstances=circumstances, group=group.path,
-        runs=group.runs, families=group.families, few=group.few and not unmeasured, unmeasured=unmeasured, hosts_s=hosts_s,
+        runs=group.runs, families=group.families, few=group.few and not unmeasured, unmeasured=unmeasured,
+        hosts_s=hosts_s,
     )  # fmt: skip
 
 

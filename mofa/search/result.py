@@ -394,7 +394,7 @@ def json_schema() -> dict[str, Any]:
     Examples
     --------
     >>> sorted(json_schema()["$defs"])[:3]
-    ['Calculation', 'CheckpointLevel', 'ClusterSummary']
+    ['Band', 'Calculation', 'CheckpointLevel']
     """
     from mofa.faults.calculator import Calculation
     from mofa.faults.events import LogReport

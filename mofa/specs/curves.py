@@ -7,11 +7,11 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import Count, Fact, Library, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
-from mofa.specs.products import FALLBACK, STREAM_FALLBACK
+from mofa.specs.products import STREAM_FALLBACK, filled
 from mofa.specs.products import GemmFormat as GemmFormat
 
 Backend = Literal["cudnn", "flash", "flash1"]
@@ -395,20 +395,6 @@ class ReleaseCurves(Spec):
     stream: dict[StreamKey, StreamCurve] = {}
 
 
-AnyCurve = TypeVar("AnyCurve", bound=Curve)
-
-
-def _filled(curves: Mapping[GemmFormat, AnyCurve]) -> dict[GemmFormat, AnyCurve]:
-    """Curves with stand-ins for formats that have none of their own."""
-    found = dict(curves)
-    for name, other in FALLBACK.items():
-        if name not in found and other in found:
-            known = found[other]
-            kind = "transferred" if known.provenance == "measured" else known.provenance
-            found[name] = known.model_copy(update={"provenance": kind, "source": f"{other}'s, {known.source}"})
-    return found
-
-
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
 
@@ -451,19 +437,22 @@ class GpuCurves(Spec):
     @cached_property
     def products(self) -> dict[GemmFormat, GemmCurve]:
         """Dense products by format; one that was not measured takes :data:`FALLBACK`'s curve, as transferred."""
-        return _filled(self.gemm)
+        return filled(self.gemm)
 
     @cached_property
     def grouped_products(self) -> dict[GemmFormat, GroupedGemmCurve]:
         """Experts' products by format, likewise."""
-        return _filled(self.grouped_gemm)
+        return filled(self.grouped_gemm)
 
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
         own = self.releases.get(release)
         if own is None:
             return self
-        return self.model_copy(update={"gemm": self.gemm | own.gemm, "stream": self.stream | own.stream})
+        made = self.model_copy(update={"gemm": self.gemm | own.gemm, "stream": self.stream | own.stream})
+        for cached in ("products", "grouped_products"):  # copied with the fields: those of the others' kernels
+            made.__dict__.pop(cached, None)
+        return made
 
     @cached_property
     def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:

@@ -80,7 +80,7 @@ def test_plans_and_traces_take_it(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("6.6", "has no unit"), ("fast", "is no quantity"), ("", "is no quantity"), ("0us", "is no time of one small op"),
+        ("6.6", "has no unit"), ("fast", "is no quantity"), ("", "is no quantity"), ("0us", "is no time of one small"),
         ("-3us", "is no time of one small op"), ("5s", "0.1 us to 1 ms"), ("6 GB", "is no unit"),
         ("nan", "is no quantity"),
     ],

@@ -17,7 +17,8 @@ UNDER: dict[str, Any] = {"library": "transformer-engine", "provenance": "measure
 def machines(**curves: Any) -> ClusterSpec:
     """H100s whose curves are changed."""
     cluster = mofa.load_cluster("h100-hgx", 8)
-    changed = cluster.gpu.model_copy(update={"curves": cluster.gpu.curves.model_copy(update=curves)})
+    fields = {name: getattr(cluster.gpu.curves, name) for name in GpuCurves.model_fields}
+    changed = cluster.gpu.model_copy(update={"curves": GpuCurves.model_construct(**{**fields, **curves})})
     return cluster.model_copy(update={"gpu": changed})
 
 

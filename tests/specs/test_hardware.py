@@ -276,3 +276,12 @@ def test_a_misspelt_key_and_a_bare_number_are_refused() -> None:
     data["tdp_w"] = {**data["tdp_w"], "value": 700}
     with pytest.raises(ValidationError, match="has no unit"):
         GpuSpec.model_validate(data)
+
+
+def test_another_release_s_products_are_its_own() -> None:
+    """Also where the profile's own were asked for before: what was looked up of them is not handed on."""
+    curves = load_cluster("h100-hgx", 8).gpu.curves
+    assert curves.products["bf16"] == curves.gemm["bf16"]
+    release, kernels = next(iter(curves.releases.items()))
+    assert kernels.gemm["bf16"] != curves.gemm["bf16"]
+    assert curves.of_release(release).products["bf16"] == kernels.gemm["bf16"]
