@@ -39,8 +39,9 @@ from mofa.validate.score import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-FEWEST_FAMILIES = 9
-"""Families from which a tenth of new ones lies outside the smallest of them: 1 / (9 + 1). [-]"""
+FEWEST_FAMILIES = 6
+"""Families between whose extremes 7 in 10 new ones lie, (K - 1) / (K + 1): the least that a band should hold. From nine
+on a tenth lies outside either. [-]"""
 FEWEST_RUNS = 20
 """Runs that a group has to have for a band, or a coverage, of its own. [-]"""
 

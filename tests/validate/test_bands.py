@@ -50,8 +50,23 @@ def test_an_end_is_the_order_statistic_of_its_rank() -> None:
 
 
 def test_nine_families_are_the_fewest_that_have_a_tenth() -> None:
-    assert outer_fraction(FEWEST_FAMILIES) == pytest.approx(0.0)
-    assert outer_fraction(FEWEST_FAMILIES + 1) > 0
+    assert outer_fraction(9) == 0.0 < outer_fraction(10)
+
+
+def test_extremes_of_the_fewest_families_hold_what_a_band_should() -> None:
+    def held(families: int) -> float:
+        return (families - 1) / (families + 1)
+
+    assert held(FEWEST_FAMILIES - 1) < COVERED[0] <= held(FEWEST_FAMILIES)
+
+
+def test_six_families_of_twenty_runs_stand_alone() -> None:
+    """Between their extremes, whatever others do."""
+    far = [residual(-1.0 + 0.1 * i, f"f{i}") for i in range(30)]
+    near = [residual(0.01 * (i % 6), f"g{i % 6}", OTHER, name=f"g {i}") for i in range(FEWEST_RUNS)]
+    group = fit([*far, *near]).group_of(OTHER)
+    assert not group.few
+    assert (group.low.value, group.high.value) == (0.0, 0.05)
 
 
 def test_families_count_and_not_their_runs() -> None:
