@@ -460,7 +460,7 @@ class _Differentiator:
         fused = not anywhere(op.weight_bytes)
         self.ops.append(
             Op(f"{op.name}.accumulate", op.family if fused else "memory_bound",
-               Stream(op.accumulate_bytes_per_param * op.weight_params, "copy" if fused else "accumulate"),
+               Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds)
         )  # fmt: skip
 

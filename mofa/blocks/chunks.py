@@ -23,8 +23,8 @@ from mofa.blocks.op import (
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
-FIRST, LAST = "moe.permute", "moe.unpermute"
-"""What a chunk begins and ends with; all between them belongs to it."""
+FIRST, LAST = ("moe.count", "moe.permute"), "moe.unpermute"
+"""What a chunk begins with, the first of these that a layer has, and ends with; all between belongs to it."""
 
 
 DISPATCH = "moe.dispatch"
@@ -67,11 +67,11 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     ()
     """
     names = [op.name for op in forward.ops]
-    if chunks < 2 or FIRST not in names:
+    if chunks < 2 or not set(FIRST).intersection(names):
         return forward
     forward = without_frame(forward)
     names = [op.name for op in forward.ops]
-    start, end = names.index(FIRST), names.index(LAST)
+    start, end = min(names.index(name) for name in FIRST if name in names), names.index(LAST)
     body = forward.ops[start : end + 1]
     prepared = [one for op in body if op.prepared is not None for one in op.prepared.ops()]
     made = {name for op in (*body, *prepared) for name in op.writes}

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import BoolK, anywhere, everywhere, where
+from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import Back, FloatK, Op, Stream, Tape
 
 INDEX_BYTES = 4.0
 INDEX = "moe.index_lists"
+LEFT_OUT = ("moe.sort", "moe.sort_weights", "moe.unsort", "moe.unpermute")
+"""Copies of rows that are not made."""
 Policy = Literal["moeblaze", "conventional"]
 
 
@@ -62,12 +64,14 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
                    launches=4, present=here, region=op.region, back=Back(0.0, 0))
             )  # fmt: skip
             ops.append(_left_out(op._replace(name="moe.gather"), here))
-        elif op.name == "moe.unpermute":
+        elif op.name in LEFT_OUT:
             ops.append(_left_out(op, here))
+        elif op.name == "moe.row_map":
+            ops.append(op._replace(present=opposite(here)))
         elif op.name == "experts.fc1":
             ops.append(op._replace(saves=(*op.saves, INDEX)))
         else:
-            assert here is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.sort", "moe.etp"))
+            assert here is not True or not op.name.startswith(("moe.dispatch", "moe.combine", "moe.etp"))
             ops.append(op)
     return replace(forward, ops=tuple(ops), tensors=tensors)
 

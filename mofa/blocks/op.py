@@ -32,6 +32,7 @@ split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and `
 ``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks."""
 Way = Literal["fwd", "dgrad", "wgrad"]
 Backend = Literal["cudnn", "flash", "flash1"]
+GroupedKernel = Literal["one", "multi-stream"]
 
 
 class Tensor(NamedTuple):
@@ -85,6 +86,10 @@ class Grouped:
     sequential: bool = False
     uneven: FloatK = 0.0
     """Standard deviation of the experts' rows over their mean. [-]"""
+    kernel: GroupedKernel = "one"
+    """Of products that are not sequential: ``one`` kernel for all, or ``multi-stream``: one each on several streams."""
+    added_bytes: float = 0.0
+    """On several streams, what a weight gradient moves beyond 16 bits an element, as it adds to the main one. [B]"""
 
     @property
     def flops(self) -> FloatK:
@@ -154,7 +159,10 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostSync:
-    """The host waits for the device, and then computes for ``host_s`` before it issues anything more. [s]"""
+    """The host waits for the device, and then computes for ``host_s`` before it issues anything more. [s]
+
+    An op of it that reads tensors waits for those that other streams make alone, not for what is queued behind them.
+    """
 
     host_s: FloatK = 0.0
 

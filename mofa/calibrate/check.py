@@ -13,19 +13,25 @@ from mofa.blocks.op import Way
 from mofa.calibrate.cases import Split
 from mofa.calibrate.fit import Curves, fit_curves, predict
 from mofa.calibrate.measurements import Row, read_environment, read_rows
+from mofa.calibrate.shapes_te_bf16 import GROUPED, OPS
 from mofa.cost.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
+from mofa.specs.hardware import GpuSpec
 from mofa.specs.load import load_cluster
 
 BUNDLED = "unaligned_gemm"
 """The family that no folder's own curves say: it is predicted with the bundled profile of its GPU."""
 FAMILY = {"compiled": "memory_bound", "routed": "memory_bound"}
-FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6}
+FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6, OPS: 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
 FLOOR_BYTES = {"collective": 2**20}
 TARGETS = {"gemm": (0.04, 0.10), "attention": (0.04, 0.10), "memory_bound": (0.04, 0.10), "grouped_gemm": (0.08, 0.15),
            "collective": (0.08, 0.20)}  # fmt: skip
 """Median and 90th percentile of the absolute error that a good profile stays under. [-]"""
+
+
+TE_TARGETS = {GROUPED: (0.07, 0.18), OPS: (0.06, 0.10)}
+"""The same of Transformer Engine's kernels, where those were measured."""
 
 
 def check(
@@ -115,9 +121,7 @@ def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray
     time_s, outside = predict(curves, rows)
     at = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
     if at:
-        from mofa.calibrate.profile import base_of  # which reads folders through this file
-
-        gpu = load_cluster(base_of(curves.gpu, folder)[1], 1).gpu
+        gpu = _bundled_gpu(curves.gpu, folder)
         m, n, k = (np.array([[float(rows[i].case.size(x))] for i in at]) for x in "mnk")
         ways: list[Way] = [rows[i].case.op for i in at]  # type: ignore[misc]
         time_s[at] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
@@ -158,4 +162,14 @@ def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
             "put back the file that belongs to them"
         )
     sms, l2_bytes = int(environment.get("num_sms") or 1), float(environment.get("l2_bytes") or 0.0)
-    return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes)
+    single = None
+    if any(row.case.family == GROUPED for row in rows):
+        single = _bundled_gpu(rows[0].gpu, folder).curves.gemm["bf16"].form
+    return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes, single=single)
+
+
+def _bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
+    """The bundled profile of a device by its name."""
+    from mofa.calibrate.profile import base_of  # which reads folders through this file
+
+    return load_cluster(base_of(gpu, folder)[1], 1).gpu

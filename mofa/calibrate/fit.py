@@ -14,9 +14,13 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
+from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
+from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
+from mofa.cost.multi_stream import multi_stream_s
 from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.multi_stream import MultiStreamForm
 
 FloatN = NDArray[np.float64]
 TILES = (
@@ -34,6 +38,7 @@ TILES = (
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
+BACKEND = {"te": "cudnn"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ class Curves:
     """Size of the L2, 0 where no measurement says it. [B]"""
     gemm: dict[str, Fitted] = field(default_factory=dict)
     grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
+    multi_stream: dict[str, Fitted] = field(default_factory=dict)
+    single: GemmForm | None = None
+    """bf16 products that those on several streams are built on."""
     attention: dict[str, Fitted] = field(default_factory=dict)
     memory_bound: dict[str, Fitted] = field(default_factory=dict)
     collective: dict[str, Fitted] = field(default_factory=dict)
@@ -80,19 +88,28 @@ class Curves:
         return asdict(self)
 
 
-def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float = 0.0) -> Curves:
-    """Fit every family that has rows; held-out rows are never looked at. ``l2_bytes`` 0 is an L2 of unknown size."""
+def fit_curves(
+    rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float = 0.0, single: GemmForm | None = None
+) -> Curves:
+    """Fit every family that has rows; held-out rows are never looked at. ``l2_bytes`` 0 is an L2 of unknown size.
+
+    ``single`` are the bf16 products that experts' on several streams are built on, where the rows hold none.
+    """
     grid = [r for r in rows if r.case.split == "grid"]
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
     copies = _copies(by.get("copy", []))
     copy_rate = copies.get("device_copy", 0.0)
-    memory = by.get("memory_bound", []) + by.get("compiled", []) + by.get("routed", [])
+    memory = [r for name in ("memory_bound", "compiled", "routed", OPS) for r in by.get(name, []) if fitted_alone(r)]
+    gemm = _each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
+    product = gemm["bf16"].form if "bf16" in gemm else single
+    streamed = by.get(GROUPED, []) if product is not None else []
     return Curves(
-        gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes,
-        gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
+        gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes, gemm=gemm, single=product,
         grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
+        multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product)),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
-        memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes)),
+        memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes))
+        | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
@@ -102,9 +119,9 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float =
 
 
 def attention_key(row: Row) -> str:
-    """Backend, way and head sizes: what selects a kernel."""
+    """Backend, way and head sizes: what selects a kernel. Transformer Engine's is cuDNN's, which is measured apart."""
     case = row.case
-    return f"{case.variant} {case.op} {case.size('dqk')}/{case.size('dv')}"
+    return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.size('dqk')}/{case.size('dv')}"
 
 
 def memory_key(row: Row) -> str:
@@ -125,15 +142,22 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
+        GROUPED: (
+            curves.multi_stream,
+            lambda r: r.case.dtype,
+            partial(_multi_stream_times, single=curves.single, num_sms=curves.num_sms),
+        ),
         "attention": (curves.attention, attention_key, _attention_times),
+        ATTENTION: (curves.attention, attention_key, _attention_times),
         "memory_bound": (curves.memory_bound, memory_key, stream),
         "compiled": (curves.memory_bound, memory_key, stream),
         "routed": (curves.memory_bound, memory_key, stream),
+        OPS: (curves.memory_bound, memory_key, stream),
         "collective": (curves.collective, collective_key, _collective_times),
-    }
+    }  # fmt: skip
     for family, (found, key, times) in predictors.items():
         for name, fitted in found.items():
-            at = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name]
+            at = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and fitted_alone(r)]
             if at:
                 chosen = [rows[i] for i in at]
                 time_s[at] = times(chosen, fitted.form)
@@ -247,6 +271,40 @@ def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
     return _fitted(rows, form(x), _grouped_times(rows, form(x), num_sms, loads), ("tokens", "groups", "n", "k"))
 
 
+def _adding(rows: Sequence[Row], single: GemmForm | None, num_sms: int) -> dict[str, Fitted]:
+    """What a product moves more that adds to an fp32 gradient, as a memory-bound op; its error is the products'."""
+    form = adding(rows, single, num_sms) if single is not None else None
+    if form is None or single is None:
+        return {}
+    m, n, k = (_column(rows, x) for x in "mnk")
+    times = gemm_s(m, n, k, single, element_bytes=2.0, num_sms=num_sms) + ADDED_BYTES * m * n / form.bytes_per_s
+    return {"te wgrad_add": _fitted(rows, form, times, ())}
+
+
+def _multi_stream_times(
+    rows: Sequence[Row], form: MultiStreamForm, single: GemmForm | None, num_sms: int, loads: FloatN | None = None
+) -> FloatN:  # fmt: skip
+    """Weights' gradients add to fp32 ones: 6 bytes an element more than 16 bits."""
+    layout = np.array([LAYOUT[r.case.op] for r in rows])
+    loads = _loads(rows) if loads is None else loads
+    n, k = _column(rows, "n"), _column(rows, "k")
+    assert single is not None
+    return multi_stream_s(loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES)
+
+
+def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> Fitted:
+    assert single is not None
+    measured, loads = _measured(rows), _loads(rows)
+    start = [6e-6, 1e-6, 1.0, single.bytes_per_s, single.bytes_per_s / 1.5, 4.0]
+
+    def form(x: FloatN) -> MultiStreamForm:
+        return MultiStreamForm(*(float(v) for v in x))
+
+    x, _ = _robust(lambda p: np.log(_multi_stream_times(rows, form(p), single, num_sms, loads) / measured), start)
+    times = _multi_stream_times(rows, form(x), single, num_sms, loads)
+    return _fitted(rows, form(x), times, ("tokens", "groups", "n", "k"))
+
+
 ATTENTION_SIZES = ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
 
 
@@ -312,7 +370,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
-    if bare := rows[0].case.op in BY_BYTES:
+    if bare := rows[0].case.op in BY_BYTES or by_bytes(rows[0]):
         columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)

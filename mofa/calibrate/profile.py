@@ -98,6 +98,7 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             l2_bytes=curves.l2_bytes or whole.l2_bytes,
             gemm=whole.gemm | curves.gemm,
             grouped_gemm=whole.grouped_gemm | curves.grouped_gemm,
+            multi_stream=whole.multi_stream | curves.multi_stream,
             attention=whole.attention | curves.attention,
             memory_bound=whole.memory_bound | curves.memory_bound,
             collective=whole.collective | curves.collective,
@@ -149,6 +150,11 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
+    if curves.multi_stream:
+        made["multi_stream"] = {
+            dtype: curve_fact(fitted, source, **kept.get(dtype, kept["bf16"]))
+            for dtype, fitted in curves.multi_stream.items()
+        }
     if curves.attention:
         made["attention"] = {key: curve_fact(fitted, source, **_attention_powered(curves, key))
                              for key, fitted in curves.attention.items()}  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mofa.calibrate.shapes_routed import BYTES as ROUTED_BYTES
 from mofa.calibrate.shapes_te import BYTES as FP8_BYTES
+from mofa.calibrate.shapes_te_bf16 import TE_BYTES
 
 EAGER_BYTES: dict[str, float] = {
     "rmsnorm_fwd": 4, "rmsnorm_bwd": 6, "layernorm_fwd": 4, "layernorm_bwd": 10, "swiglu_fwd": 10, "swiglu_bwd": 16,
@@ -21,6 +22,8 @@ COMPILED_BYTES: dict[str, float] = {
     "rmsnorm_fwd": 4, "rmsnorm_bwd": 6, "swiglu_fwd": 6, "swiglu_bwd": 10, "rope_half": 4, "residual_add": 6,
     "add_rmsnorm_fwd": 8, "cross_entropy_fwd": 2, "cross_entropy_bwd": 4, "cast_up": 6,
 }  # fmt: skip
+TABLES = {"compiled": COMPILED_BYTES, "te": TE_BYTES, "megatron": TE_BYTES}
+"""By variant; others are eager."""
 
 
 def bytes_per_element(op: str, variant: str) -> float:
@@ -33,4 +36,4 @@ def bytes_per_element(op: str, variant: str) -> float:
     >>> bytes_per_element("swiglu_fwd", "eager"), bytes_per_element("swiglu_fwd", "compiled")
     (10, 6)
     """
-    return (COMPILED_BYTES if variant == "compiled" else EAGER_BYTES).get(op, 4.0)
+    return TABLES.get(variant, EAGER_BYTES).get(op, 4.0)

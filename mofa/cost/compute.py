@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.blocks.op import Way
+from mofa.blocks.op import GroupedKernel, Way
 from mofa.cost import forms
+from mofa.cost.multi_stream import balanced_multi_stream_s
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.products import ELEMENT_BYTES, GemmFormat
 
@@ -201,14 +202,15 @@ def _told_apart(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.
 
 def grouped_gemm_s(
     rows: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, gpu: GpuSpec, format_: GemmFormat = "bf16",
-    *, wgrad: bool = False, sequential: bool = False, uneven: ArrayLike = 0.0,
+    *, wgrad: bool = False, sequential: bool = False, uneven: ArrayLike = 0.0, kernel: GroupedKernel = "one",
+    added_bytes: ArrayLike = 0.0,
 ) -> FloatN:  # fmt: skip
     """Time of the products of ``groups`` experts over ``rows`` token rows in all, spread evenly over them.
 
     ``rows`` are those of the slowest rank; within it the experts are taken as equally popular, their counts scatter as
     those of tokens routed one by one. ``wgrad`` is the weight gradient, which reduces over the rows of an expert: it
     takes the longer, the more they are ``uneven`` (their standard deviation over their mean [-]). ``sequential`` runs
-    one kernel per expert. [s]
+    one kernel per expert, ``kernel`` says how others run (:class:`mofa.blocks.op.Grouped`). [s]
 
     Examples
     --------
@@ -223,6 +225,13 @@ def grouped_gemm_s(
         each = rows / groups
         one = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
         return np.asarray(groups * one)
+    if kernel == "multi-stream":
+        streamed = gpu.curves.streamed[format_]
+        time_s = balanced_multi_stream_s(
+            rows, groups, n, k, streamed.form, gpu.curves.products[format_].form, num_sms=gpu.num_sms.value,
+            wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,
+        )  # fmt: skip
+        return np.where(rows > 0, time_s, 0.0)
     curve = gpu.curves.grouped_products[format_]
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,

@@ -120,7 +120,7 @@ def _work_kind(op: Op) -> Hashable:
     if type(w) is Gemm:
         return Gemm, w.format
     if type(w) is Grouped:
-        return Grouped, w.format, w.wgrad, w.sequential
+        return Grouped, w.format, w.wgrad, w.sequential, w.kernel, w.added_bytes
     if type(w) is Attention:
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
     assert type(w) is Collective
@@ -167,7 +167,10 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         return unaligned_gemm_s(time_s, m, n, k, count, [op.work.way for op in ops if type(op.work) is Gemm], gpu)
     if kind[0] is Grouped:
         rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
-        return grouped_gemm_s(rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven)
+        return grouped_gemm_s(
+            rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven, kernel=kind[4],
+            added_bytes=kind[5],
+        )  # fmt: skip
     if kind[0] is Collective:
         places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
         group = stacked_groups(places)
@@ -241,7 +244,7 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
         widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is Grouped and not kind[3]:
-        return curves.grouped_products[kind[1]]
+        return curves.grouped_products[kind[1]] if kind[4] == "one" else curves.streamed[kind[1]]
     return curves.products[kind[1]]
 
 
@@ -257,7 +260,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
 
     An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
     where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
-    columns; where it reads rows again, those that the L2 does not hold.
+    columns; of an op that is like none that was measured its bytes alone. Where it reads rows again, those that the L2
+    does not hold count too.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
@@ -269,7 +273,8 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
     rate = np.array([[form.bytes_per_s] for form in like])
-    if shaped := [i for i, work in enumerate(works) if work.width > 0]:
+    unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
+    if shaped := [i for i, work in enumerate(works) if work.width > 0 and like[i] is not unlike]:
         elements = stacked([works[i].elements for i in shaped], num_k)
         width = np.array([[works[i].width] for i in shaped])
         forms = [like[i] for i in shaped]

@@ -243,7 +243,7 @@ def _pass(
     for op, took, issued in zip(ops, seconds, issue, strict=True):
         if type(op.work) is HostSync:
             sync_s = machine.cluster.sync_s + op.work.host_s
-            state.host = where(op.present, maximum(state.host, state.compute) + sync_s, state.host)
+            state.host = where(op.present, maximum(state.host, _awaited(op, state)) + sync_s, state.host)
             continue
         state.host = state.host + issued
         issued_s = issued_s + issued
@@ -268,6 +268,15 @@ def _pass(
         if watched and not watched.isdisjoint(op.writes):
             _record(op, watched, state)
     return exposed
+
+
+def _awaited(op: Op, state: Streams) -> FloatK:
+    """Until when a host synchronisation waits: for all that is queued, or for what it reads of other streams. [s]"""
+    until: FloatK = state.compute if not op.reads else -np.inf
+    for name in op.reads:
+        for at in state.ready.get(name, NOTHING).values():
+            until = maximum(until, at)
+    return until
 
 
 def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:

@@ -62,7 +62,7 @@ class Clock:
             elif type(step) is Beside:
                 self._beside(step)
             elif type(step) is Sync:
-                self.synchronise(step.host_s)
+                self.synchronise(step.host_s, step.reads)
             elif type(step) is Same:
                 source = self.ready.get(step.source)
                 if source is None:
@@ -70,9 +70,12 @@ class Clock:
                 else:
                     self.ready[step.name] = source
 
-    def synchronise(self, host_s: float = 0.0) -> None:
-        """The host waits for the device, and then computes. [s]"""
-        self.host = max(self.host, self.compute) + self.sync_s + host_s
+    def synchronise(self, host_s: float = 0.0, reads: tuple[str, ...] = ()) -> None:
+        """The host waits for the device, or for what it reads of other streams, and then computes. [s]"""
+        until = self.compute
+        if reads:
+            until = max([self.ready[name][0] for name in reads if name in self.ready], default=self.host)
+        self.host = max(self.host, until) + self.sync_s + host_s
 
     def wait_for(self, names: tuple[str, ...]) -> None:
         """The computing stream waits for tensors of other streams."""

@@ -61,8 +61,8 @@ class Routed:
         self.fuller = lives_of(Estimator(*given, more))
         self.more = {label: one_by_one(one) for label, one in self.fuller.items()}
         self.made: dict[tuple[str, float, int], Life] = {}
-        sequential = estimator.framework.experts == "sequential" and loads.shares is not None
-        shares = loads.shares if sequential else None
+        drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
+        shares = loads.shares if drawn else None
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
@@ -93,10 +93,10 @@ class Routed:
 
     def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
-        one after the other.
+        one after the other or chance chooses them.
 
-        In one block for all experts, tokens move little: of 12 such runs (fitting half, uneven tokens) drawn ones
-        change one, from 1.5 % too little reserved to 1.4 % too much.
+        In one block for all experts of torchtitan, tokens move little: of 12 such runs (fitting half, uneven tokens)
+        drawn ones change one, from 1.5 % too little reserved to 1.4 % too much.
         """
         here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
         if not here or self.shares is None:

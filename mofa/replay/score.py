@@ -67,10 +67,11 @@ class Beside(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """The host waits for the device, and then computes for ``host_s``. [s]"""
+    """The host waits for the device, or for ``reads`` of other streams alone, and then computes for ``host_s``. [s]"""
 
     name: str
     host_s: float
+    reads: tuple[str, ...] = ()
 
 
 class Same(NamedTuple):
@@ -219,7 +220,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
                     steps.append(line.extra)
         elif isinstance(op.work, HostSync):
             flush()
-            steps.append(Sync(op.name, value(op.work.host_s)))
+            steps.append(Sync(op.name, value(op.work.host_s), line.reads))
         elif op.stream != "compute":
             flush()
             family = FAMILY[op.family]

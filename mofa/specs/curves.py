@@ -7,10 +7,7 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache, cached_property
-from math import sqrt
-from statistics import NormalDist
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -18,7 +15,14 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import Count, Fact, Library, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
+from mofa.specs.base import Fact, NotNegativeFact, SecondsFact, ShareFact, Spec
+from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
+from mofa.specs.fitted import Curve as Curve
+from mofa.specs.fitted import PoweredCurve as PoweredCurve
+from mofa.specs.fitted import latest_of as latest_of
+from mofa.specs.fitted import mixed_clock as mixed_clock
+from mofa.specs.fitted import slowest_of as slowest_of
+from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.products import STREAM_FALLBACK, filled
 from mofa.specs.products import GemmFormat as GemmFormat
 
@@ -108,131 +112,6 @@ class CollectiveForm:
     protocols: tuple[tuple[float, float], ...]
     """Start and bus bandwidth of each. [s, B/s]"""
     group: int
-
-
-class Curve(Spec):
-    """A fitted form: where its numbers come from, how well it meets what was measured, and where that was."""
-
-    provenance: Provenance
-    source: str = Field(min_length=3)
-    points: Count = 0
-    """Measured shapes that the form was fitted on."""
-    median_abs_error: float | None = None
-    """Of the fit, relative. [-]"""
-    p90_abs_error: float | None = None
-    ranges: dict[str, tuple[float, float]] = {}
-    """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
-    library: Library | None = None
-    """Whose modules launched the kernels that were measured; absent where they were PyTorch's own, or none."""
-
-
-Share = Annotated[float, Field(gt=0, le=1)]
-BETWEEN_SHARE = 0.61
-"""Share of the time that products took where they were measured between memory-bound kernels. [-]"""
-
-
-class PoweredCurve(Curve):
-    """Of kernels that the power limit slows down: products and attention."""
-
-    sustained: Share = 1.0
-    """Rate in long runs between memory-bound kernels over the rate at full clock. [-]"""
-    alone: Share = 1.0
-    """Rate in long runs of nothing else over the rate at full clock. [-]"""
-    clock: Share = 1.0
-    """Clock in long runs of nothing else over the full clock; 1 where it was not read. [-]"""
-
-    def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
-        """Rate at a part of the full clock over the rate at full clock: its power that the two measured states give.
-
-        Examples
-        --------
-        >>> curve = PoweredCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
-        >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
-        array([0.85 , 0.942, 1.   ])
-        """
-        power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
-        rate: FloatArray | float = clock**power
-        return rate
-
-    def kept(self, share: FloatArray) -> FloatArray:
-        """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
-        measured states, never above full clock.
-
-        Examples
-        --------
-        >>> curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
-        >>> curve.kept(np.array([0.0, 0.61, 1.0])).round(3)
-        array([0.978, 0.9  , 0.85 ])
-        """
-        slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
-        return np.minimum(self.alone + slope * (1.0 - share), 1.0)
-
-
-def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:
-    """Clock that the power limit leaves a mix of kernels, over the full clock.
-
-    Parameters
-    ----------
-    shares
-        Of the time, one for each kind of kernel; the rest is idle and draws nothing. (K,) each [-]
-    clocks
-        That each kind keeps alone, over the full clock. [-]
-
-    Notes
-    -----
-    A kind that alone keeps the clock ``c`` at the limit draws ``(f / c)^2`` of it at the clock f; what is drawn on
-    average over the mix is the limit: ``f = (sum of share / c^2)^-1/2``, at most 1. Power that grows with the square
-    of the clock is assumed (dynamic power grows with its cube, static power not at all); one clock holds for all
-    kernels of the mix, because the limit is kept over milliseconds.
-
-    Examples
-    --------
-    Half products, half kernels that never reach the limit:
-
-    >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
-    array([0.849])
-    """
-    drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
-    if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call
-        return min(float(max(drawn, 1e-12) ** -0.5), 1.0)
-    clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)
-    return clock
-
-
-@cache
-def slowest_of(num: int) -> float:
-    """Expected largest of ``num`` draws from a standard normal distribution, by Blom's approximation. [-]
-
-    References
-    ----------
-    Blom 1958, "Statistical Estimates and Transformed Beta-Variables": the quantile of ``(num - 3/8) / (num + 1/4)``.
-
-    Examples
-    --------
-    Exactly 0, 0.564 and 1.029:
-
-    >>> [round(slowest_of(num), 2) for num in (1, 2, 4)]
-    [0.0, 0.59, 1.05]
-    """
-    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
-
-
-@cache
-def latest_of(num: int) -> float:
-    """Expected largest of ``num`` draws from a uniform distribution of mean 0 and standard deviation 1. [-]
-
-    References
-    ----------
-    David and Nagaraja 2003, "Order Statistics": the largest of ``num`` between 0 and 1 is at ``num / (num + 1)``.
-
-    Examples
-    --------
-    However many there are, none is further than the distribution's end, ``sqrt(3)``:
-
-    >>> [round(latest_of(num), 2) for num in (1, 2, 4, 1024)]
-    [0.0, 0.58, 1.04, 1.73]
-    """
-    return sqrt(3.0) * (num - 1.0) / (num + 1.0)
 
 
 class GemmCurve(PoweredCurve):
@@ -385,7 +264,7 @@ class HostRange(Spec):
     """90 % quantile. [-]"""
 
 
-StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")]
+StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled|te|megatron) [a-z0-9_]+)$")]
 
 
 class ReleaseCurves(Spec):
@@ -397,17 +276,45 @@ class ReleaseCurves(Spec):
 
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
+ELSE = {
+    "wgrad_add": "copy", "sort_fwd": "copy", "sort_bwd": "copy", "permute_fwd": "permute", "permute_bwd": "permute",
+    "unpermute_fwd": "permute", "unpermute_bwd": "permute", "weighted_swiglu_fwd": "swiglu_fwd",
+    "weighted_swiglu_bwd": "swiglu_bwd",
+}  # fmt: skip
+"""Of ops of Transformer Engine that were not measured, the op whose rate they take."""
+
+
+ON_STREAMS = 10e-6, 2.3e-6, 2.4, 0.6
+"""Floor, start and exponent of products on several streams, and the rate of adding over that of writing, where none was
+measured: an H100's, rounded (measurements/h100-1gpu-te-bf16). [s, s, -, -]"""
+
+
+def _on_streams(one: GemmCurve, known: MultiStreamCurve | None) -> MultiStreamCurve:
+    """Products on several streams of a format that was not measured: bf16's starts and gaps around its own tiles."""
+    if known is not None:
+        form, source = known.form, known.source
+    else:
+        floor_s, start_s, sharpness, adding = ON_STREAMS
+        rate = one.form.bytes_per_s
+        form, source = MultiStreamForm(floor_s, start_s, 1.0, rate, adding * rate, sharpness), "an H100's starts"
+    return MultiStreamCurve(
+        provenance="assumed", source=f"{source}, around single products: {one.source}", form=form,
+        sustained=one.sustained, alone=one.alone, clock=one.clock,
+    )  # fmt: skip
 
 
 class GpuCurves(Spec):
     """All curves of a GPU.
 
-    ``attention`` is keyed ``"BACKEND fwd|bwd D_QK/D_V"``, ``stream`` by ``"eager|compiled OP"`` with ``default`` for
-    ops that are like none of them.
+    ``attention`` is keyed ``"BACKEND fwd|bwd D_QK/D_V"``, ``stream`` by ``"eager|compiled|te|megatron OP"`` with
+    ``default`` for ops that are like none of them: ``te`` is Transformer Engine's kernel, ``megatron`` a function of
+    Megatron-Core's in eager kernels.
     """
 
     gemm: dict[GemmFormat, GemmCurve]
     grouped_gemm: dict[GemmFormat, GroupedGemmCurve]
+    multi_stream: dict[GemmFormat, MultiStreamCurve] = {}
+    """Experts' products as Transformer Engine runs them; of formats that were not measured see :attr:`streamed`."""
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[StreamKey, StreamCurve]
     releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
@@ -455,6 +362,12 @@ class GpuCurves(Spec):
         return made
 
     @cached_property
+    def streamed(self) -> dict[GemmFormat, MultiStreamCurve]:
+        """Products on several streams by format: as measured, else assumed."""
+        known = self.multi_stream.get("bf16")
+        return {f: self.multi_stream.get(f) or _on_streams(one, known) for f, one in self.products.items()}
+
+    @cached_property
     def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:
         """The attention curves by backend, way and head sizes."""
         found: dict[AttentionKey, AttentionCurve] = {}
@@ -481,7 +394,8 @@ class GpuCurves(Spec):
     def stream_like(self, like: str, compiled: bool) -> StreamCurve:
         """The curve of a memory-bound op: compiled where it was measured compiled, else eager, else the default."""
         if " " in like:
-            return self.stream.get(like) or self.stream_like(like.split()[1], compiled)
+            op = like.split()[1]
+            return self.stream.get(like) or self.stream_like(ELSE.get(op, op), compiled)
         if like in STREAM_FALLBACK and not any(f"{v} {like}" in self.stream for v in ("eager", "compiled")):
             like = STREAM_FALLBACK[like]
         if like:

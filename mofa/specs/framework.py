@@ -168,6 +168,12 @@ class FrameworkSpec(Spec):
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
+    grouped_kernel: Literal["one", "multi-stream"] = "one"
+    """Grouped experts' products are one kernel (CUTLASS's), or one each on several streams, as Transformer Engine's
+    ``GroupedLinear`` runs them (transformer_engine 2.20, common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm)."""
+    balances_by: Literal["turn", "chance"] = "turn"
+    """How ``routing: balanced`` is run: tokens take experts in turn (torchtitan's ``moe_force_load_balance``), or
+    random logits choose (Megatron's ``moe_router_force_load_balancing``: moe_utils.py, ``RandomSTE``)."""
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
 

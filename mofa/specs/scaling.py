@@ -64,7 +64,7 @@ def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: floa
     if "unit_s" in form:
         form["unit_s"] = _digits(form["unit_s"] * sms / rate)
         form["slots"] = max(1, round(form["slots"] * sms))
-    for name in ("bytes_per_s", "missed_bytes_per_s"):
+    for name in ("bytes_per_s", "missed_bytes_per_s", "added_bytes_per_s"):
         if name in form:
             form[name] = _digits(form[name] * bandwidth)
     return {**curve, "form": form}
@@ -98,6 +98,9 @@ def transferred_curves(
     made: dict[str, Any] = {
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }
+    if "multi_stream" in curves:
+        found = {f: said(curve, rates[f]) for f, curve in curves["multi_stream"].items() if f in rates}
+        made["multi_stream"] = found
     made["attention"] = {key: said(curve, rates["bf16"]) for key, curve in curves["attention"].items()}
     copy = curves["stream"].get("eager copy", curves["stream"]["default"])["form"]["bytes_per_s"]
 

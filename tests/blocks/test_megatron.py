@@ -152,7 +152,7 @@ def test_moe_recomputation() -> None:
     found = layer("megatron", MOE, "selective:moe", ep=4)
     assert not any(name.startswith(("moe.", "experts.", "router.")) for name in kept(found))
     again = [op.name for op in found.backward.ops if op.name.endswith("~") and op.family in ("ep", "host")]
-    assert again == ["moe.sync0~", "moe.dispatch~", "moe.combine~"]
+    assert again == ["moe.counts~", "moe.sync0~", "moe.dispatch~", "moe.dispatch_weights~", "moe.combine~"]
 
 
 def test_heads_of_latent_attention_are_joined_by_slow_kernels() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, check, judged, predictions
+from mofa.calibrate.check import TARGETS, TE_TARGETS, check, judged, predictions
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.calibrate.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.profile import fit
@@ -55,6 +55,15 @@ def test_held_out_shapes_are_predicted_within_the_targets(checked: dict, family:
     assert found["points"] >= (100 if family == "gemm" else 60)
     assert found["median_abs_error"] <= median
     assert found["p90_abs_error"] <= p90
+    assert abs(found["bias"]) <= 0.03
+
+
+@pytest.mark.parametrize("family", sorted(TE_TARGETS))
+def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(family: str) -> None:
+    found = check([FOLDERS[0].parent / "h100-1gpu-te-bf16"])["families"][family]
+    median, p90 = TE_TARGETS[family]
+    assert found["points"] >= 30
+    assert found["median_abs_error"] <= median and found["p90_abs_error"] <= p90
     assert abs(found["bias"]) <= 0.03
 
 

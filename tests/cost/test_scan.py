@@ -89,6 +89,17 @@ def parts(time: PhaseTime, k: int = 0) -> dict[str, float]:
     return {name: float(v) for name, v in zip(EXPOSED, time.exposed[:, k], strict=True) if abs(v) > 1e-12}
 
 
+def test_a_synchronisation_waits_for_what_it_reads_of_another_stream() -> None:
+    """The host goes on 20 s after ``a`` at 2 s, with 78 s of ``b`` left, in which it issues ``c``; else it waits for
+    ``b``."""
+    times: Times = {"a": (2.0, 1.0), "copy": (0.0, 1.0), "b": (100.0, 1.0), "c": (1.0, 5.0)}
+    ops = (op("a", "x"), send("copy", "a", stream="to_host"), op("b", "a"))
+    whole = run(times, *ops, sync(), op("c", "b"), repeat=1)
+    assert parts(whole)["host_idle"] == pytest.approx(1.0 + SYNC_S + 5.0)
+    apart = run(times, *ops, sync(reads=("copy",)), op("c", "b"), repeat=1)
+    assert parts(apart)["host_idle"] == pytest.approx(1.0)
+
+
 def test_empty_tape_takes_no_time() -> None:
     assert run({}).total.tolist() == [0.0]
 

@@ -19,7 +19,7 @@ from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
 from mofa.replay.clock import Clock
 from mofa.replay.ranks import rows_of
-from mofa.replay.score import Names, draft, score
+from mofa.replay.score import Names, Sync, draft, score
 from mofa.replay.step import time_of
 from mofa.replay.stretch import lengthen
 from mofa.search.prepare import loads_of
@@ -233,3 +233,14 @@ def test_an_order_of_ones_own() -> None:
         time_of(estimator(case), order=Order(2, 1, 8, late))
     with pytest.raises(OrderError, match="4 micro-batches, the strategy 2, 1 and 8"):
         time_of(estimator(case), order=order_of("1f1b", "megatron", 2, 1, 4))
+
+
+def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:
+    """The counts came at 3 s, computing is under way until 100 s, a wait takes 20 s; what is over long since, none."""
+    clock = Clock(sync_s=20.0, compute=100.0, host=2.0, ready={"counts": (3.0, -1)})
+    clock.steps([Sync("sync", 0.5, ("counts",))])
+    assert clock.host == 23.5
+    clock.steps([Sync("sync", 0.0, ("gone",))])
+    assert clock.host == 43.5
+    clock.steps([Sync("sync", 0.0)])
+    assert clock.host == 120.0

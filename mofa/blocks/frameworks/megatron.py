@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
 from mofa.blocks.frameworks.megatron_linear import (
+    HEAD_NORMS,
     attention_output,
     buffer_gather,
     column_linear,
@@ -68,12 +69,14 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
     """Norm over each head; keeps its input, a view of qkv."""
-    nbytes = ctx.tokens * heads * head_dim * ctx.element
+    elements = ctx.tokens * heads * head_dim
+    nbytes = elements * ctx.element
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
     b.add(
-        Op(name, "memory_bound", Stream(2 * nbytes), (x,), (out, scale), (x, scale), region=b.region,
-           back=Back(3 * nbytes, 2))
+        Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", HEAD_NORMS[0] * elements, head_dim), (x,),
+           (out, scale), (x, scale), region=b.region,
+           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=HEAD_NORMS[1] * elements, width=head_dim))
     )  # fmt: skip
     return out
 
@@ -87,7 +90,10 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     for name, x in (("q", q), ("k", k)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
-        outs.append(stream(b, f"{name}.rope", (x,), out, bytes_=2 * nbytes, back_bytes=2 * nbytes))
+        outs.append(
+            stream(b, f"{name}.rope", (x,), out, bytes_=2 * nbytes, back_bytes=2 * nbytes, like="te rope_fwd",
+                   back_like="te rope_bwd")
+        )  # fmt: skip
     return outs[0], outs[1]
 
 

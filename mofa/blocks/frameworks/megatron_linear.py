@@ -125,24 +125,42 @@ def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
     return ""
 
 
+TUNED_NORMS: dict[str, tuple[int, ...]] = {
+    "rmsnorm": (512, 768, 1024, 2048, 4096, 8192),
+    "layernorm": (768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 15360,
+                  16384, 18432, 20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
+}  # fmt: skip
+"""Widths that Transformer Engine has a kernel of their own for (2.20, common/normalization/*/*_fwd_cuda_kernel.cu)."""
+OTHER_NORMS = (1.9, 2.0)
+"""Time of its general kernels, forward and back, over that of tuned ones at their width: medians of RMSNorm over widths
+of 1536, 2880, 5120 and 7168 (1.6 to 2.2, 1.7 to 2.7) on an H100 (measurements/h100-1gpu-te-bf16). [-]"""
+HEAD_NORMS = (1.1, 1.6)
+"""The same of 131072 rows of 128, as norms over heads are. [-]"""
+
+
 def norm_op(
     b: TapeBuilder, ctx: Context, x: str, name: str, width: float, region: str, *, torch_kernels: bool = False,
     kept: str = "",
 ) -> str:  # fmt: skip
     """A norm over the last dimension: backward is two kernels, the input's and the weight's partial sums.
 
-    PyTorch's kernels were measured; Transformer Engine's are taken at the general rate. ``kept`` is what is kept where
-    it is not what is read."""
+    ``torch_kernels`` are PyTorch's, else Transformer Engine's, which are slower at widths that have none of their own.
+    ``kept`` is what is kept where it is not what is read."""
     rows = b.tensors[x].bytes / (width * ctx.element)
     out = b.tensor(f"{name}.out", rows * width * ctx.element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)
     moved = 2.0 * rows * width * ctx.element
-    like, wide = (str(ctx.model.norm), width) if torch_kernels else ("general", 0.0)
-    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=rows * width, width=wide)
+    like, forward, backward = str(ctx.model.norm), 1.0, 1.0
+    if not torch_kernels:
+        like = f"te {like}"
+        if width not in TUNED_NORMS[str(ctx.model.norm)]:
+            forward, backward = OTHER_NORMS if width > HEAD else HEAD_NORMS
+    elements = rows * width
+    back = Back(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
     if torch_kernels and width <= HEAD and like == "rmsnorm":
         like, back = "rmsnorm_heads", heads_norm_back(rows, width)
     b.add(
-        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", rows * width, wide), (x,), (out, scale),
+        Op(name, "memory_bound", Stream(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (kept or x, scale), region=region, back=back,
            weight_params=width * (2 if ctx.model.norm == "layernorm" else 1),
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param)

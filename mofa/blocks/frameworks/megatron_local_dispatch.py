@@ -8,19 +8,33 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_linear as base
-from mofa.blocks.frameworks import megatron_moe
 from mofa.blocks.op import Back, Collective, FloatK, HostSync, Op, Stream, TapeBuilder
-from mofa.blocks.parts import renew
+from mofa.blocks.parts import linear, renew
 
 
 def router(b: TapeBuilder, ctx: Context, h: str) -> str:
-    """As in the Transformer Engine variant, in more kernels: top-k and its sort, a softmax between two casts, and the
-    scores and the choice scattered into zeros that are copied first (12 in a profile of mc1-qwen30b-2l-traced)."""
+    """Gating product, 16-bit scores, top-k, and the map of tokens to experts: top-k and its sort, a softmax between two
+    casts, and the scores and the choice scattered into zeros that are copied first (12 kernels in a profile of
+    mc1-qwen30b-2l-traced)."""
     since = len(b.ops)
-    scores = megatron_moe.router(b, ctx, h)
-    for i, op in enumerate(b.ops[since:], since):
-        if op.name == "router.topk" and op.back is not None:  # back through scatter, casts, softmax and gather
-            b.ops[i] = op._replace(launches=op.launches + 4, back=op.back._replace(launches=7, nodes=7.0))
+    moe = ctx.model.moe
+    assert moe is not None
+    s, experts = ctx.shard, float(moe.num_experts)
+    logits = linear(
+        b, ctx, h, "router.gate", m=s, n=experts, k=ctx.model.hidden, saves=(h,), format_="bf16",
+        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
+    )  # fmt: skip
+    scores = b.tensor("router.scores", s * experts * 4.0)
+    chosen = b.tensor("router.chosen", s * (experts * 1.0 + moe.top_k * 8.0), grad=False)
+    launches = 14 if moe.score == "sigmoid" else 12
+    if moe.num_groups > 1:
+        launches += 7
+    b.add(
+        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0, "router_topk", s * experts, experts),
+           (logits,), (scores, chosen),
+           (scores, chosen), launches=launches,
+           back=Back(4 * s * experts * 4.0, 7, nodes=7.0))  # back through scatter, casts, softmax and gather
+    )  # fmt: skip
     base.by_python(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
     return scores
 

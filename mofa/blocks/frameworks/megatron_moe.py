@@ -9,86 +9,124 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere
+from mofa.blocks.elementwise import BoolK, anywhere, opposite
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_linear import weight_grad
 from mofa.blocks.frameworks.megatron_mlp import activation, mlp
 from mofa.blocks.frameworks.micro_moe import schedule
-from mofa.blocks.op import Back, Collective, FloatK, Grouped, HostSync, Op, Stream, TapeBuilder
-from mofa.blocks.parts import linear, renew, stream
+from mofa.blocks.op import (
+    Back,
+    Collective,
+    FloatK,
+    Grouped,
+    GroupedKernel,
+    HostSync,
+    Op,
+    Prepared,
+    Stream,
+    TapeBuilder,
+)
+from mofa.blocks.parts import hold, leave_frame, linear, renew, stream
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
 
-def router(b: TapeBuilder, ctx: Context, h: str) -> str:
-    """Gating product, scores in fp32, top-k, and the map of tokens to experts."""
+ROUTER_KERNELS = {"softmax": 11, "sigmoid": 17}
+"""Kernels of top-k routing by its scores: the choice (2), its softmax, or sigmoid, bias, gather and normalisation, and
+the scores and the map scattered over all experts from zeros (8): moe_utils.py, ``topk_routing_with_score_function``."""
+GROUP_KERNELS = 12
+"""Kernels more where the choice is among groups of experts (``group_limited_topk``)."""
+
+
+def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
+    """Logits in fp32, the choice, and scores and map over all experts: (scores, map).
+
+    The product and both of its gradients run in fp32: the weight, which is small, and the input are cast each time,
+    and the input's gradient back (moe_utils.py, ``RouterGatingLinearFunction``; its use of Transformer Engine's product
+    asks for a workspace that 2.20 no longer has, so that PyTorch's runs). Kept are the choice's indices and scores; of
+    scores over all experts these as well. The dispatcher holds the scattered scores and the map until the layer's next
+    micro-batch.
+    """
     moe = ctx.model.moe
     assert moe is not None
-    s, experts = ctx.shard, float(moe.num_experts)
+    s, experts, hidden = ctx.shard, float(moe.num_experts), float(ctx.model.hidden)
+    wide = b.tensor("router.input", s * hidden * 4.0)
+    back = Back(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
+    b.add(Op("router.cast", "memory_bound", Stream(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
     logits = linear(
-        b, ctx, h, "router.gate", m=s, n=experts, k=ctx.model.hidden, saves=(h,), format_="bf16",
-        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param,
+        b, ctx, wide, "router.gate", m=s, n=experts, k=hidden, saves=(h,), format_="fp32", out_element=4,
+        grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, functions=1.0,
     )  # fmt: skip
     scores = b.tensor("router.scores", s * experts * 4.0)
-    chosen = b.tensor("router.chosen", s * (experts * 1.0 + moe.top_k * 8.0), grad=False)
-    launches = 10 if moe.score == "sigmoid" else 8
-    if moe.num_groups > 1:
-        launches += 7
+    over_all = 4.0 * experts if moe.score == "sigmoid" else 0.0
+    chosen = b.tensor("router.chosen", s * (moe.top_k * 12.0 + over_all), grad=False)
+    mapped = b.tensor("router.map", s * experts, grad=False)
+    launches = ROUTER_KERNELS[moe.score] + (GROUP_KERNELS if moe.num_groups > 1 else 0)
+    kind = f"megatron router_{'grouped_' if moe.num_groups > 1 else ''}{moe.score}"
+    back = Back(24.0 * s * experts, 6, like=f"{kind}_bwd", elements=s * experts, width=experts)
     b.add(
-        Op("router.topk", "memory_bound", Stream(launches * s * experts * 4.0, "router_topk", s * experts, experts),
-           (logits,), (scores, chosen),
-           (scores, chosen), launches=launches, back=Back(4 * s * experts * 4.0, 6))
+        Op("router.topk", "memory_bound", Stream(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
+           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
     )  # fmt: skip
-    return scores
+    return scores, mapped
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     """Router, dispatch, experts, combine and shared experts (moe_layer.py, token_dispatcher.py, experts.py)."""
     spec = ctx.model.moe
     assert spec is not None
-    fw, e, hidden = ctx.framework, ctx.element, float(ctx.model.hidden)
+    row = float(ctx.model.hidden) * ctx.element
     b.region = "moe"
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
         shared = mlp(b, ctx, h, "shared", float(spec.shared_hidden))
         b.region = "moe"
-    scores = router(b, ctx, h)
-    copies = ctx.shard * spec.top_k
-    row = hidden * e
-    sent = b.tensor("moe.sent", copies * row)
-    row_ids = b.tensor("moe.row_ids", ctx.shard * (2 * spec.num_experts + 1) * 4.0, grad=False)
-    if fw.dispatcher == "alltoall":  # its own probabilities are the router's, the others' those that were exchanged
+    scores, mapped = router(b, ctx, h)
+    y = _by_rows(b, ctx, h, scores, mapped)
+    if shared:
+        total = b.tensor("moe.total", ctx.shard * row)
+        y = stream(
+            b, "moe.add_shared", (y, shared), total, bytes_=3 * ctx.shard * row, back_launches=0, like="residual_add"
+        )
+    leave_frame(b, "moe")
+    b.region = ""
+    assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
+    return y
+
+
+def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> str:
+    """Tokens' rows to the experts and back, with their probabilities (``MoEAlltoAllTokenDispatcher``).
+
+    Rows are sorted by expert on every rank that holds several, also where no other rank sends any: the fused sort
+    copies them all (``dispatch_postprocess``, ``combine_preprocess``). The permuted and the received rows are local
+    variables of ``custom_forward``, held until the layer returns.
+    """
+    spec, fw = ctx.model.moe, ctx.framework
+    assert spec is not None
+    copies, row = ctx.shard * spec.top_k, float(ctx.model.hidden) * ctx.element
+    all_to_all = fw.dispatcher == "alltoall"
+    if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         renew(b)
-    b.add(
-        Op("moe.permute", "memory_bound", Stream(2 * copies * row, "permute"), (h, scores), (sent, row_ids), (row_ids,),
-           launches=3, back=Back((copies + ctx.shard) * row, 3))
-    )  # fmt: skip
+    on_host = counts(b, ctx, mapped)
+    sent, weights = permute(b, ctx, h, scores, mapped)
     schedule(b, ctx, scores)
-    for i in range(fw.dispatch_syncs):  # the counts reach the host before the all-to-all needs its splits
-        b.add(Op(f"moe.sync{i}", "host", HostSync()))
+    split = ctx.ep * ctx.etp > 1
+    _synchronise(b, ctx, on_host, "moe.sync", split)
     received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
-    if fw.dispatcher != "alltoall":
+    weights = exchange_weights(b, ctx, weights)
+    hold(b, "moe", sent)
+    hold(b, "moe", received)
+    if not all_to_all:
         renew(b)
     rows, kept = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if anywhere(ctx.etp > 1):
-        gathered = b.tensor("moe.gathered", kept * row)
-        received = b.add(
-            Op("moe.etp_gather", "ep", Collective("all_gather", "etp", rows * row), (received,), (gathered,),
-               present=ctx.etp > 1, stream="ep")
-        )  # fmt: skip
-    several = ctx.local_experts * ctx.ep > ctx.local_experts
-    sorted_ = b.tensor("moe.sorted", kept * row)
-    received = b.add(
-        Op("moe.sort", "memory_bound", Stream(2 * rows * row, "copy"), (received,), (sorted_,), launches=2,
-           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2, like="copy"))
-    )  # fmt: skip
-    y = experts(b, ctx, received, rows, kept)
-    unsorted = b.tensor("moe.unsorted", kept * row)
-    y = b.add(
-        Op("moe.unsort", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (unsorted,), launches=2,
-           present=several & (ctx.local_experts > 1), back=Back(2 * rows * row, 2, like="copy"))
-    )  # fmt: skip
+        received = _gather(b, ctx, received, "moe.etp_gather", rows * row, kept * row)
+        weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, kept * WEIGHT)
+    received, weights = _sort(b, ctx, received, weights, rows, kept)
+    _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
+    y = experts(b, ctx, received, rows, kept, weights=(weights,))
+    y = _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, kept)
     if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
@@ -97,18 +135,119 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         )  # fmt: skip
     y = exchange(b, ctx, y, "moe.combine", copies * row)
     out = b.tensor("moe.out", ctx.shard * row)
+    elements = copies * float(ctx.model.hidden)
+    back = Back((copies + ctx.shard) * row, 1, like="te unpermute_bwd", elements=elements, width=ctx.model.hidden)
     b.add(
-        Op("moe.unpermute", "memory_bound", Stream((copies + ctx.shard) * row), (y,), (out,), (row_ids,), launches=2,
-           back=Back(2 * copies * row, 1, like="permute"))
+        Op("moe.unpermute", "memory_bound",
+           Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, float(ctx.model.hidden)), (y,), (out,),
+           ("moe.row_ids",), back=back)
     )  # fmt: skip
-    if shared:
-        total = b.tensor("moe.total", ctx.shard * row)
-        out = stream(
-            b, "moe.add_shared", (out, shared), total, bytes_=3 * ctx.shard * row, back_launches=0, like="residual_add"
-        )
-    b.region = ""
-    assert fw.dispatcher in ("alltoall", "allgather", "deepep")
     return out
+
+
+WEIGHT = 4.0
+"""Bytes of a row's probability, fp32 as the router computes. [B]"""
+
+
+def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+    """Rows of each expert: counted, gathered where experts are split, summed, and copied to the host on a stream of
+    their own (``preprocess``, ``_maybe_dtoh_and_synchronize``)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    ranks, own = ctx.ep * ctx.etp, 8.0 * spec.num_experts
+    counted = b.tensor("moe.count", own, grad=False)
+    b.add(
+        Op("moe.count", "memory_bound", Stream(ctx.shard * float(spec.num_experts)), (mapped,), (counted,),
+           back=Back(0.0, 0))
+    )  # fmt: skip
+    if anywhere(ranks > 1):
+        gathered = b.tensor("moe.counts", own * ranks, grad=False)
+        counted = b.add(
+            Op("moe.counts", "ep", Collective("all_gather", "ep", own * ranks), (counted,), (gathered,),
+               present=ranks > 1, stream="ep", back=Back(0.0, 0))
+        )  # fmt: skip
+        summed = b.tensor("moe.count_sums", own, grad=False)
+        counted = b.add(
+            Op("moe.count_sums", "memory_bound", Stream(own * ranks), (counted,), (summed,), launches=5,
+               present=ranks > 1, back=Back(0.0, 0))
+        )  # fmt: skip
+    on_host = b.tensor("moe.counts_on_host", 0.0, grad=False)
+    return b.add(
+        Op("moe.counts_to_host", "memory_bound", Stream(own), (counted,), (on_host,), stream="to_host",
+           back=Back(0.0, 0))
+    )  # fmt: skip
+
+
+def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present: BoolK) -> None:
+    """The host waits for the counts: before the exchange needs its splits, else before the experts need theirs."""
+    for i in range(ctx.framework.dispatch_syncs):
+        b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
+
+
+def permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
+    """Copies of rows by expert with their probabilities, by a map of rows that is made in three kernels and kept
+    (transformer_engine/pytorch/permutation.py, ``moe_permute_with_probs``): (rows, probabilities)."""
+    spec = ctx.model.moe
+    assert spec is not None
+    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), ctx.shard * spec.top_k
+    row_ids = b.tensor("moe.row_ids", ctx.shard * (2.0 * experts + 1.0) * 4.0, grad=False)
+    table = ctx.shard * experts
+    b.add(
+        Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
+           launches=3, back=Back(0.0, 0))
+    )  # fmt: skip
+    row = hidden * ctx.element
+    sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
+    elements, moved = copies * hidden, (copies + ctx.shard) * row
+    back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
+    b.add(
+        Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
+           (sent, weights), (row_ids,), back=back)
+    )  # fmt: skip
+    return sent, weights
+
+
+def _gather(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
+    out = b.tensor(f"{name}ed", nbytes)
+    work = Collective("all_gather", "etp", moved)
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep"))
+
+
+def _sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, kept: ArrayK) -> tuple[str, str]:
+    """Rows and probabilities in the order of the experts: a kernel for the map, which is kept, and one for both."""
+    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, kept)
+    by_expert = b.tensor("moe.sorted_weights", kept * WEIGHT)
+    weights = b.add(
+        Op("moe.sort_weights", "memory_bound", Stream(0.0), (weights,), (by_expert,), launches=0, present=_sorts(ctx),
+           back=Back(0.0, 0))
+    )  # fmt: skip
+    return out, weights
+
+
+def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, kept: ArrayK) -> str:
+    hidden = float(ctx.model.hidden)
+    moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
+    y, place = b.tensor(out, kept * hidden * ctx.element), b.tensor(f"{name}_map", kept * 4.0, grad=False)
+    back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
+    work = Stream(moved, "te sort_fwd", elements, hidden)
+    return b.add(Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back))
+
+
+def _sorts(ctx: Context) -> BoolK:
+    """Where a rank sorts rows by expert: with several experts; other dispatchers only where several ranks send."""
+    several = ctx.local_experts > 1
+    return several if ctx.framework.dispatcher == "alltoall" else several & (ctx.ep > 1)
+
+
+def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
+    """The rows' probabilities, an exchange of their own."""
+    spec = ctx.model.moe
+    assert spec is not None
+    if ctx.framework.dispatcher != "alltoall" or not anywhere(ctx.ep > 1):
+        return weights
+    out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
+    work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * WEIGHT, ctx.imbalance)
+    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep"))
 
 
 def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
@@ -128,8 +267,14 @@ def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK)
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2))
 
 
-def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, activate: Activation = activation) -> str:
-    """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation."""
+def experts(
+    b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, activate: Activation = activation,
+    weights: tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """The routed experts: a grouped product each for gate-and-up and for down, the probability in the activation.
+
+    ``weights`` are the rows' probabilities, where they are a tensor of their own that the activation keeps.
+    """
     spec = ctx.model.moe
     assert spec is not None
     e, hidden, local = ctx.element, float(ctx.model.hidden), ctx.local_experts
@@ -142,31 +287,54 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, kept: ArrayK, ac
     if ctx.fp8 is not None:
         x = fp8.pad(b, ctx, x, rows, kept)
         rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
-    x, saves, ready = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
-    grads = weight_grad(ctx)
-    per_param, moved = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
-    fc1 = b.tensor("experts.fc1", kept * n * e)
-    b.add(
-        Op("experts.fc1", "grouped_gemm", Grouped(rows, local, n, hidden, ctx.gemm_format, sequential=sequential),
-           (x,), (fc1,), saves, launches=launches, prepared=ready, weight="experts.fc1",
-           weight_params=local * n * hidden,
-           weight_bytes=local * n * hidden * per_param / (local if sequential else 1.0),
-           accumulate_bytes_per_param=moved, num_weights=local)
-    )  # fmt: skip
+    operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
+    fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", kept * n * e), (rows, n, hidden))
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
-    if not gated or not ctx.framework.fused_swiglu:
+    fused = gated and ctx.framework.fused_swiglu
+    if not fused:
         act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
-    act, saves, ready = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
-    out = b.tensor("experts.out", kept * hidden * e)
-    b.add(
-        Op("experts.fc2", "grouped_gemm", Grouped(rows, local, hidden, f, ctx.gemm_format,
-           sequential=sequential), (act,), (out,), saves, launches=launches, prepared=ready, weight="experts.fc2",
-           weight_params=local * f * hidden,
-           weight_bytes=local * f * hidden * per_param / (local if sequential else 1.0),
-           accumulate_bytes_per_param=moved, num_weights=local)
-    )  # fmt: skip
+    if weights:
+        b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
+    operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
+    out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
     out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
     return out if ctx.fp8 is None else fp8.unpad(b, ctx, out, *actual)
+
+
+def _products(
+    b: TapeBuilder, ctx: Context, operand: tuple[str, tuple[str, ...], Prepared | None], name: str, out: str,
+    shape: tuple[ArrayK, ArrayK, ArrayK],
+) -> str:  # fmt: skip
+    """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
+
+    fp8's on several streams were measured whole, without what they add to main gradients.
+    """
+    x, saves, ready = operand
+    rows, n, k = shape
+    local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
+    grads, params = weight_grad(ctx), local * n * k
+    apart, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
+    kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
+    # what kernels on several streams add to the main gradients was measured with them
+    within = added if kernel == "multi-stream" and not sequential and not apart else 0.0
+    work = Grouped(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
+    return b.add(
+        Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
+           weight=name, weight_params=params, weight_bytes=params * apart / (local if sequential else 1.0),
+           accumulate_bytes_per_param=added - within, num_weights=local)
+    )  # fmt: skip
+
+
+def _weighted(op: Op, weights: tuple[str, ...], elements: FloatK, width: float) -> Op:
+    """An activation that reads and keeps the rows' probabilities; a fused one of so many elements, as it was measured
+    (fused_bias_swiglu.py, ``weighted_swiglu``)."""
+    op = op._replace(reads=(*op.reads, *weights), saves=(*op.saves, *weights))
+    if not anywhere(elements > 0.0) or not isinstance(op.work, Stream) or op.back is None:
+        return op
+    return op._replace(
+        work=op.work._replace(like="te weighted_swiglu_fwd", elements=elements, width=width),
+        back=op.back._replace(like="te weighted_swiglu_bwd", elements=elements, width=width),
+    )
 
 
 def _by_probability(b: TapeBuilder, act: str, kept: ArrayK, moved: ArrayK, launches: FloatK) -> str:

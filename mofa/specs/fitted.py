@@ -1,0 +1,143 @@
+"""What every fitted curve says of itself, and what the power limit leaves of the rates of kernels that reach it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from math import sqrt
+from statistics import NormalDist
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mofa.specs.base import Count, Library, Provenance, Spec
+
+FloatArray = NDArray[np.float64]
+
+
+class Curve(Spec):
+    """A fitted form: where its numbers come from, how well it meets what was measured, and where that was."""
+
+    provenance: Provenance
+    source: str = Field(min_length=3)
+    points: Count = 0
+    """Measured shapes that the form was fitted on."""
+    median_abs_error: float | None = None
+    """Of the fit, relative. [-]"""
+    p90_abs_error: float | None = None
+    ranges: dict[str, tuple[float, float]] = {}
+    """Smallest and largest of each size that was measured; beyond, a prediction is extrapolated."""
+    library: Library | None = None
+    """Whose modules launched the kernels that were measured; absent where they were PyTorch's own, or none."""
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+BETWEEN_SHARE = 0.61
+"""Share of the time that products took where they were measured between memory-bound kernels. [-]"""
+
+
+class PoweredCurve(Curve):
+    """Of kernels that the power limit slows down: products and attention."""
+
+    sustained: Share = 1.0
+    """Rate in long runs between memory-bound kernels over the rate at full clock. [-]"""
+    alone: Share = 1.0
+    """Rate in long runs of nothing else over the rate at full clock. [-]"""
+    clock: Share = 1.0
+    """Clock in long runs of nothing else over the full clock; 1 where it was not read. [-]"""
+
+    def at_clock(self, clock: FloatArray | float) -> FloatArray | float:
+        """Rate at a part of the full clock over the rate at full clock: its power that the two measured states give.
+
+        Examples
+        --------
+        >>> curve = PoweredCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
+        >>> curve.at_clock(np.array([0.75, 0.9, 1.0])).round(3)
+        array([0.85 , 0.942, 1.   ])
+        """
+        power = math.log(self.alone) / math.log(self.clock) if self.clock < 1.0 else 0.0
+        rate: FloatArray | float = clock**power
+        return rate
+
+    def kept(self, share: FloatArray) -> FloatArray:
+        """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
+        measured states, never above full clock.
+
+        Examples
+        --------
+        >>> curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
+        >>> curve.kept(np.array([0.0, 0.61, 1.0])).round(3)
+        array([0.978, 0.9  , 0.85 ])
+        """
+        slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
+        return np.minimum(self.alone + slope * (1.0 - share), 1.0)
+
+
+def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:
+    """Clock that the power limit leaves a mix of kernels, over the full clock.
+
+    Parameters
+    ----------
+    shares
+        Of the time, one for each kind of kernel; the rest is idle and draws nothing. (K,) each [-]
+    clocks
+        That each kind keeps alone, over the full clock. [-]
+
+    Notes
+    -----
+    A kind that alone keeps the clock ``c`` at the limit draws ``(f / c)^2`` of it at the clock f; what is drawn on
+    average over the mix is the limit: ``f = (sum of share / c^2)^-1/2``, at most 1. Power that grows with the square
+    of the clock is assumed (dynamic power grows with its cube, static power not at all); one clock holds for all
+    kernels of the mix, because the limit is kept over milliseconds.
+
+    Examples
+    --------
+    Half products, half kernels that never reach the limit:
+
+    >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
+    array([0.849])
+    """
+    drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
+    if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call
+        return min(float(max(drawn, 1e-12) ** -0.5), 1.0)
+    clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)
+    return clock
+
+
+@cache
+def slowest_of(num: int) -> float:
+    """Expected largest of ``num`` draws from a standard normal distribution, by Blom's approximation. [-]
+
+    References
+    ----------
+    Blom 1958, "Statistical Estimates and Transformed Beta-Variables": the quantile of ``(num - 3/8) / (num + 1/4)``.
+
+    Examples
+    --------
+    Exactly 0, 0.564 and 1.029:
+
+    >>> [round(slowest_of(num), 2) for num in (1, 2, 4)]
+    [0.0, 0.59, 1.05]
+    """
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))
+
+
+@cache
+def latest_of(num: int) -> float:
+    """Expected largest of ``num`` draws from a uniform distribution of mean 0 and standard deviation 1. [-]
+
+    References
+    ----------
+    David and Nagaraja 2003, "Order Statistics": the largest of ``num`` between 0 and 1 is at ``num / (num + 1)``.
+
+    Examples
+    --------
+    However many there are, none is further than the distribution's end, ``sqrt(3)``:
+
+    >>> [round(latest_of(num), 2) for num in (1, 2, 4, 1024)]
+    [0.0, 0.58, 1.04, 1.73]
+    """
+    return sqrt(3.0) * (num - 1.0) / (num + 1.0)

@@ -1,0 +1,31 @@
+"""Parameters of products of one expert each, one kernel each on several streams."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from mofa.specs.fitted import PoweredCurve
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class MultiStreamForm:
+    """Parameters of :func:`mofa.cost.multi_stream.multi_stream_s`, beside those of single products."""
+
+    floor_s: float
+    """Events before the first product and behind the last, on all streams."""
+    start_s: float
+    """Between the starts of two products, whichever streams they are on."""
+    slower: float
+    """Time of a tile over that in single products. [-]"""
+    bytes_per_s: float
+    added_bytes_per_s: float
+    """Rate of what adding a weight's gradient to the main one moves beyond writing it."""
+    sharpness: float
+    """Exponent that joins computing and moving."""
+
+
+class MultiStreamCurve(PoweredCurve):
+    """Experts' products of one format as several streams run them."""
+
+    form: MultiStreamForm
