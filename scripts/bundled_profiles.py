@@ -18,7 +18,17 @@ from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
-from mofa.calibrate.profile import SMALL_OPS, curve_fact, gpu_curves, gpu_profile, merged, node_profile, tidy
+from mofa.calibrate.profile import OF_TE as TE_LIBRARY
+from mofa.calibrate.profile import (
+    SMALL_OPS,
+    curve_fact,
+    gpu_curves,
+    gpu_profile,
+    merged,
+    node_profile,
+    stream_fact,
+    tidy,
+)
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host, transferred_curves
@@ -297,9 +307,11 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
     kept = {state: made["curves"]["gemm"]["bf16"][state] for state in ("sustained", "alone", "clock")}
-    made["curves"]["multi_stream"] = {f: curve_fact(one, source, **kept) for f, one in own.multi_stream.items()}
+    made["curves"]["multi_stream"] = {
+        f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
+    }
     made["curves"]["stream"] |= {
-        key: curve_fact(one, source) for key, one in own.memory_bound.items() if key.startswith(OF_TE)
+        key: stream_fact(key, one, source) for key, one in own.memory_bound.items() if key.startswith(OF_TE)
     }
     return made
 

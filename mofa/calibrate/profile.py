@@ -152,7 +152,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         }  # fmt: skip
     if curves.multi_stream:
         made["multi_stream"] = {
-            dtype: curve_fact(fitted, source, **kept.get(dtype, kept["bf16"]))
+            dtype: {**curve_fact(fitted, source, **kept.get(dtype, kept["bf16"])), **OF_TE}
             for dtype, fitted in curves.multi_stream.items()
         }
     if curves.attention:
@@ -160,7 +160,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
                              for key, fitted in curves.attention.items()}  # fmt: skip
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
-        made["stream"] |= {key: curve_fact(fitted, source) for key, fitted in curves.memory_bound.items()}
+        made["stream"] |= {key: stream_fact(key, fitted, source) for key, fitted in curves.memory_bound.items()}
         made["stream"] |= {key: curve for key, curve in base["stream"].items() if key not in made["stream"]}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
@@ -177,6 +177,14 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
                                          f"{source}: time that products and streams lose beside NCCL, over "
                                          "what the collective takes alone")  # fmt: skip
     return made
+
+
+OF_TE: dict[str, Any] = {"library": "transformer-engine"}
+
+
+def stream_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
+    """A memory-bound op's curve; of Transformer Engine's kernels with their library."""
+    return {**curve_fact(fitted, source), **(OF_TE if key.startswith("te ") else {})}
 
 
 def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:

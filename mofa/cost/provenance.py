@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
-from mofa.blocks.op import Attention, Gemm, Grouped, Stream, Tape
+from mofa.blocks.op import Attention, Gemm, Grouped, GroupedKernel, Stream, Tape
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve
@@ -121,6 +121,7 @@ def component_provenance(
     streams: frozenset[str] | None = None,
     ranks: Mapping[str, int] | None = None,
     backend: str = "cudnn",
+    grouped_kernel: GroupedKernel = "one",
 ) -> dict[str, Provenance]:
     """The provenance of each time component.
 
@@ -139,6 +140,8 @@ def component_provenance(
         Size of each group; a larger one than any measured is extrapolated.
     backend
         Of attention.
+    grouped_kernel
+        How experts' products run where they are not fp8's.
     """
     curves, node = cluster.gpu.curves, cluster.node
     found = sizes or {}
@@ -147,9 +150,11 @@ def component_provenance(
     stream = _of_streams(curves.stream, streams)
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
+    streamed = {"bf16": curves.streamed["bf16"]} if grouped_kernel == "multi-stream" else {}
+    experts: dict[GemmFormat, Curve] = {**curves.grouped_products, **streamed}  # type: ignore[dict-item]
     out: dict[str, Provenance] = {
         "gemm": _least(*(of_curve(curves.products[f], found.get("gemm")) for f in formats)),
-        "grouped_gemm": _least(*(of_curve(curves.grouped_products[f], found.get("grouped_gemm")) for f in formats)),
+        "grouped_gemm": _least(*(of_curve(experts[f], found.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),

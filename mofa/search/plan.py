@@ -13,6 +13,7 @@ import numpy as np
 
 from mofa.blocks.fp8 import formats_of
 from mofa.blocks.moeblaze import routing_buffer_bytes
+from mofa.blocks.op import GroupedKernel
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.flops import FlopsConvention, model_flops_per_token
@@ -289,7 +290,7 @@ def _plan(
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
         time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
-        provenance=_provenance(workload, cluster, row, exposed, seen),
+        provenance=_provenance(workload, cluster, row, exposed, seen, framework.grouped_kernel),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
         notes=_notes(workload, cluster, framework, played is not None)
@@ -365,14 +366,16 @@ def _memory(cluster: ClusterSpec, costed: Breakdown, split: Stages) -> Memory:
 
 def _provenance(
     workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float],
-    seen: Seen,
+    seen: Seen, kernel: GroupedKernel,
 ) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
     crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
     formats = formats_of(workload.precision.fp8_recipe)
-    kinds = component_provenance(cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks)
+    kinds = component_provenance(
+        cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks, grouped_kernel=kernel
+    )
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
     for name, seconds in exposed.items():

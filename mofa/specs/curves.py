@@ -357,8 +357,9 @@ class GpuCurves(Spec):
         if own is None:
             return self
         made = self.model_copy(update={"gemm": self.gemm | own.gemm, "stream": self.stream | own.stream})
-        for cached in ("products", "grouped_products"):  # copied with the fields: those of the others' kernels
-            made.__dict__.pop(cached, None)
+        for name, value in vars(type(self)).items():  # a copy takes along what was derived from the fields before
+            if isinstance(value, cached_property):
+                made.__dict__.pop(name, None)
         return made
 
     @cached_property
