@@ -34,7 +34,9 @@ def toy_gpu() -> GpuSpec:
     return GpuSpec.model_validate(
         {
             "name": "toy",
-            "peak_flops_per_s": {"bf16": _fact("1000 TFLOP/s"), "fp8": _fact("2000 TFLOP/s")},
+            "peak_flops_per_s": {
+                "bf16": _fact("1000 TFLOP/s"), "fp8": _fact("2000 TFLOP/s"), "fp32": _fact("60 TFLOP/s"),
+            },
             "memory_bytes": _fact("80 GiB"),
             "usable_memory_bytes": _fact("80 GiB"),
             "memory_bandwidth_bytes_per_s": _fact("5 TB/s"),
@@ -44,8 +46,8 @@ def toy_gpu() -> GpuSpec:
             "tdp_w": _fact("700 W"),
             "context_bytes": _fact("0.5 GiB"),
             "curves": {
-                "gemm": {"bf16": gemm(800e12), "fp8": gemm(1600e12)},
-                "grouped_gemm": {"bf16": grouped(800e12), "fp8": grouped(1600e12)},
+                "gemm": {"bf16": gemm(800e12), "fp8": gemm(1600e12), "fp32": gemm(50e12)},
+                "grouped_gemm": {"bf16": grouped(800e12), "fp8": grouped(1600e12), "fp32": grouped(50e12)},
                 "attention": {
                     "cudnn fwd 128/128": attention(600e12, 2.0), "cudnn bwd 128/128": attention(500e12, 5.0),
                 },
