@@ -27,8 +27,8 @@ FIRST, LAST = ("moe.count", "moe.permute"), "moe.unpermute"
 """What a chunk begins with, the first of these that a layer has, and ends with; all between belongs to it."""
 
 
-DISPATCH = "moe.dispatch"
-"""With overlap, a chunk's ops up to here are issued before the experts of the chunk before."""
+DISPATCH = ("moe.dispatch", "moe.dispatch_weights")
+"""With overlap, a chunk's ops up to the last of these are issued before the experts of the chunk before."""
 
 
 def without_frame(forward: Tape) -> Tape:
@@ -87,7 +87,7 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
         for name in made:
             tensors[_part(name, i)] = _portion(tensors[name], _part(name, i), chunks)
         pieces.append([_of_chunk(op, i, chunks, made | set(outside)) for op in body])
-    ahead = [op.name for op in body].index(DISPATCH) + 1 if overlap and DISPATCH in names else 0
+    ahead = max((n + 1 for n, op in enumerate(body) if op.name in DISPATCH), default=0) if overlap else 0
     ops += pieces[0][:ahead]
     for i, piece in enumerate(pieces):
         ops += [*(pieces[i + 1][:ahead] if i + 1 < chunks else []), *piece[ahead:]]
