@@ -1,8 +1,8 @@
 """Transformer Engine's fp8 recipes: what each casts, keeps, gathers and multiplies with, as a record of traits.
 
 Read in Transformer Engine 2.20.2 (``te``: pytorch/; ``csrc``: its extension) and Megatron-Core 0.16.1. All layers'
-linears are in fp8: the first and the last too (``first_last_layers_bf16`` is off by default, delayed scaling refuses it:
-transformer_config.py). Embedding, head, router, norms' arithmetic and attention stay in bf16 or fp32 (``fp8_dpa`` off).
+linears are in fp8, the first and the last too: ``first_last_layers_bf16`` is off by default, and delayed scaling
+refuses it (transformer_config.py). Embedding, head, router, norms' arithmetic and attention (``fp8_dpa`` off) are not.
 """
 
 from __future__ import annotations
@@ -104,6 +104,18 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in
 one kernel. Current scaling looks for it first: a memset, the search, the scale, the cast (``quantize_impl``). Blocks
 find theirs in the cast's kernel."""
+
+
+def weight_copies(recipe: str, transposes: bool) -> int:
+    """Copies of each weight: one is both where products of one scale a tensor take any layout. Scales of weights, one
+    for 128 x 128, are left out. [-]
+
+    Examples
+    --------
+    >>> weight_copies("delayed", True), weight_copies("delayed", False), weight_copies("blockwise", False)
+    (2, 1, 2)
+    """
+    return 1 + (transposes or not FP8_RECIPES[recipe].gathers_rows_alone)
 
 
 def formats_of(recipe: str) -> tuple[Format, ...]:

@@ -7,11 +7,11 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from math import sqrt
 from statistics import NormalDist
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -393,20 +393,6 @@ class ReleaseCurves(Spec):
     stream: dict[StreamKey, StreamCurve] = {}
 
 
-AnyCurve = TypeVar("AnyCurve", bound=Curve)
-
-
-def _filled(curves: Mapping[GemmFormat, AnyCurve]) -> dict[GemmFormat, AnyCurve]:
-    """Curves with stand-ins for formats that have none of their own."""
-    found = dict(curves)
-    for name, other in FALLBACK.items():
-        if name not in found and other in found:
-            known = found[other]
-            kind = "transferred" if known.provenance == "measured" else known.provenance
-            found[name] = known.model_copy(update={"provenance": kind, "source": f"{other}'s, {known.source}"})
-    return found
-
-
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
 
@@ -446,15 +432,13 @@ class GpuCurves(Spec):
                 raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
         return self
 
-    @cached_property
-    def products(self) -> dict[GemmFormat, GemmCurve]:
-        """Dense products by format; one that was not measured takes :data:`FALLBACK`'s curve, as transferred."""
-        return _filled(self.gemm)
+    def product(self, kind: GemmFormat) -> GemmCurve:
+        """The curve of dense products, or of those that stand in (:data:`mofa.specs.products.FALLBACK`)."""
+        return self.gemm[kind if kind in self.gemm else FALLBACK.get(kind, kind)]
 
-    @cached_property
-    def grouped_products(self) -> dict[GemmFormat, GroupedGemmCurve]:
-        """Experts' products by format, likewise."""
-        return _filled(self.grouped_gemm)
+    def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
+        """The curve of experts' products, likewise."""
+        return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
 
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
