@@ -81,8 +81,13 @@ def _recipe(kind: str) -> str:
 
 
 def _quantized(x: torch.Tensor, kind: str, *, row: bool, gradient: bool = False, weight: bool = False) -> Any:
-    """One fp8 copy of a tensor: row-wise, or transposed."""
-    return _quantizer(_recipe(kind), row=row, column=not row, gradient=gradient, weight=weight)(x)
+    """One fp8 copy of a tensor: row-wise, or transposed, which with one scale a tensor comes with the row-wise one."""
+    recipe = _recipe(kind)
+    both = not row and recipe != "block"
+    made = _quantizer(recipe, row=row or both, column=not row, gradient=gradient, weight=weight)(x)
+    if both:
+        made.update_usage(rowwise_usage=False, columnwise_usage=True)
+    return made
 
 
 def _product(case: Case, m: int, n: int, k: int, pool: Pool) -> Call:
