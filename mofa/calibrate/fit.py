@@ -14,7 +14,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
-from mofa.calibrate.shapes_te import TO_FP32
+from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
 from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
@@ -91,7 +91,8 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float =
 
     copies = _copies(by.get("copy", []))
     copy_rate = copies.get("device_copy", 0.0)
-    memory = rows_of("memory_bound", "compiled", "routed", "te_cast")
+    casts = [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
+    memory = [*rows_of("memory_bound", "compiled", "routed"), *casts]
     return Curves(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes,
         gemm=_each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
@@ -102,7 +103,7 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float =
         memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes)),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=_sustained(rows_of("sustained", "te_sustained")),
-        clocks=_clocks(rows_of("sustained", "te_sustained")),
+        clocks=_clocks(rows_of("te_sustained"), of_products=True) | _clocks(rows_of("sustained")),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         copy_bytes_per_s=copies,
         overlap=_overlaps(by.get("overlap", [])), overlap_slowdown=_slowdown(by.get("overlap", [])),
@@ -400,11 +401,11 @@ def _sustained(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
 
 
-def _clocks(rows: Sequence[Row]) -> dict[str, float]:
+def _clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float]:
     """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
 
     ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.curves.mixed_clock` mixes them.
+    :func:`mofa.specs.curves.mixed_clock` mixes them; it is left out with ``of_products``.
     """
     read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
     found: dict[str, list[float]] = {}
@@ -413,7 +414,7 @@ def _clocks(rows: Sequence[Row]) -> dict[str, float]:
         if variant != "burst" or not full or not alone:
             continue
         found.setdefault(f"{op} {dtype}", []).append(alone / full)
-        if between:
+        if between and not of_products:
             left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
             if left > 0:
                 found.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))

@@ -151,7 +151,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
-    made |= _scaled_products(base, made, curves, source)
+    made |= fp8_products(base, made, curves, source)
     if curves.attention:
         made["attention"] = {key: curve_fact(fitted, source, **_attention_powered(curves, key))
                              for key, fitted in curves.attention.items()}  # fmt: skip
@@ -176,7 +176,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     return made
 
 
-def _scaled_products(
+def fp8_products(
     base: dict[str, Any], made: dict[str, Any], curves: Curves, source: str
 ) -> dict[str, Any]:  # fmt: skip
     """Products with those of Transformer Engine's fp8 kinds: measured here, else the bundled profile's if it has any.
