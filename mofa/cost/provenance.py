@@ -10,7 +10,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.products import ELEMENT_BYTES, FALLBACK, STREAM_FALLBACK, GemmFormat
+from mofa.specs.products import FALLBACK, STREAM_FALLBACK, GemmFormat
 
 SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
     ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
@@ -75,9 +75,9 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
     return min(plain), max(plain)
 
 
-ALIGNED = {name: int(16 / each) for name, each in ELEMENT_BYTES.items() if name != "fp32"}
+ALIGNED = {"bf16": 8}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
-Matrix Multiplication Background User's Guide, section 2.2)."""
+Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others (:mod:`mofa.search.fp8`)."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
