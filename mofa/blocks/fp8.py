@@ -42,6 +42,8 @@ class Fp8Recipe:
     column_cast: str
     """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
     weight_cast: str
+    main_cast: str
+    """Of a shard of main parameters, where the parameters are fp8."""
     amax_bytes: float
     """Read per element to find the largest in a kernel of its own. [B]"""
     launches: int
@@ -87,17 +89,17 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", amax_bytes=0.0, launches=1, scale_bytes=0.0, gathers_rows_alone=True,
+        "fp8_cast_both_delayed", "fp8_cast_master", amax_bytes=0.0, launches=1, scale_bytes=0.0, gathers_rows_alone=True,
         reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", amax_bytes=2.0, launches=4, scale_bytes=0.0, gathers_rows_alone=True,
+        "fp8_cast_both_tensorwise", "fp8_cast_master", amax_bytes=2.0, launches=4, scale_bytes=0.0, gathers_rows_alone=True,
         reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
-        "fp8_cast_weight_block", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
+        "fp8_cast_weight_block", "cast_down", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
         gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True, casts_experts_together=False,
     ),
 }  # fmt: skip

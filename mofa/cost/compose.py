@@ -113,7 +113,9 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
     seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
     if rows.workload.precision.fp8_recipe:
         linears = params_in_layers(rows.workload, rows.grids, rows.layout)
-        seconds = seconds + weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears)[rows.grid]
+        owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
+        casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
+        seconds = seconds + casts[rows.grid]
     if rows.framework.name in PYTORCH_MODULES:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value

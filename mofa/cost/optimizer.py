@@ -253,8 +253,12 @@ def device_parts(
     return {**parts, "zero": shards.whole(4.0 / stream_rate(gpu, "zero")), "scale": scaled}
 
 
+MAIN_CAST_BYTES = 6.0
+"""Read in fp32, written row-wise and transposed; read in fp32 and written in bf16 is as much. [B/param]"""
+
+
 def weight_cast_seconds(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
 ) -> ArrayN:
     """Casts of the layers' weights, once a step, in the first micro-batch's forward pass. (g, R) [s]
 
@@ -267,11 +271,15 @@ def weight_cast_seconds(
     ----------
     linears
         Parameters of a stage's layers on one rank. (g, R) [params]
+    owners
+        Ranks that share the optimizer's states of a layer. (g, 1) [-]
     """
     recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
     copies = weight_copies(recipe.name, gpu.fp8_transposes)
     if framework.fp8_params:
-        return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")))
+        cast = MAIN_CAST_BYTES / stream_rate(gpu, recipe.main_cast)
+        cast -= MAIN_CAST_BYTES / stream_rate(gpu, "cast_down")  # which is in the optimizer's copy
+        return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
     return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
 
 
