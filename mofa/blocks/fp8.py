@@ -89,13 +89,13 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", "fp8_cast_master", amax_bytes=0.0, launches=1, scale_bytes=0.0, gathers_rows_alone=True,
-        reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
+        "fp8_cast_both_delayed", "fp8_cast_main", amax_bytes=0.0, launches=1, scale_bytes=0.0,
+        gathers_rows_alone=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", "fp8_cast_master", amax_bytes=2.0, launches=4, scale_bytes=0.0, gathers_rows_alone=True,
-        reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
+        "fp8_cast_both_tensorwise", "fp8_cast_main", amax_bytes=2.0, launches=4, scale_bytes=0.0,
+        gathers_rows_alone=True, reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",

@@ -18,7 +18,7 @@ FALLBACK: dict[GemmFormat, GemmFormat] = {
 """The format whose curve stands in where a GPU's own was not measured."""
 STREAM_FALLBACK = dict.fromkeys(
     ("fp8_cast_delayed", "fp8_cast_tensorwise", "fp8_cast_block", "fp8_cast_both_delayed", "fp8_cast_both_tensorwise",
-     "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block", "fp8_transpose", "fp8_cast_master"),
+     "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block", "fp8_transpose", "fp8_cast_main"),
     "cast_down",
 )  # fmt: skip
 """Memory-bound ops of Transformer Engine's fp8 layers, and the op whose rate stands in where they were not measured."""

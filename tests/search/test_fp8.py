@@ -102,8 +102,8 @@ def test_with_takes_one_recipe() -> None:
 
 
 def test_casts_of_weights_once_a_step_by_hand() -> None:
-    """10^9 parameters: 2 bytes read, once more for the largest, 2 written. Of fp8 parameters the whole is transposed, and
-    the half that the rank owns is cast from fp32 in place of the copy to bf16."""
+    """10^9 parameters: 2 bytes read, once more for the largest, 2 written. fp8 parameters are all transposed, and
+    the half that the rank owns is cast from fp32 in place of its copy to bf16."""
     machines = mofa.load_cluster("h100-hgx", 1)
     linears, owners = np.array([[1e9]]), np.array([[2.0]])
 
@@ -117,6 +117,6 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
         rate = stream_rate(machines.gpu, f"fp8_cast_{like}")
         assert casts(f"fp8-{recipe}", False) == pytest.approx(moved * 1e9 / rate)
     transposed = 2e9 / stream_rate(machines.gpu, "fp8_transpose")
-    main, copy = (6.0 / stream_rate(machines.gpu, op) for op in ("fp8_cast_master", "cast_down"))
+    main, copy = (6.0 / stream_rate(machines.gpu, op) for op in ("fp8_cast_main", "cast_down"))
     assert casts("fp8-tensorwise", True) == pytest.approx(transposed + 0.5e9 * (main - copy))
     assert casts("fp8-blockwise", True) == pytest.approx(transposed)

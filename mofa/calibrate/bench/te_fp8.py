@@ -20,7 +20,7 @@ from mofa.calibrate.shapes_te import (
     BLOCK_ROWS,
     COLUMN_CAST,
     FAST,
-    MASTER_CAST,
+    MAIN_CAST,
     NORMS,
     TO_FP32,
     TRANSPOSE,
@@ -154,7 +154,7 @@ def _grouped(case: Case, loads: list[int], n: int, k: int, pool: Pool) -> Call:
 def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
     tex = _extension()
     bf16, margin = tex.DType.kBFloat16, 0
-    if op == MASTER_CAST:
+    if op == MAIN_CAST:
         main = torch.randn(rows, width, device=pool.device)
         to_shard = _quantizer("delayed", row=True, column=True)
         data = torch.empty(rows, width, device=pool.device, dtype=torch.uint8)
