@@ -18,9 +18,20 @@ from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
-from mofa.calibrate.profile import SMALL_OPS, curve_fact, gpu_curves, gpu_profile, merged, node_profile, tidy
+from mofa.calibrate.profile import (
+    SMALL_OPS,
+    curve_fact,
+    fp8_products,
+    gpu_curves,
+    gpu_profile,
+    merged,
+    node_profile,
+    tidy,
+)
+from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
+from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
 
@@ -28,6 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
+TE_FP8_FOLDERS = ("h100-1gpu-te",)
+"""Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -276,6 +289,25 @@ def release(name: str, today: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def with_te_fp8(h100: dict[str, Any]) -> dict[str, Any]:
+    """The H100's curves with Transformer Engine's fp8 products and casts."""
+    own, source = fitted(TE_FP8_FOLDERS)
+    casts = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+    return {**h100, **fp8_products(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
+
+
+def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a GPU with the H100's processor, with the H100's fp8 kernels of Transformer Engine."""
+    moved = same_processor(gpu, h100)
+    known = gpu["curves"]
+    found = {
+        family: {**known[family], **{kind: one for kind, one in moved[family].items() if kind in FALLBACK}}
+        for family in ("gemm", "grouped_gemm")
+    }
+    casts = {key: one for key, one in moved["stream"].items() if key.split()[-1] in FP8_CASTS}
+    return {**known, **found, "stream": {**known["stream"], **casts}}
+
+
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     """The H100 by its own kernels; the H200's stand for what was not measured on it.
 
@@ -346,11 +378,12 @@ def main() -> None:
     first_host = h200["curves"]["host"]
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
-    write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
     node["collectives"] |= eight_gpus(node)
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)
+    h100["curves"] = with_te_fp8(h100["curves"])
+    write("gpus", "h200-sxm", {**h200, "curves": with_flash1(with_te_fp8_of(h200, h100))})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
     write("nodes", "h100-hgx", h100_node(node))
     h800 = read("gpus", "h800")

@@ -14,9 +14,11 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
+from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
 from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.products import ELEMENT_BYTES
 
 FloatN = NDArray[np.float64]
 TILES = (
@@ -32,7 +34,6 @@ TILES = (
     (128, 256),
 )
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
 
 
@@ -84,17 +85,25 @@ def fit_curves(rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float =
     """Fit every family that has rows; held-out rows are never looked at. ``l2_bytes`` 0 is an L2 of unknown size."""
     grid = [r for r in rows if r.case.split == "grid"]
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
+
+    def rows_of(*families: str) -> list[Row]:
+        return [row for family in families for row in by.get(family, [])]
+
     copies = _copies(by.get("copy", []))
     copy_rate = copies.get("device_copy", 0.0)
-    memory = by.get("memory_bound", []) + by.get("compiled", []) + by.get("routed", [])
+    casts = [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
+    memory = [*rows_of("memory_bound", "compiled", "routed"), *casts]
     return Curves(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes,
-        gemm=_each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
-        grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
+        gemm=_each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate)),
+        grouped_gemm=_each(
+            rows_of("grouped_gemm", "te_grouped"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)
+        ),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes)),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
-        sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
+        sustained=_sustained(rows_of("sustained", "te_sustained")),
+        clocks=_clocks(rows_of("te_sustained"), of_products=True) | _clocks(rows_of("sustained")),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         copy_bytes_per_s=copies,
         overlap=_overlaps(by.get("overlap", [])), overlap_slowdown=_slowdown(by.get("overlap", [])),
@@ -125,10 +134,13 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
+        "te_gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
+        "te_grouped": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         "attention": (curves.attention, attention_key, _attention_times),
         "memory_bound": (curves.memory_bound, memory_key, stream),
         "compiled": (curves.memory_bound, memory_key, stream),
         "routed": (curves.memory_bound, memory_key, stream),
+        "te_cast": (curves.memory_bound, memory_key, stream),
         "collective": (curves.collective, collective_key, _collective_times),
     }
     for family, (found, key, times) in predictors.items():
@@ -192,7 +204,13 @@ def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rou
 
 def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
     m, n, k = (_column(rows, x) for x in "mnk")
-    return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms)
+    return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms,
+                  output_bytes=_output_bytes(rows))  # fmt: skip
+
+
+def _output_bytes(rows: Sequence[Row]) -> FloatN:
+    """Written per element of a product's result; read as well where it is added to an fp32 one. [B]"""
+    return np.array([8.0 if row.case.variant == TO_FP32 else 2.0 for row in rows])
 
 
 def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
@@ -201,7 +219,7 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
     moved = copy_bytes_per_s or float(
-        np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + 2 * m * n) / measured, 0.99)
+        np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + _output_bytes(rows) * m * n) / measured, 0.99)
     )
 
     def form(x: FloatN) -> GemmForm:
@@ -230,8 +248,9 @@ def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: 
     layout = np.array([LAYOUT[r.case.op] for r in rows])
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
-        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows)
-    )
+        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows),
+        element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
+    )  # fmt: skip
 
 
 def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
@@ -382,11 +401,11 @@ def _sustained(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
 
 
-def _clocks(rows: Sequence[Row]) -> dict[str, float]:
+def _clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float]:
     """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
 
     ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.curves.mixed_clock` mixes them.
+    :func:`mofa.specs.curves.mixed_clock` mixes them; it is left out with ``of_products``.
     """
     read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
     found: dict[str, list[float]] = {}
@@ -395,7 +414,7 @@ def _clocks(rows: Sequence[Row]) -> dict[str, float]:
         if variant != "burst" or not full or not alone:
             continue
         found.setdefault(f"{op} {dtype}", []).append(alone / full)
-        if between:
+        if between and not of_products:
             left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
             if left > 0:
                 found.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))

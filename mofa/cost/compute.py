@@ -80,7 +80,7 @@ def gemm_s(
     shapes = np.array(_alike(m, n, k, count))
     shape = shapes.shape[1:]
     unique, inverse = _distinct(shapes.reshape(4, -1))
-    curve = gpu.curves.products[format_]
+    curve = gpu.curves.product(format_)
     rows, columns, length, each = unique
     time_s = forms.gemm_s(
         rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
@@ -223,7 +223,7 @@ def grouped_gemm_s(
         each = rows / groups
         one = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
         return np.asarray(groups * one)
-    curve = gpu.curves.grouped_products[format_]
+    curve = gpu.curves.grouped_product(format_)
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
         element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven,

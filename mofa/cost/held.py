@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mofa.blocks.build import layer_kind
+from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.tapes import label
 from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
@@ -243,5 +244,8 @@ def _in_fp8(rows: Rows) -> bool:
 
 def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:
     """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed. [B]"""
-    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    recipe = rows.workload.precision.fp8_recipe
+    if not layers or not recipe:
+        return ()
+    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
     return tuple(int(n) for one in layers for _, n in one.weights for _ in range(layouts))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.fp8 import FP8_RECIPES, weight_copies
 from mofa.cost.compute import stream_rate
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -117,7 +118,8 @@ def static_bytes(
         # the parameters', is no more than bf16 ones)
         copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
         held = shards.whole(1.0) if in_layers is None else in_layers
-        copies = (1.0 + fp8_transposes) * held if copied else zeros
+        recipe = workload.precision.fp8_recipe
+        copies = weight_copies(recipe, fp8_transposes) * held if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
             kept = np.where(zero >= 1, shards.sharded(12.0), shards.whole(12.0))
             sent = shards.whole(grads) * _sent_together(workload, tp)  # all are launched before the first one is over
@@ -249,6 +251,36 @@ def device_parts(
     scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
     return {**parts, "zero": shards.whole(4.0 / stream_rate(gpu, "zero")), "scale": scaled}
+
+
+MAIN_CAST_BYTES = 6.0
+"""Read in fp32, written row-wise and transposed; read in fp32 and written in bf16 is as much. [B/param]"""
+
+
+def weight_cast_seconds(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
+) -> ArrayN:
+    """Casts of the layers' weights, once a step, in the first micro-batch's forward pass. (g, R) [s]
+
+    Transformer Engine keeps the copies over the micro-batches (module/base.py, ``quantize_weight``; Megatron's
+    ``is_first_microbatch``). fp8 parameters are cast shard by shard with the copy of the main parameters, and
+    transposed once they are gathered (tensor/utils.py, ``post_all_gather_processing``). Pipelines wait for each stage's
+    in turn as they fill; one stage's is counted.
+
+    Parameters
+    ----------
+    linears
+        Parameters of a stage's layers on one rank. (g, R) [params]
+    owners
+        Ranks that share the optimizer's states of a layer. (g, 1) [-]
+    """
+    recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
+    copies = weight_copies(recipe.name, gpu.fp8_transposes)
+    if framework.fp8_params:
+        cast = MAIN_CAST_BYTES / stream_rate(gpu, recipe.main_cast)
+        cast -= MAIN_CAST_BYTES / stream_rate(gpu, "cast_down")  # which is in the optimizer's copy
+        return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
+    return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
 
 
 def optimizer_host_seconds(

@@ -396,7 +396,7 @@ def make_rows(
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
-        _in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
+        params_in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
         mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
@@ -430,7 +430,7 @@ def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> 
     return params
 
 
-def _in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
     """Parameters of all layers of a stage on one rank, those of predictions' counted, of each grid. (g, R) [params]"""
     model = workload.model
     params = layers_params(workload, table, lay).sum(axis=(0, 3))

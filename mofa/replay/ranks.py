@@ -10,6 +10,7 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
+from mofa.blocks.fp8 import weight_copies
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
@@ -218,10 +219,11 @@ def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ..
 
     Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
     """
-    if rows.framework.shards_params or not rows.workload.precision.fp8_recipe:
+    recipe = rows.workload.precision.fp8_recipe
+    if rows.framework.shards_params or not recipe:
         return ()
     layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
-    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
     return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
 
 

@@ -437,9 +437,9 @@ def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
         return ()
     named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())
     note = (
-        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16, 16 of fp8): {named}; "
+        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16): {named}; "
         "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background). In bf16 they are predicted to "
-        "take 3 to 8 times as long as padded ones, as measured on the H200; of fp8 and of experts that is left out"
+        "take 3 to 8 times as long as padded ones, as measured on the H200; of experts that is left out"
     )
     return (note,)
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import Count, Fact, Library, NotNegativeFact, Provenance, SecondsFact, ShareFact, Spec
-from mofa.specs.products import STREAM_FALLBACK, filled
+from mofa.specs.products import FALLBACK, STREAM_FALLBACK
 from mofa.specs.products import GemmFormat as GemmFormat
 
 Backend = Literal["cudnn", "flash", "flash1"]
@@ -434,15 +434,13 @@ class GpuCurves(Spec):
                 raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
         return self
 
-    @cached_property
-    def products(self) -> dict[GemmFormat, GemmCurve]:
-        """Dense products by format; one that was not measured takes :data:`FALLBACK`'s curve, as transferred."""
-        return filled(self.gemm)
+    def product(self, kind: GemmFormat) -> GemmCurve:
+        """The curve of dense products, or of those that stand in (:data:`mofa.specs.products.FALLBACK`)."""
+        return self.gemm[kind if kind in self.gemm else FALLBACK.get(kind, kind)]
 
-    @cached_property
-    def grouped_products(self) -> dict[GemmFormat, GroupedGemmCurve]:
-        """Experts' products by format, likewise."""
-        return filled(self.grouped_gemm)
+    def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
+        """The curve of experts' products, likewise."""
+        return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
 
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""

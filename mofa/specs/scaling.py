@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from typing import Any
 
+from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
 RATES = ("small_rate", "large_rate")
@@ -95,6 +96,7 @@ def transferred_curves(
             made = {k: v for k, v in made.items() if k not in FIT_FIELDS}
         return made
 
+    rates = rates | {kind: rates[known] for kind, known in FALLBACK.items() if known in rates}
     made: dict[str, Any] = {
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }

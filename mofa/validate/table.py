@@ -18,6 +18,7 @@ from mofa.specs.build import build
 from mofa.specs.framework import DEEPSPEED
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.workload import OLD_FP8
 from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, headed, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
@@ -168,19 +169,25 @@ def _hardware(row: Row) -> str | None:
     return f"GPU has no profile: {row['gpu'] or 'not given'}"
 
 
+SCALINGS = (("current scaling", "fp8-tensorwise"), ("delayed scaling", "fp8-delayed"))
+"""Words of a row's precision that say how fp8 is scaled; a row without any is read as the old spelling is."""
+
+
 def gemm_format(row: Row) -> str | None:
     """Format of the products; None where it is not modelled. Half precision runs at bf16's rate."""
     text = row["precision"]
     if text in ("bf16", "fp16") or (not text and source_of(row) == "bloom"):
         return "bf16"
-    return "fp8" if text == "fp8" or re.match(r"fp8[(-]", text) else None
+    if not re.match(r"fp8($|[(-])", text):
+        return None
+    return next((recipe for word, recipe in SCALINGS if word in text), OLD_FP8)
 
 
 def _precision(row: Row) -> str | None:
     found = gemm_format(row)
     if found is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if found == "fp8" and FRAMEWORKS[source_of(row)] != "megatron":
+    if found != "bf16" and FRAMEWORKS[source_of(row)] != "megatron":
         return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
     return None
 
@@ -295,11 +302,11 @@ def run_of(row: Row) -> dict[str, Any]:
         precision["moments"] = "bf16"
     if re.match(CROSS_ENTROPY_FUSIONS.get(source, "$^"), row["model"]):
         framework["cross_entropy_fusion"] = True
-    if source in FP8_PARAMS and gemm_format(row) == "fp8":
+    if source in FP8_PARAMS and gemm_format(row) != "bf16":
         framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    if gemm_format(row) == "fp8" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
+    if gemm_format(row) != "bf16" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
         framework |= {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}
     card = CARDS.get((row["model"], gpu), {})
     strategy |= card.get("strategy", {})
