@@ -207,7 +207,13 @@ class Costs:
 
     def drained(self) -> Costs:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
-        machine = replace(self.machine, drained=True)
+        return self._on(replace(self.machine, drained=True))
+
+    def rested(self, idle: float) -> Costs:
+        """The same on a device that waits for a share of the time besides: only times differ."""
+        return self._on(self.machine.at_rest(idle))
+
+    def _on(self, machine: Machine) -> Costs:
         phases = Phases(self.tapes, machine)
 
         def again(cost: BlockCost) -> BlockCost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,8 +47,14 @@ class Machine:
     """Where copies of a token go, for dispatchers that send a token once to each place."""
     drained: bool = False
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.first_use`)."""
+    idle: float = 0.0
+    """Share of the time in which the device waits besides (:mod:`mofa.cost.resting`). [-]"""
     known: Known = field(default_factory=Known, repr=False, compare=False)
     """Shared by machines that differ in ``drained`` alone."""
+
+    def at_rest(self, idle: float) -> Machine:
+        """The same, waiting for a share of the time besides what its tapes say."""
+        return replace(self, idle=idle, known=Known(works=self.known.works))
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -204,7 +210,8 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
 def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
-    Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
+    Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
+    (``Machine.idle``); times come in as between memory-bound kernels.
     """
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
@@ -217,11 +224,17 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     shares: dict[Any, FloatK] = {
         kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
     }
+    curves = machine.cluster.gpu.curves
+    limit, memory = curves.power_limit, curves.stream_clock
+    if limit is not None and machine.idle:
+        busy = limit.busy(machine.idle)
+        shares = {kind: share * busy for kind, share in shares.items()}
+    else:
+        busy = 1.0
     work = sum(shares.values(), 0.0)
-    memory = machine.cluster.gpu.curves.stream_clock
     if memory is not None:
         clocks = [powered[kind].clock for kind in kinds]
-        clock = mixed_clock([*shares.values(), maximum(1.0 - work, 0.0)], [*clocks, memory.value])
+        clock = mixed_clock([*shares.values(), maximum(busy - work, 0.0)], [*clocks, memory.value])
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls

@@ -385,6 +385,29 @@ class HostRange(Spec):
     """90 % quantile. [-]"""
 
 
+class PowerLimit(Spec):
+    """What the power limit makes of a device's waits."""
+
+    idle_draw: ShareFact
+    """Power of a device that waits, over the limit. [-]"""
+    window_s: SecondsFact
+    """Time over whose mean the limit holds. [s]"""
+
+    def busy(self, idle: float) -> float:
+        """What the shares of a mix count where the device is ``idle`` for a share of the time besides. [-]
+
+        Draws at the clock f add up to the limit: ``(1 - idle) f^2 sum(share / c^2) + idle idle_draw = 1``, as
+        :func:`mixed_clock` has it without the wait.
+
+        Examples
+        --------
+        >>> share, window = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.3))
+        >>> round(PowerLimit(idle_draw=share, window_s=window).busy(0.25), 4)
+        0.7895
+        """
+        return (1.0 - idle) / (1.0 - idle * self.idle_draw.value)
+
+
 StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled) [a-z0-9_]+)$")]
 
 
@@ -418,6 +441,8 @@ class GpuCurves(Spec):
     runs."""
     stream_clock: ShareFact | None = None
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
+    power_limit: PowerLimit | None = None
+    """What waits give back of the clock; None where that is not known, and then nothing."""
     chip_spread: NotNegativeFact | None = None
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
     host_spread: NotNegativeFact | None = None

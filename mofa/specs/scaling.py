@@ -120,6 +120,8 @@ def transferred_curves(
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
     if curves.get("hosts"):
         made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
+    if curves.get("power_limit"):
+        made["power_limit"] = {key: _restated(fact, source) for key, fact in curves["power_limit"].items()}
     for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
@@ -201,7 +203,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    names = ("host", "hosts", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
+    names = ("host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "overlap_slowdown")
     kept = {name: curves[name] for name in names if name in curves}
     return {**gpu, "curves": {**scaled, **kept}}
 
