@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
 from mofa.blocks.frameworks.megatron_linear import (
     attention_output,
     buffer_gather,
@@ -66,9 +66,20 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 
+def is_strided(ctx: Context, name: str) -> BoolK:
+    """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
+    copied to adjacent ones."""
+    return True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+
+
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
-    """Norm over each head; keeps its input, a view of qkv."""
+    """Norm over each head. A view of qkv is copied together and the copy kept, so that the whole is let go
+    (transformer_engine/pytorch/ops/basic/rmsnorm.py, ``input_.contiguous()``)."""
     nbytes = ctx.tokens * heads * head_dim * ctx.element
+    x = b.add(
+        Op(f"{name}.copy", "memory_bound", Stream(2 * nbytes, "strided_copy"), (x,),
+           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region, back=Back(0.0, 0))
+    )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
     b.add(

@@ -88,17 +88,13 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
-    """PyTorch's fused norm over each head, which copies a strided view together, forward and back, and keeps the view.
-
-    Keys are one, queries where no group's heads had to be copied to adjacent ones.
-    """
+    """PyTorch's fused norm over each head: copies a strided view together, forward and back, and keeps the view."""
     nbytes = ctx.tokens * heads * head_dim * ctx.element
     together = b.tensor(f"{name}.together", nbytes)
-    strided = True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
     moved = 2.0 * nbytes
     y = b.add(
-        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,), present=strided,
-           region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
+        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,),
+           present=te.is_strided(ctx, name), region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, kept=x)
 
