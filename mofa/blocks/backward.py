@@ -467,7 +467,7 @@ class _Differentiator:
 
 def moved_back(back: Back) -> Stream:
     """The work of backward kernels that only move bytes."""
-    return Stream(back.bytes, back.like, back.elements, back.width, back.source)
+    return Stream(back.bytes, back.like, back.elements, back.width, back.source, back.parts)
 
 
 def _without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:

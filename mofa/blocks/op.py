@@ -130,7 +130,7 @@ class Stream(NamedTuple):
     or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
     ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
     ``source`` are the bytes of rows that are read several times, in no order: what the L2 does not hold of them comes
-    from memory again.
+    from memory again. ``parts`` are those of the bytes that kernels like other measured ops move.
     """
 
     bytes: FloatK
@@ -138,6 +138,7 @@ class Stream(NamedTuple):
     elements: FloatK = 0.0
     width: float = 0.0
     source: FloatK = 0.0
+    parts: tuple[tuple[FloatK, str], ...] = ()
 
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
@@ -198,6 +199,7 @@ class Back(NamedTuple):
     elements: FloatK = 0.0
     width: float = 0.0
     source: FloatK = 0.0
+    parts: tuple[tuple[FloatK, str], ...] = ()
     """Of the backward kernels, as in :class:`Stream`."""
     nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""

@@ -405,7 +405,7 @@ def _clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, floa
     """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
 
     ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.curves.mixed_clock` mixes them; it is left out with ``of_products``.
+    :func:`mofa.specs.power.mixed_clock` mixes them; it is left out with ``of_products``.
     """
     read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
     found: dict[str, list[float]] = {}

@@ -17,9 +17,10 @@ from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
-from mofa.specs.curves import Curve, PoweredCurve, mixed_clock, slowest_of
+from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.power import mixed_clock
 
 ArrayK = NDArray[np.float64]
 
@@ -270,7 +271,7 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
 
     An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
     where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
-    columns; where it reads rows again, those that the L2 does not hold.
+    columns; where it reads rows again, those that the L2 does not hold. Parts that are like other ops take their rates.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
@@ -282,6 +283,10 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
     rate = np.array([[form.bytes_per_s] for form in like])
+    for i, (work, op) in enumerate(zip(works, ops, strict=True)):
+        for part, other in work.parts:
+            moved[i] -= part
+            extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
     if shaped := [i for i, work in enumerate(works) if work.width > 0]:
         elements = stacked([works[i].elements for i in shaped], num_k)
         width = np.array([[works[i].width] for i in shaped])

@@ -66,7 +66,8 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
 def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
     """Measured ops that the memory-bound ops of one candidate's tapes are like."""
-    names = {op.work.like for tape in tapes for op in tape.ops if type(op.work) is Stream}
+    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Stream]
+    names = {work.like for work in works} | {like for work in works for _, like in work.parts}
     return frozenset([name.rpartition(" ")[2] for name in names])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.specs.curves import PowerLimit
+from mofa.specs.power import PowerLimit
 
 ArrayN = NDArray[np.float64]
 RESTED = 0.3

@@ -13,7 +13,7 @@ from mofa.measure.records import read_record
 from mofa.replay.step import time_of
 from mofa.search.playing import estimator_of
 from mofa.specs.base import Fact
-from mofa.specs.curves import PowerLimit, mixed_clock
+from mofa.specs.power import PowerLimit, mixed_clock
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 
