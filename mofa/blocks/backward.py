@@ -333,8 +333,9 @@ class _Differentiator:
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
         back = op.back
         if back is not None and back.work is not None:
+            reads = (*saved, *dys) if back.over_saved else (*dys, *saved)
             self._launch(
-                Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
+                Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
                    functions=op.functions, guarded=op.guarded, order=back.order)
             )  # fmt: skip

@@ -205,6 +205,8 @@ class Back(NamedTuple):
     """Nodes of autograd's graph that they belong to. [-]"""
     order: Order | None = None
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
+    over_saved: bool = False
+    """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
 
 
 GRADIENT = "the gradient of its output"

@@ -93,6 +93,9 @@ class FrameworkSpec(Spec):
     cross_entropy_fusion: Annotated[Literal["none", "native", "te"], BeforeValidator(_fusion)] = "none"
     """Whether the loss of the logits is fused: ``native`` is the framework's own (Megatron's
     ``cross_entropy_fusion_impl``, fsdp1's of FlashAttention), ``te`` Transformer Engine's. True means native."""
+    loss_copies_logits: bool = True
+    """megatron, ``cross_entropy_fusion: te``: the loss copies the logits and writes their gradient over the copy, as
+    Transformer Engine does since 2.20.2; up to 2.19 it wrote the gradient over the logits themselves."""
     grads: Literal["", "fp32", "bf16"] = ""
     """megatron: number format in which gradients are added up over micro-batches and reduced (``grad_reduce_in_fp32``
     or not); where empty, what ``grads_bytes_per_param`` and ``reduced_bytes_per_param`` say."""
@@ -216,6 +219,8 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out")
         if self.grads and (self.name not in MEGATRON or self.deepspeed):
             raise ValueError(f"grads ({self.grads}) is an option of Megatron's main gradients; leave it out")
+        if not self.loss_copies_logits and self.cross_entropy_fusion != "te":
+            raise ValueError("loss_copies_logits is an option of cross_entropy_fusion: te; leave it out")
         if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):
             raise ValueError(f"process_groups: eager is modelled for Megatron-Core, not for {self.name}; use lazy")
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):

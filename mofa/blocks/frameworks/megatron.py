@@ -20,6 +20,7 @@ from mofa.blocks.frameworks.megatron_linear import (
     weight_grad,
     whole_linear,
 )
+from mofa.blocks.frameworks.megatron_loss import cross_entropy
 from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
@@ -191,7 +192,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
-    """Final norm, output layer and vocabulary-parallel cross entropy, in place on one fp32 copy (cross_entropy.py)."""
+    """Final norm, output layer and vocabulary-parallel cross entropy."""
     h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
     v = vocab_per_rank(ctx)
@@ -201,25 +202,6 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
         regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
     return cross_entropy(b, ctx, logits, ctx.tokens * v)
-
-
-def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
-    """fp32 softmax kept; forward reads 2 and writes 4 bytes an element for the cast, then max, subtract, exp, sum and
-    divide in place (38 bytes in all); backward scales in place and casts (14 bytes)."""
-    soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
-    loss = b.tensor("loss", 4.0 * ctx.tokens)
-    statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
-    fused = ctx.framework.cross_entropy_fusion != "none"
-    b.add(
-        Op("loss.cross_entropy", "memory_bound", Stream((24.0 if fused else 38.0) * elements), (logits,),
-           (loss, soft, statistics), (soft,), launches=6 if fused else 12,
-           back=Back(14.0 * elements, 4))
-    )  # fmt: skip
-    reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
-    return b.add(
-        Op("loss.all_reduce", "tp", Collective("all_reduce", "tp", 12.0 * ctx.tokens), (loss,), (reduced,),
-           present=ctx.tp > 1, view=True, stream="tp", launches=3)
-    )  # fmt: skip
 
 
 def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
