@@ -113,6 +113,8 @@ def static_bytes(
             return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
 
         scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
+        if framework.widens_gradients:  # of all optimizers, before the first one steps
+            scratch = scratch + np.where(zero >= 1, shards.sharded(4.0), shards.whole(4.0))
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
@@ -220,7 +222,8 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
     8; half of it where torchtitan holds bf16, at :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and
-    scales (8) the whole gradient buffer and copies main to bf16 parameters (6, shared out). ``parts`` are those of
+    scales (8) the whole gradient buffer, half of it in bf16, and copies main to bf16 parameters (6, shared out). It
+    turns bf16 gradients into fp32 ones (6, shared out). ``parts`` are those of
     :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
@@ -247,10 +250,13 @@ def device_parts(
         whole = precision in ("autocast", "uniform")
         return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
+    if framework.widens_gradients:
+        per_param["widen"] = 6.0 / stream_rate(gpu, "cast_up")
     parts = {name: np.where(zero >= 1, shards.sharded(s), shards.whole(s)) for name, s in per_param.items()}
-    scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
+    width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
+    scaled = shards.whole(2.0 * width / stream_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.whole(4.0 / stream_rate(gpu, "zero")), "scale": scaled}
+    return {**parts, "zero": shards.whole(width / stream_rate(gpu, "zero")), "scale": scaled}
 
 
 MAIN_CAST_BYTES = 6.0
@@ -333,7 +339,10 @@ def optimizer_host_seconds(
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
     ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
-    ahead = np.maximum(ahead - parts.get("norm", 0.0), 0.0)  # its kernels run as they are issued
+    if framework.widens_gradients:
+        ahead = ahead + op * tensors
+    # its kernels run as they are issued
+    ahead = np.maximum(ahead - parts.get("norm", 0.0) - parts.get("widen", 0.0), 0.0)
     after = 2.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
         after = after + item * tensors

@@ -46,8 +46,8 @@ NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param", "states_by
 """Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits, and Adam steps in fp32."""
 
 GRADIENTS: dict[str, dict[str, Any]] = {
-    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4},
-    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4, "accumulation_bytes_per_param": 10},
+    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "accumulation_bytes_per_param": 6},
 }
 """What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
 of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
@@ -190,6 +190,12 @@ class FrameworkSpec(Spec):
         """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.
         [B/param]"""
         return 1.0 if self.fp8_params and gemm != "bf16" else 2.0
+
+    @property
+    def widens_gradients(self) -> bool:
+        """Whether Megatron's optimizer steps on fp32 copies of gradients, which it makes where these are in 16 bits
+        (core/optimizer/distrib_optimizer.py and optimizer.py, ``_copy_model_grads_to_main_grads``)."""
+        return self.name in MEGATRON and not self.deepspeed and self.grads_bytes_per_param < 4.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -334,7 +340,7 @@ def implied(options: Mapping[str, Any]) -> dict[str, Any]:
     >>> implied({"deepspeed": "bf16"})["grads_bytes_per_param"], implied({"compile": True})
     (6, {})
     >>> implied({"grads": "bf16"})
-    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2}
+    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2, 'accumulation_bytes_per_param': 6}
     """
     engine, grads = options.get("deepspeed"), options.get("grads")
     found = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}

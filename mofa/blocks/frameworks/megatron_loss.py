@@ -58,7 +58,7 @@ def _transformer_engine(b: TapeBuilder, ctx: Context, logits: str, elements: Arr
 
     In 2.20.2 one kernel reads the bf16 logits and copies them (4 bytes an element); backward reads the copy and writes
     the gradient over it (4). Up to 2.19 (``loss_copies_logits: false``) forward reads the logits twice and writes their
-    gradient over them (6), which backward scales (4). Beside it a token's maximum and sum are kept in fp32. Split by tp,
+    gradient over them (6), which backward scales (4). A token's maximum and sum are kept beside it. Split by tp,
     four numbers a token are gathered from all ranks and joined by a small kernel.
     """
     copies = ctx.framework.loss_copies_logits
