@@ -388,7 +388,9 @@ def make_rows(
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     whole = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = unique_rows([table.tp, table.cp, table.dp, table.ep, table.etp, table.zero, table.balancing])
+    first, grid = unique_rows(
+        [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
+    )
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
     params = chunk_params(workload, framework, grids, lay)
