@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
-from mofa.blocks.op import KINDS, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
 
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
@@ -145,8 +145,8 @@ def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[li
 
 
 def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:
-    pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.stream for op in ops]) if s.startswith("fsdp")}
-    stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
+    pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.pool or op.stream for op in ops]) if s in OWN_POOLS}
+    stream_of = {w: op.pool or op.stream for op in ops for w in op.writes} if pools else {}
     for i, f in enumerate(found if pools else ()):
         if (stream := stream_of.get(f.tensor)) in pools:
             pools[stream].append(i)

@@ -163,6 +163,11 @@ class HostSync:
 Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
 
 
+CP_POOL = "cp_attention"
+"""The stream on which Transformer Engine runs every second step of attention under context parallelism, as a pool."""
+OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL)
+"""Streams that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
+
 WRITES = 1000
 """In an :class:`Order` the first output; those behind it count on."""
 READS = 2000
@@ -207,6 +212,8 @@ class Back(NamedTuple):
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
     over_saved: bool = False
     """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
+    pool: str = ""
+    """Of what the backward kernels write, as :attr:`Op.pool`."""
 
 
 GRADIENT = "the gradient of its output"
@@ -295,6 +302,8 @@ class Op(NamedTuple):
     something where each op is dispatched in Python."""
     selective: bool = False
     """Goes through the dispatch mode of an op-level checkpoint, forward and where it is repeated."""
+    pool: str = ""
+    """The stream from whose memory its outputs come, where that is not its own."""
     hooked: FloatK = 0.0
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
     checkpoints: FloatK = 0.0

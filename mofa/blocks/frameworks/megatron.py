@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
+from mofa.blocks.frameworks import megatron_cp
 from mofa.blocks.frameworks.megatron_linear import (
     attention_output,
     buffer_gather,
@@ -27,7 +28,6 @@ from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
-    fused_attention,
     linear,
     sp_gather,
     stream,
@@ -147,7 +147,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Fused attention (cuDNN or flash), the module that recompute calls core_attn."""
     b.region = "core_attn"
-    out = fused_attention(b, ctx, q, k, v, windowed)
+    out = megatron_cp.attention(b, ctx, q, k, v, windowed)
     b.region = ""
     return out
 
