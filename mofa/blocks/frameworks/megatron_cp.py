@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold, leave_frame
+from mofa.blocks.parts import attention_backward_scratch, fused_attention
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -23,11 +23,7 @@ def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bo
     s = _Sizes.of(ctx)
     if not anywhere(s.a2a):
         return _steps(b, ctx, s, q, k, v, windowed)
-    for name in (q, k, v):
-        hold(b, "attention", name)
-    out = _tokens_for_heads(b, s, _steps(b, ctx, s, *_heads_for_tokens(b, s, q, k, v), windowed))
-    leave_frame(b, "attention")
-    return out
+    return _tokens_for_heads(b, s, _steps(b, ctx, s, *_heads_for_tokens(b, s, q, k, v), windowed))
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     """All tokens of a part of the heads: each tensor is copied into parts, exchanged, and its chunks put in order.
 
     ``flash_attn_a2a_communicate`` with ``before_attn``: the exchange of one runs beside the copy of the next, and what
-    is put in order, which backward keeps, lies in the pool of the stream beside. Queries, keys and values stay in their
-    callers' frames until attention returns.
+    is put in order, which backward keeps, lies in the pool of the stream beside.
     """
     parts, sizes = {"q": q, "k": k, "v": v}, {"q": s.query, "k": s.key, "v": s.value}
 
@@ -132,7 +127,8 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     ring_scratch = attention_backward_scratch(ctx) + 2.0 * s.kv
     if anywhere(s.ring):
         body = Attention(ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads)
-        b.add(Op("attn.core_beside", "attention", body, (q, k, v), (first,), present=s.ring, launches=steps,
+        seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
+        b.add(Op("attn.core_beside", "attention", body, seen, (first,), present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, ring_scratch)))  # fmt: skip
         k = _turned(b, ctx, s, k)
     k = _scattered(b, ctx, s, k)
@@ -145,6 +141,13 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     b.add(Op("attn.core", "attention", last, (q, k, v, *received, first), (out, lse), (q, k, v, out, lse),
              launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + kept)))  # fmt: skip
     return _merged(b, ctx, s, out, (side, *received))
+
+
+def _seen(b: TapeBuilder, s: _Sizes, x: str, name: str) -> str:
+    """A tensor as the steps of a ring see it that run beside its exchanges: its gradient of them is one of its own."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"attn.{name}.seen", nbytes, grad_bytes=where(s.ring, nbytes, 0.0))
+    return b.add(Op(out, "memory_bound", None, (x,), (out,), view=True, launches=0, present=s.ring))
 
 
 def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[str, ...]:
@@ -166,8 +169,10 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         found += [joined, received]
     if anywhere(s.gathers):
+        none = b.tensor("attn.none", 0.0 * s.kv, grad=False)
+        b.add(Op("attn.none", "memory_bound", None, (), (none,), launches=0))
         whole = b.tensor("attn.kv_gathered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (k, v), (whole,),
+        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (none, k, v), (whole,),
                  present=s.gathers, stream="cp", launches=2.0))  # fmt: skip
         ordered = b.tensor("attn.kv_ordered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
         b.add(Op("attn.kv_order", "memory_bound", Stream(2.0 * cp * s.kv, "copy"), (whole,), (ordered,),
