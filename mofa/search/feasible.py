@@ -22,7 +22,6 @@ from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
 
 
-
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
     ranks = t.tp * t.cp * t.pp
     return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, remainder(job.cluster.num_gpus, ranks))

@@ -25,7 +25,7 @@ from mofa.blocks.frameworks.megatron_loss import cross_entropy
 from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
-from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
     linear,
