@@ -207,6 +207,8 @@ def optimize(player: Player) -> None:
     if player.rank.deepspeed:
         deepspeed.optimize(player)
         return
+    inputs = outside(ACTIVATIONS, "last input of a chunk, with its gradient", where)
+    player.grads += [player.new(player.rank.boundary_bytes, inputs) for _ in range(player.rank.inputs_at_end)]
     widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
     player.grads += [player.new(w.widened, widened) for w in in_optimizer(player.rank) if w.widened]
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)

@@ -20,6 +20,7 @@ from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
+from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk
@@ -184,6 +185,7 @@ def _rank(
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept else ()
+    beside = held_beside(fw, rows.schedule, pp, sum(receives))
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -196,7 +198,9 @@ def _rank(
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
-        rotations=rotations(rows), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
+        rotations=rotations(rows),
+        lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks), *(boundary,) * beside.throughout),
+        inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,

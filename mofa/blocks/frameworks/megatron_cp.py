@@ -122,13 +122,15 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     heads, kv_heads = (n / where(s.a2a, cp, 1.0) for n in (ctx.heads, ctx.kv_heads))
     length = ctx.seq_len / where(s.a2a, 1.0, cp)
     received = _received(b, ctx, s, k, v)
-    # the first step's output, and from the third step on one more
-    first = b.tensor("attn.partial", where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0), grad_bytes=0.0 * s.out)
-    ring_scratch = attention_backward_scratch(ctx) + 2.0 * s.kv
+    first: tuple[str, ...] = ()
     if anywhere(s.ring):
+        # the first step's output, and from the third step on one more
+        partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
+        first = (b.tensor("attn.partial", partial, grad_bytes=0.0 * s.out),)
+        ring_scratch = attention_backward_scratch(ctx) + 2.0 * s.kv
         body = Attention(ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads)
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
-        b.add(Op("attn.core_beside", "attention", body, seen, (first,), present=s.ring, launches=steps,
+        b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, ring_scratch)))  # fmt: skip
         k = _turned(b, ctx, s, k)
     k = _scattered(b, ctx, s, k)
@@ -138,7 +140,7 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     last = Attention(ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads)
     kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, 3.0 * s.kv + s.query, 0.0))
     at_once = where(s.gathers, 2.0, 1.0)
-    b.add(Op("attn.core", "attention", last, (q, k, v, *received, first), (out, lse), (q, k, v, out, lse),
+    b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), (q, k, v, out, lse),
              launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + kept)))  # fmt: skip
     return _merged(b, ctx, s, out, (side, *received))
 
