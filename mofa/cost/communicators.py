@@ -113,8 +113,7 @@ def communicator_bytes(
         groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline, np.atleast_1d(cp_kind)[:, None]
     )  # fmt: skip
     if framework.process_groups == "eager":
-        sent = [_Used(one.group, peers=one.peers) for one in used if one.peers is not None]
-        used = [*_eager(groups, pipeline), *sent]
+        used = [*_eager(groups, pipeline), *(_connected(one) for one in used)]
     total = np.zeros((len(world), len(pipeline.has_head)))
     sends = np.zeros(total.shape, dtype=bool)
     of_groups = _group_bytes(stacked_groups([one.group for one in used]), spec).reshape(len(used), -1, 1)
@@ -167,7 +166,7 @@ def _megatron(
     groups: dict[str, Group], framework: FrameworkSpec, experts: bool, zero: IntN, pipeline: Pipeline, cp_kind: IntN
 ) -> list[_Used]:
     """Communicators of Megatron-Core (parallel_state.py), which also run with one rank: the world's barrier, the
-    gradients, their norm and, with the head, the loss over tensor parallelism.
+    gradients, their norm and, with the head, the loss over tensor parallelism, but for Transformer Engine's.
 
     The norm is summed over all ranks where optimizer states are sharded, over the model's otherwise (optimizer/
     __init__.py); DeepSpeed's is among its own, beside another of the gradients. Interleaved stages send both ways at
@@ -185,7 +184,7 @@ def _megatron(
         _Used(groups["world"], always),
         *norm,
         _Used(groups["dp_cp"], always),
-        _Used(groups["tp"], several("tp") | pipeline.has_head),
+        _Used(groups["tp"], several("tp") | (pipeline.has_head & (framework.cross_entropy_fusion != "te"))),
         _context_parallel(groups["cp"], cp_kind),
     ]
     pairs = 2 if pipeline.interleaved else 1
@@ -223,20 +222,31 @@ def _eager(groups: dict[str, Group], pipeline: Pipeline) -> list[_Used]:
 
     All groups of ``initialize_model_parallel`` (megatron_core 0.16.1, parallel_state.py) with one instance of the
     distributed optimizer, in its order, those of one rank and of experts too. Direct sends then run in a group's own
-    communicator (PyTorch 2.11, ProcessGroupNCCL.cpp, ``eagerInit_``). Gloo's hold no device memory. Each is taken to
-    hold what one that has run collectives does.
+    communicator (PyTorch 2.11, ProcessGroupNCCL.cpp, ``eagerInit_``). Gloo's hold no device memory. One of several
+    ranks has no ring before its first collective: it holds what one for sends does.
     """
-    always = np.ones((1, len(pipeline.is_end)), dtype=bool)
+    everywhere = np.ones((1, len(pipeline.is_end)), dtype=bool)
     joined = product(groups["tp"], groups["dp"]), product(groups["etp_ep"], groups["pp"])
     own = [groups[name] for name in ("world", "dp_cp", "dp", "cp", "mp", "tp", "pp")]
     own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
     own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]
     alone = Group(*(np.ones_like(column) for column in (groups["tp"].size,) * 3))
+    made = [
+        *((group, everywhere) for group in own), (groups["embd"], pipeline.is_end[None]),
+        (alone, pipeline.is_first[None]),
+    ]  # fmt: skip
     return [
-        *(_Used(group, always) for group in own),
-        _Used(groups["embd"], pipeline.is_end[None]),
-        _Used(alone, pipeline.is_first[None]),
+        _Used(group, there & (_ranks(group) == 1), bare=(there & (_ranks(group) > 1)).astype(np.int64))
+        for group, there in made
     ]
+
+
+def _connected(used: _Used) -> _Used:
+    """What a communicator that was made before takes for its ring, over one without, and for its peers."""
+    if used.collectives is None:
+        return _Used(used.group, peers=used.peers)
+    rings = used.collectives & (_ranks(used.group) > 1)
+    return _Used(used.group, rings, used.peers, -rings.astype(np.int64))
 
 
 def _ranks(group: Group) -> IntN:

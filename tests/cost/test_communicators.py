@@ -106,13 +106,14 @@ def test_the_ends_of_a_pipeline_have_one_neighbour() -> None:
     ("degrees", "groups"),
     [
         # world, dp-cp, dp, cp, mp, tp, pp, embedding, position embedding, tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep,
-        # tp-ep-pp, expert dp, the optimizer's instance: lone ones 390, of several ranks 486, what NCCL loads once 165
+        # tp-ep-pp, expert dp, the optimizer's instance: lone ones 390, of several ranks 198 and 288 more where
+        # collectives run, what NCCL loads once 165
         ((1, 1, 1, 1, 1, 1), [18 * 390 + 165]),
-        ((1, 1, 1, 2, 1, 1), [7 * 486 + 11 * 390 + 165 + 188]),
+        ((1, 1, 1, 2, 1, 1), [7 * 198 + 2 * 288 + 11 * 390 + 165 + 188]),  # the world's, dp-cp
         # the world, mp, tp, tp-dp-cp, tp-dp, tp-cp, the optimizer's, and of experts tp, tp-ep, tp-ep-pp
-        ((2, 1, 1, 1, 1, 2), [10 * 486 + 8 * 390 + 165 + 188]),
+        ((2, 1, 1, 1, 1, 2), [10 * 198 + 3 * 288 + 8 * 390 + 165 + 188]),  # the world's, the norm's, tp
         # the world, mp, pp, embedding, tp-ep-pp, the optimizer's; the first stage's own position embedding; one peer
-        ((1, 1, 2, 1, 1, 1), [6 * 486 + 12 * 390 + 165 + 188 + 384 + 64, 6 * 486 + 11 * 390 + 165 + 188 + 384 + 64]),
+        ((1, 1, 2, 1, 1, 1), [6 * 198 + 2 * 288 + n * 390 + 165 + 188 + 384 + 64 for n in (12, 11)]),
     ],
 )
 def test_eager_groups_by_hand(degrees: tuple[int, ...], groups: list[float]) -> None:
