@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mofa
 from mofa.blocks.build import BlockTapes, head
 from mofa.blocks.op import Op, Stream, Tape
 from mofa.cost.liveness import block_memory
@@ -104,3 +105,17 @@ def test_old_spelling() -> None:
         load_framework("torchtitan", {"cross_entropy_fusion": "te"})
     with pytest.raises(SpecError, match="leave it out"):
         load_framework("megatron", {"loss_copies_logits": False})
+
+
+def test_a_loss_that_decides_what_fits() -> None:
+    """Megatron-Bridge pull request 3880: Qwen3 30B-A3B on 16 H100 with Transformer Engine's loss, expandable segments
+    and bf16 gradients: peak allocated 57.1 GiB, before the loss copied its logits."""
+    options = {
+        "allocator": "expandable", "cross_entropy_fusion": "te", "loss_copies_logits": False, "grads": "bf16",
+    }  # fmt: skip
+    job = mofa.load_workload("qwen3-30b-a3b", seq_len=4096, global_batch=1024)
+    plan = mofa.estimate(
+        job, mofa.load_cluster("h100-hgx", 16), {"ep": 16, "micro_batch": 1},
+        framework=mofa.load_framework("megatron", options), replay=False,
+    )  # fmt: skip
+    assert plan.memory.allocated_bytes / 2**30 == pytest.approx(57.1, rel=0.01)
