@@ -22,6 +22,7 @@ from mofa.calibrate.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.profile import (
     SMALL_OPS,
     curve_fact,
+    fp8_products,
     gpu_curves,
     gpu_profile,
     merged,
@@ -29,8 +30,10 @@ from mofa.calibrate.profile import (
     stream_fact,
     tidy,
 )
+from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
+from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
 
@@ -38,6 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu")
+TE_FP8_FOLDERS = ("h100-1gpu-te",)
+"""Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_TE = "h100-1gpu-te-bf16"
 """Transformer Engine's and Megatron-Core's own kernels in bf16, and the router's."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
@@ -295,6 +300,25 @@ def release(name: str, today: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def with_te_fp8(h100: dict[str, Any]) -> dict[str, Any]:
+    """The H100's curves with Transformer Engine's fp8 products and casts."""
+    own, source = fitted(TE_FP8_FOLDERS)
+    casts = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+    return {**h100, **fp8_products(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
+
+
+def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a GPU with the H100's processor, with the H100's fp8 kernels of Transformer Engine."""
+    moved = same_processor(gpu, h100)
+    known = gpu["curves"]
+    found = {
+        family: {**known[family], **{kind: one for kind, one in moved[family].items() if kind in FALLBACK}}
+        for family in ("gemm", "grouped_gemm")
+    }
+    casts = {key: one for key, one in moved["stream"].items() if key.split()[-1] in FP8_CASTS}
+    return {**known, **found, "stream": {**known["stream"], **casts}}
+
+
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     """The H100 by its own kernels; the H200's stand for what was not measured on it.
 
@@ -386,7 +410,8 @@ def main() -> None:
     node["collectives"] |= eight_gpus(node)
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)
-    h200["curves"] = of_te(h200, h100)
+    h100["curves"] = with_te_fp8(h100["curves"])
+    h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
     write("nodes", "h100-hgx", h100_node(node))

@@ -333,10 +333,11 @@ class _Differentiator:
     def _stream(self, op: Op, name: str, dys: tuple[str, ...], saved: tuple[str, ...], given: tuple[str, ...]) -> None:
         back = op.back
         if back is not None and back.work is not None:
+            reads = (*saved, *dys) if back.over_saved else (*dys, *saved)
             self._launch(
-                Op(name, back.family or op.family, back.work, (*dys, *saved), given, scratch=back.scratch,
+                Op(name, back.family or op.family, back.work, reads, given, scratch=back.scratch,
                    launches=back.launches, present=back.present, view=back.view, stream=back.stream,
-                   functions=op.functions, guarded=op.guarded, order=back.order)
+                   functions=op.functions, guarded=op.guarded, order=back.order, pool=back.pool)
             )  # fmt: skip
         elif back is None or not anywhere(back.launches):
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
@@ -345,7 +346,8 @@ class _Differentiator:
             self.ops.append(
                 Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
-                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order)
+                   guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
+                   pool=back.pool)
             )  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
@@ -467,7 +469,7 @@ class _Differentiator:
 
 def moved_back(back: Back) -> Stream:
     """The work of backward kernels that only move bytes."""
-    return Stream(back.bytes, back.like, back.elements, back.width, back.source)
+    return Stream(back.bytes, back.like, back.elements, back.width, back.source, back.parts)
 
 
 def _without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:

@@ -49,6 +49,8 @@ class Context:
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     unseen: ArrayK = 0.0
     """Share of an expert's numbers of tokens for which the library of products remembers no kernel. [-]"""
+    cp_a2a: BoolK = False
+    """Where attention's heads are exchanged for tokens."""
     new_kernels: ArrayK = 0.0
     """Kernels that are loaded for an expert's number of tokens, of all its products. [-]"""
     whole: BoolK = True

@@ -1,8 +1,8 @@
 """Transformer Engine's fp8 recipes: what each casts, keeps, gathers and multiplies with, as a record of traits.
 
 Read in Transformer Engine 2.20.2 (``te``: pytorch/; ``csrc``: its extension) and Megatron-Core 0.16.1. All layers'
-linears are in fp8: the first and the last too (``first_last_layers_bf16`` is off by default, delayed scaling refuses it:
-transformer_config.py). Embedding, head, router, norms' arithmetic and attention stay in bf16 or fp32 (``fp8_dpa`` off).
+linears are in fp8, the first and the last too: ``first_last_layers_bf16`` is off by default, and delayed scaling
+refuses it (transformer_config.py). Embedding, head, router, norms' arithmetic and attention (``fp8_dpa`` off) are not.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Fp8Recipe:
     column_cast: str
     """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
     weight_cast: str
+    main_cast: str
+    """Of a shard of main parameters, where the parameters are fp8."""
     amax_bytes: float
     """Read per element to find the largest in a kernel of its own. [B]"""
     launches: int
@@ -87,23 +89,35 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", amax_bytes=0.0, launches=1, scale_bytes=0.0, gathers_rows_alone=True,
-        reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
+        "fp8_cast_both_delayed", "fp8_cast_main", amax_bytes=0.0, launches=1, scale_bytes=0.0,
+        gathers_rows_alone=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", amax_bytes=2.0, launches=4, scale_bytes=0.0, gathers_rows_alone=True,
-        reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
+        "fp8_cast_both_tensorwise", "fp8_cast_main", amax_bytes=2.0, launches=4, scale_bytes=0.0,
+        gathers_rows_alone=True, reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
-        "fp8_cast_weight_block", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
+        "fp8_cast_weight_block", "cast_down", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
         gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True, casts_experts_together=False,
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in
 one kernel. Current scaling looks for it first: a memset, the search, the scale, the cast (``quantize_impl``). Blocks
 find theirs in the cast's kernel."""
+
+
+def weight_copies(recipe: str, transposes: bool) -> int:
+    """Copies of each weight: one is both where products of one scale a tensor take any layout. Scales of weights, one
+    for 128 x 128, are left out. [-]
+
+    Examples
+    --------
+    >>> weight_copies("delayed", True), weight_copies("delayed", False), weight_copies("blockwise", False)
+    (2, 1, 2)
+    """
+    return 1 + (transposes or not FP8_RECIPES[recipe].gathers_rows_alone)
 
 
 def formats_of(recipe: str) -> tuple[Format, ...]:

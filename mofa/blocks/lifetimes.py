@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
-from mofa.blocks.op import KINDS, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
 
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
@@ -31,6 +31,8 @@ class Interval(NamedTuple):
     end: int
     bytes: FloatK
     since: int
+    owner: str
+    """The tensor whose memory it is."""
 
 
 _Extension = tuple[int, BoolK, str]
@@ -74,7 +76,7 @@ class Lifetimes:
                 continue
             tensor, end = self.tensors[name], death.get(name, start)
             own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
-            result.append(Interval(name, kind, start, end, own, start))
+            result.append(Interval(name, kind, start, end, own, start, name))
             if name not in extension:
                 continue
             leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
@@ -83,7 +85,7 @@ class Lifetimes:
                     needed: BoolK = False
                     for _, other, _ in leaves[i:]:
                         needed = needed | other
-                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0), start))
+                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0), start, name))
                     end = later
         return result
 
@@ -145,9 +147,9 @@ def _kept(ops: tuple[Op, ...], found: list[Interval], boundary: int) -> tuple[li
 
 
 def _pools(ops: tuple[Op, ...], found: list[Interval]) -> dict[str, list[int]]:
-    pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.stream for op in ops]) if s.startswith("fsdp")}
-    stream_of = {w: op.stream for op in ops for w in op.writes} if pools else {}
+    pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.pool or op.stream for op in ops]) if s in OWN_POOLS}
+    stream_of = {w: op.pool or op.stream for op in ops for w in op.writes} if pools else {}
     for i, f in enumerate(found if pools else ()):
-        if (stream := stream_of.get(f.tensor)) in pools:
+        if (stream := stream_of.get(f.owner)) in pools:
             pools[stream].append(i)
     return pools

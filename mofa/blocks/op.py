@@ -135,7 +135,7 @@ class Stream(NamedTuple):
     or one of the two, such as ``compiled swiglu_fwd``; empty is the general rate. With
     ``elements`` in rows of ``width``, the measured op's whole time is taken: what it costs a row and a column too.
     ``source`` are the bytes of rows that are read several times, in no order: what the L2 does not hold of them comes
-    from memory again.
+    from memory again. ``parts`` are those of the bytes that kernels like other measured ops move.
     """
 
     bytes: FloatK
@@ -143,6 +143,7 @@ class Stream(NamedTuple):
     elements: FloatK = 0.0
     width: float = 0.0
     source: FloatK = 0.0
+    parts: tuple[tuple[FloatK, str], ...] = ()
 
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv", "deepep"]
@@ -169,6 +170,11 @@ class HostSync:
 
 Work = Gemm | Grouped | Attention | Stream | Collective | HostSync
 
+
+CP_POOL = "cp_attention"
+"""The stream on which Transformer Engine runs every second step of attention under context parallelism, as a pool."""
+OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL)
+"""Streams that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000
 """In an :class:`Order` the first output; those behind it count on."""
@@ -206,11 +212,16 @@ class Back(NamedTuple):
     elements: FloatK = 0.0
     width: float = 0.0
     source: FloatK = 0.0
+    parts: tuple[tuple[FloatK, str], ...] = ()
     """Of the backward kernels, as in :class:`Stream`."""
     nodes: FloatK = 1.0
     """Nodes of autograd's graph that they belong to. [-]"""
     order: Order | None = None
     """Of the backward kernels, where ``scratch`` is more than one temporary."""
+    over_saved: bool = False
+    """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
+    pool: str = ""
+    """Of what the backward kernels write, as :attr:`Op.pool`."""
 
 
 GRADIENT = "the gradient of its output"
@@ -299,6 +310,8 @@ class Op(NamedTuple):
     something where each op is dispatched in Python."""
     selective: bool = False
     """Goes through the dispatch mode of an op-level checkpoint, forward and where it is repeated."""
+    pool: str = ""
+    """The stream from whose memory its outputs come, where that is not its own."""
     hooked: FloatK = 0.0
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
     checkpoints: FloatK = 0.0

@@ -21,7 +21,8 @@ from mofa.specs.load import load_cluster
 
 BUNDLED = "unaligned_gemm"
 """The family that no folder's own curves say: it is predicted with the bundled profile of its GPU."""
-FAMILY = {"compiled": "memory_bound", "routed": "memory_bound"}
+FAMILY = {"compiled": "memory_bound", "routed": "memory_bound", "te_cast": "memory_bound", "te_gemm": "gemm",
+          "te_grouped": "grouped_gemm"}  # fmt: skip
 FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6, OPS: 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
 FLOOR_BYTES = {"collective": 2**20}

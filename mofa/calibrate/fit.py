@@ -12,15 +12,18 @@ from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row
+from mofa.calibrate.ratios import clocks, copies, overlaps, slowdown, sustained
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
+from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
 from mofa.cost.multi_stream import multi_stream_s
-from mofa.specs.curves import BETWEEN_SHARE, AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 from mofa.specs.multi_stream import MultiStreamForm
+from mofa.specs.products import ELEMENT_BYTES
 
 FloatN = NDArray[np.float64]
 TILES = (
@@ -36,7 +39,6 @@ TILES = (
     (128, 256),
 )
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
 BACKEND = {"te": "cudnn"}
 
@@ -97,24 +99,32 @@ def fit_curves(
     """
     grid = [r for r in rows if r.case.split == "grid"]
     by = {name: [r for r in grid if r.case.family == name] for name in {r.case.family for r in grid}}
-    copies = _copies(by.get("copy", []))
-    copy_rate = copies.get("device_copy", 0.0)
-    memory = [r for name in ("memory_bound", "compiled", "routed", OPS) for r in by.get(name, []) if fitted_alone(r)]
-    gemm = _each(by.get("gemm", []), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
+
+    def rows_of(*families: str) -> list[Row]:
+        return [row for family in families for row in by.get(family, [])]
+
+    copy_rates = copies(by.get("copy", []))
+    copy_rate = copy_rates.get("device_copy", 0.0)
+    casts = [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
+    memory = [*(r for r in rows_of("memory_bound", "compiled", "routed", OPS) if fitted_alone(r)), *casts]
+    gemm = _each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
     product = gemm["bf16"].form if "bf16" in gemm else single
-    streamed = by.get(GROUPED, []) if product is not None else []
+    streamed = rows_of(GROUPED) if product is not None else []
     return Curves(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes, gemm=gemm, single=product,
-        grouped_gemm=_each(by.get("grouped_gemm", []), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
+        grouped_gemm=_each(
+            rows_of("grouped_gemm", "te_grouped"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)
+        ),
         multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product)),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=_each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes))
         | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
-        sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
+        sustained=sustained(rows_of("sustained", "te_sustained")),
+        clocks=clocks(rows_of("te_sustained"), of_products=True) | clocks(rows_of("sustained")),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        copy_bytes_per_s=copies,
-        overlap=_overlaps(by.get("overlap", [])), overlap_slowdown=_slowdown(by.get("overlap", [])),
+        copy_bytes_per_s=copy_rates,
+        overlap=overlaps(by.get("overlap", [])), overlap_slowdown=slowdown(by.get("overlap", [])),
     )  # fmt: skip
 
 
@@ -142,6 +152,8 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
+        "te_gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
+        "te_grouped": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         GROUPED: (
             curves.multi_stream,
             lambda r: r.case.dtype,
@@ -152,6 +164,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "memory_bound": (curves.memory_bound, memory_key, stream),
         "compiled": (curves.memory_bound, memory_key, stream),
         "routed": (curves.memory_bound, memory_key, stream),
+        "te_cast": (curves.memory_bound, memory_key, stream),
         OPS: (curves.memory_bound, memory_key, stream),
         "collective": (curves.collective, collective_key, _collective_times),
     }  # fmt: skip
@@ -216,7 +229,13 @@ def _robust(residual: Callable[[FloatN], FloatN], start: Sequence[float], *, rou
 
 def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
     m, n, k = (_column(rows, x) for x in "mnk")
-    return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms)
+    return gemm_s(m, n, k, form, element_bytes=ELEMENT_BYTES[rows[0].case.dtype], num_sms=num_sms,
+                  output_bytes=_output_bytes(rows))  # fmt: skip
+
+
+def _output_bytes(rows: Sequence[Row]) -> FloatN:
+    """Written per element of a product's result; read as well where it is added to an fp32 one. [B]"""
+    return np.array([8.0 if row.case.variant == TO_FP32 else 2.0 for row in rows])
 
 
 def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
@@ -225,7 +244,7 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
     moved = copy_bytes_per_s or float(
-        np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + 2 * m * n) / measured, 0.99)
+        np.quantile(((m + n) * k * ELEMENT_BYTES[rows[0].case.dtype] + _output_bytes(rows) * m * n) / measured, 0.99)
     )
 
     def form(x: FloatN) -> GemmForm:
@@ -254,8 +273,9 @@ def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: 
     layout = np.array([LAYOUT[r.case.op] for r in rows])
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
-        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows)
-    )
+        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows),
+        element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
+    )  # fmt: skip
 
 
 def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
@@ -426,71 +446,3 @@ def _fit_collective(rows: Sequence[Row]) -> Fitted:
             best = cost, form(x)
     assert best is not None
     return _fitted(rows, best[1], _collective_times(rows, best[1]), ("bytes",))
-
-
-def _sustained(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the median over shapes of burst over sustained time, alone and between memory-bound ops."""
-    burst = {(r.case.op, r.case.dtype, r.case.shape_text): r.sample.median_s for r in rows if r.case.variant == "burst"}
-    ratios: dict[str, list[float]] = {}
-    for r in rows:
-        key = r.case.op, r.case.dtype, r.case.shape_text
-        if r.case.variant != "burst" and key in burst:
-            name = f"{r.case.op} {r.case.dtype} {'alone' if r.case.variant == '2s' else r.case.variant}"
-            ratios.setdefault(name, []).append(burst[key] / r.sample.median_s)
-    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
-
-
-def _clocks(rows: Sequence[Row]) -> dict[str, float]:
-    """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
-
-    ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.curves.mixed_clock` mixes them.
-    """
-    read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
-    found: dict[str, list[float]] = {}
-    for (op, dtype, shape, variant), full in read.items():
-        alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
-        if variant != "burst" or not full or not alone:
-            continue
-        found.setdefault(f"{op} {dtype}", []).append(alone / full)
-        if between:
-            left = (between / full) ** -2 - BETWEEN_SHARE * (alone / full) ** -2
-            if left > 0:
-                found.setdefault("memory_bound", []).append(min((left / (1.0 - BETWEEN_SHARE)) ** -0.5, 1.0))
-    return {name: float(np.median(values)) for name, values in sorted(found.items())}
-
-
-def _copies(rows: Sequence[Row]) -> dict[str, float]:
-    """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
-    found: dict[str, float] = {}
-    for r in sorted(rows, key=lambda r: r.case.size("bytes")):
-        factor = 2 if r.case.op in ("device_copy", "h2d_d2h") else 1
-        found[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
-    return found
-
-
-def _overlaps(rows: Sequence[Row]) -> dict[str, float]:
-    """Median over sizes of the time beside the other over the time alone."""
-    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
-    ratios: dict[str, list[float]] = {}
-    for (op, shape, variant), time_s in times.items():
-        alone = times.get((op, shape, variant.replace("overlapped", "alone")))
-        if "overlapped" in variant and alone:
-            ratios.setdefault(f"{op} {variant.replace('_overlapped', '')}", []).append(time_s / alone)
-    return {name: float(np.median(found)) for name, found in sorted(ratios.items())}
-
-
-def _slowdown(rows: Sequence[Row]) -> float:
-    """Median of what computing loses while a collective runs, over the collective's time alone.
-
-    Of kernels that the collective outlasts: beside a longer one it runs a part of the time that was not recorded.
-    """
-    times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
-    found = []
-    for (op, shape, variant), beside in times.items():
-        kind = variant.removesuffix("_overlapped")
-        alone = times.get((op, shape, f"{kind}_alone"))
-        other = [times.get((op, shape, f"collective_{state}_{kind}")) for state in ("overlapped", "alone")]
-        if kind != variant and alone and other[0] and other[1] and other[0] >= beside:
-            found.append((1.0 - alone / beside) * other[0] / other[1])
-    return float(np.median(found)) if found else 0.0

@@ -13,9 +13,11 @@ import yaml
 from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
 from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
+from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
+from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
 
@@ -150,6 +152,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             else _scaled(one, best[dtype] / best["bf16"] if dtype in best and "bf16" in best else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
+    made |= fp8_products(base, made, curves, source)
     if curves.multi_stream:
         made["multi_stream"] = {
             dtype: {**curve_fact(fitted, source, **kept.get(dtype, kept["bf16"])), **OF_TE}
@@ -177,6 +180,24 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
                                          f"{source}: time that products and streams lose beside NCCL, over "
                                          "what the collective takes alone")  # fmt: skip
     return made
+
+
+def fp8_products(
+    base: dict[str, Any], made: dict[str, Any], curves: Curves, source: str
+) -> dict[str, Any]:  # fmt: skip
+    """Products with those of Transformer Engine's fp8 kinds: measured here, else the bundled profile's if it has any.
+
+    Where the clock of a kind was not read, that of PyTorch's fp8 product counts.
+    """
+    found = {}
+    for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
+        kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
+        kinds |= {
+            kind: curve_fact(fitted[kind], source, **_powered(curves, f"gemm {kind}", "gemm fp8"))
+            for kind in FALLBACK if kind in fitted
+        }  # fmt: skip
+        found[family] = {**made[family], **kinds}
+    return found
 
 
 OF_TE: dict[str, Any] = {"library": "transformer-engine"}
@@ -227,6 +248,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
     found = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
     eager = {op: form for op, form in found.items() if op not in ROUTED_OPS}  # strided: no example for others
+    eager = {op: form for op, form in eager.items() if op not in FP8_CASTS}
     eager = eager or {k.split()[1]: f.form for k, f in curves.memory_bound.items()}
     rates = [f.bytes_per_s for f in eager.values()]
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]

@@ -27,7 +27,7 @@ def plan(
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="WORD", help="Also search what changes numerics, as fp8 or bf16_moments."),
+        typer.Option("--with", metavar="WORD", help="Also search what changes numerics, as fp8-delayed, bf16_moments."),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="WORD", help="Leave out a degree or a method, as vpp.")

@@ -29,7 +29,7 @@ from mofa.cost.scan import PhaseTime, scan, scan_apart
 from mofa.cost.topology import Group, process_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 ArrayK = NDArray[np.float64]
@@ -207,7 +207,13 @@ class Costs:
 
     def drained(self) -> Costs:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
-        machine = replace(self.machine, drained=True)
+        return self._on(replace(self.machine, drained=True))
+
+    def rested(self, idle: float) -> Costs:
+        """The same on a device that waits for a share of the time besides: only times differ."""
+        return self._on(self.machine.at_rest(idle))
+
+    def _on(self, machine: Machine) -> Costs:
         phases = Phases(self.tapes, machine)
 
         def again(cost: BlockCost) -> BlockCost:
@@ -310,11 +316,12 @@ def block_context(
     if framework.name in PYTORCH_MODULES:
         shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
-    ring = (table.cp_kind == 0) & (framework.name not in PYTORCH_MODULES)
+    exchanges = table.cp_kind == CP_KINDS.index("a2a")
+    ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
     unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
-        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), ep=f["ep"], etp=f["etp"],
+        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
         uneven=_plain(load.uneven),

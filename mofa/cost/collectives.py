@@ -41,6 +41,8 @@ class Fabric:
     """The most that one communicator's rings, or one message, carry out of a domain. [B/s]"""
     nvls_factor: float = 1.0
     """How much in-switch reduction speeds up all-reduce inside a domain. [-]"""
+    intra_deepep_bytes_per_s: float | None = None
+    """DeepEP's kernels inside a fast domain; as NCCL's all-to-all where it is not known. [B/s]"""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
@@ -48,6 +50,7 @@ class Fabric:
     def of(cls, cluster: ClusterSpec) -> Self:
         """Read the facts of a cluster."""
         intra, nic = cluster.node.intra, cluster.node.nic
+        deepep = intra.deepep_efficiency or intra.all_to_all_efficiency
         share = cluster.nic_bandwidth_per_gpu_bytes_per_s / nic.oversubscription.value
         return cls(
             intra_bytes_per_s=intra.bandwidth_bytes_per_s.value * intra.efficiency.value,
@@ -59,6 +62,7 @@ class Fabric:
             communicator_bytes_per_s=limit.value if (limit := nic.communicator_bytes_per_s) else math.inf,
             startup_s=cluster.node.collective_startup_s.value,
             nvls_factor=cluster.node.nvls_factor.value,
+            intra_deepep_bytes_per_s=intra.bandwidth_bytes_per_s.value * deepep.value,
             measured=_measured_forms(cluster),
         )
 
@@ -336,7 +340,8 @@ def deepep_time(
     """
     k = group.ranks_per_domain
     payload = np.asarray(payload_bytes) * imbalance
-    intra = payload * spread.ranks * (k - 1) / k / fabric.intra_all_to_all_bytes_per_s
+    rate = fabric.intra_deepep_bytes_per_s or fabric.intra_all_to_all_bytes_per_s
+    intra = payload * spread.ranks * (k - 1) / k / rate
     inter = np.where(group.spans, payload * spread.remote_domains / fabric.inter_all_to_all_bytes_per_s, 0.0)
     latency = fabric.intra_latency_s + np.where(group.spans, fabric.inter_latency_s, 0.0)
     return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)

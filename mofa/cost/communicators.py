@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rows import Rows
-from mofa.cost.topology import Group, stacked_groups
+from mofa.cost.topology import Group, product, stacked_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
+from mofa.specs.strategy import CP_KINDS
 
 ArrayN = NDArray[np.float64]
 IntN = NDArray[np.int64]
@@ -40,6 +41,10 @@ class Pipeline(NamedTuple):
     """Whether a rank computes the loss. (R,)"""
     neighbours: IntN
     """Ranks that a rank sends to or receives from. (R,)"""
+    is_first: BoolN
+    """Whether a rank holds the first stage. (R,)"""
+    is_end: BoolN
+    """Whether it holds the first or the last. (R,)"""
 
 
 class _Used(NamedTuple):
@@ -59,7 +64,9 @@ def communicators_of(rows: Rows) -> ArrayN:
     stages = rows.layout.stages
     pipeline = pipeline_of(rows.schedule, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
-    found = communicator_bytes(rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline)
+    found = communicator_bytes(
+        rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind
+    )
     return np.asarray(found[rows.grid])
 
 
@@ -74,21 +81,22 @@ def pipeline_of(schedule: str, pp: int, head_stage: int, shown: IntN) -> Pipelin
     wraps = schedule in ("interleaved", "interleaved-zb")
     ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
     neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
-    return Pipeline(wraps, shown == head_stage, neighbours)
+    return Pipeline(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))
 
 
 def communicator_bytes(
     groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
-    pipeline: Pipeline,
+    pipeline: Pipeline, cp_kind: IntN | int = 0,
 ) -> ArrayN:  # fmt: skip
     """Device memory of all communicators of the ranks of a pipeline. (n, R) [B]
 
-    NCCL makes a communicator at its first use, and a connection when it is first needed: a ring's to both neighbours in
-    every channel of collectives; for direct sends, to every peer in every channel of theirs. A connection's buffers
-    are 4 MiB of the protocol Simple, 4.69 of LL128 and 0.5 of LL with the receiver and a page with the sender, each in
-    pieces of 2 MiB: 10 and 2 MiB (transport/p2p.cc). On NVLink inside a domain there are 24 channels of collectives
-    and 32 a peer of sends. A communicator that spans domains, or whose ranks are each in a domain of their own, holds
-    less. What of NCCL is loaded once is counted once. DeepEP brings a buffer of its own, which is assumed.
+    NCCL makes a communicator at its first use, unless groups are eager, and a connection when it is first needed: a
+    ring's to both neighbours in every channel of collectives; for direct sends, to every peer in every channel of
+    theirs. A connection's buffers are 4 MiB of the protocol Simple, 4.69 of LL128 and 0.5 of LL with the receiver and a
+    page with the sender, each in pieces of 2 MiB: 10 and 2 MiB (transport/p2p.cc). On NVLink inside a domain there are
+    24 channels of collectives and 32 a peer of sends. A communicator that spans domains, or whose ranks are each in a
+    domain of their own, holds less. What of NCCL is loaded once is counted once. DeepEP brings a buffer of its own,
+    which is assumed.
 
     Parameters
     ----------
@@ -96,12 +104,16 @@ def communicator_bytes(
         Of :func:`mofa.cost.topology.process_groups`. (n,)
     zero
         Stage of sharded optimizer states. (n,)
+    cp_kind
+        Of :data:`mofa.specs.strategy.CP_KINDS`. (n,)
     """
     spec = cluster.node.communicators
     world = np.atleast_1d(groups["world"].size)[:, None]
     used = _torchtitan(groups, experts, pipeline) if framework.name in PYTORCH_MODULES else _megatron(
-        groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline
+        groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline, np.atleast_1d(cp_kind)[:, None]
     )  # fmt: skip
+    if framework.process_groups == "eager":
+        used = [*_eager(groups, pipeline), *(_connected(one) for one in used)]
     total = np.zeros((len(world), len(pipeline.has_head)))
     sends = np.zeros(total.shape, dtype=bool)
     of_groups = _group_bytes(stacked_groups([one.group for one in used]), spec).reshape(len(used), -1, 1)
@@ -151,10 +163,10 @@ def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: Pipeline) -> 
 
 
 def _megatron(
-    groups: dict[str, Group], framework: FrameworkSpec, experts: bool, zero: IntN, pipeline: Pipeline
+    groups: dict[str, Group], framework: FrameworkSpec, experts: bool, zero: IntN, pipeline: Pipeline, cp_kind: IntN
 ) -> list[_Used]:
     """Communicators of Megatron-Core (parallel_state.py), which also run with one rank: the world's barrier, the
-    gradients, their norm and, with the head, the loss over tensor parallelism.
+    gradients, their norm and, with the head, the loss over tensor parallelism, but for Transformer Engine's.
 
     The norm is summed over all ranks where optimizer states are sharded, over the model's otherwise (optimizer/
     __init__.py); DeepSpeed's is among its own, beside another of the gradients. Interleaved stages send both ways at
@@ -172,8 +184,8 @@ def _megatron(
         _Used(groups["world"], always),
         *norm,
         _Used(groups["dp_cp"], always),
-        _Used(groups["tp"], several("tp") | pipeline.has_head),
-        _Used(groups["cp"], several("cp"), peers=np.minimum(_ranks(groups["cp"]) - 1, 2)),
+        _Used(groups["tp"], several("tp") | (pipeline.has_head & (framework.cross_entropy_fusion != "te"))),
+        _context_parallel(groups["cp"], cp_kind),
     ]
     pairs = 2 if pipeline.interleaved else 1
     neighbours = np.minimum(pipeline.neighbours, _ranks(groups["pp"]) - 1)
@@ -189,6 +201,52 @@ def _megatron(
         sent_to = _ranks(groups["ep"]) - 1
         used.append(_Used(groups["ep"], peers=sent_to, bare=np.minimum(sent_to, 1)))
     return used
+
+
+def _context_parallel(group: Group, cp_kind: IntN) -> _Used:
+    """What Transformer Engine's attention makes of the context-parallel group (context_parallel.py, 2.20.2).
+
+    All-gather runs collectives; all-to-all sends to every rank directly. A ring of two sends in a batch, which the
+    group's own communicator does (``batch_p2p_comm``); a longer one has a communicator with each neighbour.
+    """
+    others = _ranks(group) - 1
+    gathers = cp_kind == CP_KINDS.index("allgather")
+    ring = cp_kind == CP_KINDS.index("ring")
+    peers = np.where(gathers, 0, np.where(ring, np.minimum(others, 2), others))
+    bare = np.where(gathers, 0, np.where(ring, peers, np.minimum(others, 1)))
+    return _Used(group, np.asarray(gathers & (others > 0)), peers, bare)
+
+
+def _eager(groups: dict[str, Group], pipeline: Pipeline) -> list[_Used]:
+    """Communicators that are made with their groups, where ``init_process_group`` is given a device.
+
+    All groups of ``initialize_model_parallel`` (megatron_core 0.16.1, parallel_state.py) with one instance of the
+    distributed optimizer, in its order, those of one rank and of experts too. Direct sends then run in a group's own
+    communicator (PyTorch 2.11, ProcessGroupNCCL.cpp, ``eagerInit_``). Gloo's hold no device memory. One of several
+    ranks has no ring before its first collective: it holds what one for sends does.
+    """
+    everywhere = np.ones((1, len(pipeline.is_end)), dtype=bool)
+    joined = product(groups["tp"], groups["dp"]), product(groups["etp_ep"], groups["pp"])
+    own = [groups[name] for name in ("world", "dp_cp", "dp", "cp", "mp", "tp", "pp")]
+    own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
+    own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]
+    alone = Group(*(np.ones_like(column) for column in (groups["tp"].size,) * 3))
+    made = [
+        *((group, everywhere) for group in own), (groups["embd"], pipeline.is_end[None]),
+        (alone, pipeline.is_first[None]),
+    ]  # fmt: skip
+    return [
+        _Used(group, there & (_ranks(group) == 1), bare=(there & (_ranks(group) > 1)).astype(np.int64))
+        for group, there in made
+    ]
+
+
+def _connected(used: _Used) -> _Used:
+    """What a communicator that was made before takes for its ring, over one without, and for its peers."""
+    if used.collectives is None:
+        return _Used(used.group, peers=used.peers)
+    rings = used.collectives & (_ranks(used.group) > 1)
+    return _Used(used.group, rings, used.peers, -rings.astype(np.int64))
 
 
 def _ranks(group: Group) -> IntN:

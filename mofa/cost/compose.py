@@ -12,9 +12,9 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.critical_path import WALKED, Durations, critical_path_s
 from mofa.cost.data_parallel import Outside, outside_blocks
-from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds
+from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds, weight_cast_seconds
 from mofa.cost.pipeline import pipeline_s
-from mofa.cost.rows import Rows
+from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.scan import EXPOSED
 from mofa.cost.turns import LateHost, Passes, handing_seconds, passes
 from mofa.specs.framework import PYTORCH_MODULES
@@ -111,6 +111,11 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
     parts = device_parts(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
     seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
+    if rows.workload.precision.fp8_recipe:
+        linears = params_in_layers(rows.workload, rows.grids, rows.layout)
+        owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
+        casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
+        seconds = seconds + casts[rows.grid]
     if rows.framework.name in PYTORCH_MODULES:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value

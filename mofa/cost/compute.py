@@ -81,7 +81,7 @@ def gemm_s(
     shapes = np.array(_alike(m, n, k, count))
     shape = shapes.shape[1:]
     unique, inverse = _distinct(shapes.reshape(4, -1))
-    curve = gpu.curves.products[format_]
+    curve = gpu.curves.product(format_)
     rows, columns, length, each = unique
     time_s = forms.gemm_s(
         rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
@@ -228,11 +228,11 @@ def grouped_gemm_s(
     if kernel == "multi-stream":
         streamed = gpu.curves.streamed[format_]
         time_s = balanced_multi_stream_s(
-            rows, groups, n, k, streamed.form, gpu.curves.products[format_].form, num_sms=gpu.num_sms.value,
+            rows, groups, n, k, streamed.form, gpu.curves.product(format_).form, num_sms=gpu.num_sms.value,
             wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,
         )  # fmt: skip
         return np.where(rows > 0, time_s, 0.0)
-    curve = gpu.curves.grouped_products[format_]
+    curve = gpu.curves.grouped_product(format_)
     time_s = forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
         element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +17,10 @@ from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
 from mofa.cost.topology import Group, stacked_groups
-from mofa.specs.curves import Curve, PoweredCurve, mixed_clock, slowest_of
+from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.power import mixed_clock
 
 ArrayK = NDArray[np.float64]
 
@@ -47,8 +48,14 @@ class Machine:
     """Where copies of a token go, for dispatchers that send a token once to each place."""
     drained: bool = False
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.first_use`)."""
+    idle: float = 0.0
+    """Share of the time in which the device waits besides (:mod:`mofa.cost.resting`). [-]"""
     known: Known = field(default_factory=Known, repr=False, compare=False)
     """Shared by machines that differ in ``drained`` alone."""
+
+    def at_rest(self, idle: float) -> Machine:
+        """The same, waiting for a share of the time besides what its tapes say."""
+        return replace(self, idle=idle, known=Known(works=self.known.works))
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -207,7 +214,8 @@ def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
 def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
-    Assumes that the limit acts on the mean over a phase of a block; times come in as between memory-bound kernels.
+    Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
+    (``Machine.idle``); times come in as between memory-bound kernels.
     """
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
@@ -220,11 +228,17 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     shares: dict[Any, FloatK] = {
         kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
     }
+    curves = machine.cluster.gpu.curves
+    limit, memory = curves.power_limit, curves.stream_clock
+    if limit is not None and machine.idle:
+        busy = limit.busy(machine.idle)
+        shares = {kind: share * busy for kind, share in shares.items()}
+    else:
+        busy = 1.0
     work = sum(shares.values(), 0.0)
-    memory = machine.cluster.gpu.curves.stream_clock
     if memory is not None:
         clocks = [powered[kind].clock for kind in kinds]
-        clock = mixed_clock([*shares.values(), maximum(1.0 - work, 0.0)], [*clocks, memory.value])
+        clock = mixed_clock([*shares.values(), maximum(busy - work, 0.0)], [*clocks, memory.value])
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
@@ -244,8 +258,8 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
         widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is Grouped and not kind[3]:
-        return curves.grouped_products[kind[1]] if kind[4] == "one" else curves.streamed[kind[1]]
-    return curves.products[kind[1]]
+        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.streamed[kind[1]]
+    return curves.product(kind[1])
 
 
 def kernel_curve(op: Op, machine: Machine) -> Curve | None:
@@ -261,7 +275,7 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
     where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
     columns; of an op that is like none that was measured its bytes alone. Where it reads rows again, those that the L2
-    does not hold count too.
+    does not hold count too. Parts that are like other ops take their rates.
     """
     num_k, curves = machine.num_k, machine.cluster.gpu.curves
     works = [op.work for op in ops if isinstance(op.work, Stream)]
@@ -273,6 +287,10 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
     busy = (moved > 0) | (launches > 1)
     extra = np.zeros_like(moved)
     rate = np.array([[form.bytes_per_s] for form in like])
+    for i, (work, op) in enumerate(zip(works, ops, strict=True)):
+        for part, other in work.parts:
+            moved[i] -= part
+            extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
     unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
     if shaped := [i for i, work in enumerate(works) if work.width > 0 and like[i] is not unlike]:
         elements = stacked([works[i].elements for i in shaped], num_k)

@@ -20,6 +20,7 @@ from mofa.cost.compose import StepTime, step_time
 from mofa.cost.first_use import drained as drained_share
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.peak import Peak, StageBytes, closer, fullest_of, stage_bytes, stage_peaks
+from mofa.cost.resting import RESTED, idle_share
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
@@ -83,6 +84,8 @@ class Estimator:
         self.loads, self.drop = loads, drop
         self.drains = np.zeros(len(table))
         """Share of passes in which kernels that are loaded take the host's lead. (n,) [-]"""
+        self.rests = True
+        """Whether pipelines' waits give back some of the clock that the power limit takes."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
         self.parts: list[_Part] = []
@@ -146,16 +149,56 @@ class Estimator:
             other = self.drained.rows(which, recompute_layers=layers)
             out.exposed += share * (other.exposed_s - out.exposed)
             out.hidden += share * (other.hidden_s - out.hidden)
+        if self.rests:
+            self._rest(out, which, layers)
         return out.breakdown()
+
+    def _rest(self, out: _Collector, which: NDArray[np.intp], layers: NDArray[np.int64]) -> None:
+        """Put rows at the clock that their pipeline's waits leave them."""
+        idle = self._idle(out.exposed)
+        waiting = np.flatnonzero(idle)
+        if len(waiting):
+            share = idle[waiting] / RESTED
+            other = self.rested.rows(which[waiting], recompute_layers=layers[waiting])
+            out.exposed[:, waiting] += share * (other.exposed_s - out.exposed[:, waiting])
+            out.hidden[:, waiting] += share * (other.hidden_s - out.hidden[:, waiting])
+
+    def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What waits for other stages count, as a share of the step. (n,) [-]"""
+        limit = self.cluster.gpu.curves.power_limit
+        return idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
 
     @cached_property
     def drained(self) -> Estimator:
         """The same where loads have taken the host's lead in all passes."""
-        other = copy.copy(self)
-        for name in ("row", "_row_bytes"):
-            other.__dict__.pop(name, None)
+        other = self._costed_as(Costs.drained)
         other.drains = np.zeros(len(self.table))
-        other.parts = [_Part.of(part.mode, part.costs.drained()) for part in self.parts]
+        return other
+
+    @cached_property
+    def rested(self) -> Estimator:
+        """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
+        return self._rested_by(RESTED)
+
+    @cached_property
+    def paced(self) -> Estimator:
+        """The same for the table's only row, at the clock that its own waits leave: what is played."""
+        if not self.rests or int(self.table.pp[0]) == 1:
+            return self
+        idle = float(self._idle(step_time(self.row).exposed)[0])
+        return self._rested_by(idle) if idle else self
+
+    def _rested_by(self, idle: float) -> Estimator:
+        other = self._costed_as(lambda costs: costs.rested(idle))
+        other.rests = False
+        return other
+
+    def _costed_as(self, changed: Callable[[Costs], Costs]) -> Estimator:
+        """The same with other times of its blocks."""
+        other = copy.copy(self)
+        for name in ("row", "_row_bytes", "drained", "rested", "paced"):
+            other.__dict__.pop(name, None)
+        other.parts = [_Part.of(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     @cached_property

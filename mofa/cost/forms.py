@@ -23,10 +23,10 @@ mean; single settings give near 0, where tiles almost fill whole rounds, to 2.0.
 
 def gemm_s(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, form: GemmForm, *, element_bytes: float, num_sms: float,
-    count: ArrayLike = 1.0, sustained: float | FloatN = 1.0,
+    count: ArrayLike = 1.0, sustained: float | FloatN = 1.0, output_bytes: ArrayLike = 2.0,
 ) -> FloatN:  # fmt: skip
     """Time of ``count`` equal dense products (m, k) x (k, n) in one kernel, at ``sustained`` of the full clock's rate,
-    one share for all or one each.
+    one share for all or one each. ``output_bytes`` of an element: 2 of bf16 written, 8 of fp32 read, added to, written.
 
     Notes
     -----
@@ -49,7 +49,7 @@ def gemm_s(
         part = slice(start, start + AT_ONCE)
         kept = sustained[part] if isinstance(sustained, np.ndarray) else sustained
         out[part] = _tiled_s(flat[:, part], form, num_sms, kept)
-    bytes_s = count * ((m + n) * k * element_bytes + 2 * m * n) / form.bytes_per_s
+    bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
     return form.floor_s + join(compute_s, bytes_s, form.sharpness)
 
 
@@ -92,6 +92,7 @@ def grouped_gemm_s(
     num_sms: float,
     groups: ArrayLike,
     sustained: float = 1.0,
+    element_bytes: float = 2.0,
 ) -> FloatN:
     """Time of the products of all experts in one kernel.
 
@@ -140,7 +141,7 @@ def grouped_gemm_s(
         steps[turns] = _round_robin(
             tiles[turns] / form.cluster, length[turns] + overhead[:, None], max(int(num_sms // form.cluster), 1)
         )
-    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained)
+    return _grouped_total(steps, tokens, groups, n, k, small, tile_m * tile_n, form, num_sms, sustained, element_bytes)
 
 
 def balanced_grouped_gemm_s(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mofa.blocks.build import layer_kind
+from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.tapes import label
 from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
@@ -21,6 +22,7 @@ from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
+from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk, gathers_whole
@@ -85,6 +87,8 @@ class Stage:
     """:func:`mofa.cost.lead.device_per_host`."""
     stored_bytes: float
     """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
+    inputs_at_end: tuple[int, ...]
+    """What Megatron's chunks hold of their last inputs from a step's last backward to the next step. [B]"""
 
     @property
     def pools(self) -> list[int]:
@@ -163,6 +167,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     acts, behind = _acts(rows, rank)
     flats = flat_buffers(rows, params, stage, weights)
     waits = waits_for_embedding(rows)
+    beside = held_beside(fw, rows.schedule, stages.pp, sum(one.receives for one in ends))
     return Stage(
         weights, flats, stepped(weights, flats),
         tuple(
@@ -171,11 +176,15 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         ),
         tuple(ends), acts, behind, rotations(rows), received if preallocated and many else (),
         ddp_buckets(lives, whole, ddp_width(rows), tied=tied),
-        (kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears])), workspace,
+        (
+            kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears]),
+            *(boundary,) * beside.throughout,
+        ), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
         device_per_host(_costs(rows, names), k) if preallocated and many else 0.0, rows.costs.context.stored,
+        (boundary,) * beside.at_end,
     )  # fmt: skip
 
 
@@ -243,5 +252,8 @@ def _in_fp8(rows: Rows) -> bool:
 
 def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:
     """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed. [B]"""
-    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    recipe = rows.workload.precision.fp8_recipe
+    if not layers or not recipe:
+        return ()
+    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
     return tuple(int(n) for one in layers for _, n in one.weights for _ in range(layouts))

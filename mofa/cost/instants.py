@@ -15,6 +15,7 @@ from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.rows import Rows
+from mofa.cost.stage_inputs import CORE, held_bytes
 from mofa.cost.unshard import gathers_whole, unsharded
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import embedding_params, layer_params
@@ -72,7 +73,8 @@ class Instants:
         self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
-        """Activations received from the neighbours: one each way, or all micro-batches' where preallocated."""
+        """What schedules hold of what neighbours send, all micro-batches' where preallocated; of Megatron of 2022 one
+        each way."""
         rows = self.rows
         if rows.layout.stages.pp == 1:
             return np.zeros((self.n, 1))
@@ -81,7 +83,7 @@ class Instants:
             return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
         if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
             return self._sent()
-        return np.asarray(one * np.full(self.num_shown, 2.0))
+        return held_bytes(rows)[0] if rows.framework.name in CORE else np.asarray(one * np.full(self.num_shown, 2.0))
 
     def _sent(self) -> ArrayN:
         """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
@@ -373,6 +375,7 @@ class Instants:
             gathered, grads = unsharded(rows, self.grads)
             copies = -gathered
         lingers = self.lingering.at_rest if self.lingering else 0.0
+        lingers = lingers + held_bytes(rows)[1]
         self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
         self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
 

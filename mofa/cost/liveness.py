@@ -147,7 +147,7 @@ class _Joined:
     @classmethod
     def of(cls, blocks: Sequence[BlockLives], num_k: int) -> _Joined:
         """The blocks one after the other."""
-        _, kind, start, end, nbytes, since = zip(*(found for b in blocks for found in b.found), strict=True)
+        _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.found), strict=True)
         bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
         count = [len(b.found) for b in blocks]
         block = np.repeat(np.arange(len(blocks)), count)

@@ -11,11 +11,11 @@ from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
 from mofa.blocks.lifetimes import PRODUCT_ENDS
-from mofa.blocks.op import KINDS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, OWN_POOLS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
 from mofa.blocks.put_off import KEPT
 from mofa.cost.tensors import block_weights
 
-STREAMS = {"compute": 0, "fsdp_gather": 1, "fsdp_reduce": 2}
+STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
 CLAIMS = {
     "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
@@ -411,7 +411,7 @@ def _deed(
     by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool,
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
-    stream = STREAMS.get(op.stream, 0)
+    stream = STREAMS.get(op.pool or op.stream, 0)
     mark = op.work is None and value(op.launches, k) == 0
     claim = CLAIMS.get(op.name, "") if mark else ""
     if claim == "fsdp.reduce_input":

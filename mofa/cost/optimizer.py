@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.fp8 import FP8_RECIPES, weight_copies
 from mofa.cost.compute import stream_rate
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -112,12 +113,15 @@ def static_bytes(
             return np.where(zero >= 1, part.sharded(temporary), part.whole(temporary))
 
         scratch = np.where(apart, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards))
+        if framework.widens_gradients:  # of all optimizers, before the first one steps
+            scratch = scratch + np.where(zero >= 1, shards.sharded(4.0), shards.whole(4.0))
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
         copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
         held = shards.whole(1.0) if in_layers is None else in_layers
-        copies = (1.0 + fp8_transposes) * held if copied else zeros
+        recipe = workload.precision.fp8_recipe
+        copies = weight_copies(recipe, fp8_transposes) * held if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
             kept = np.where(zero >= 1, shards.sharded(12.0), shards.whole(12.0))
             sent = shards.whole(grads) * _sent_together(workload, tp)  # all are launched before the first one is over
@@ -218,7 +222,8 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
     8; half of it where torchtitan holds bf16, at :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and
-    scales (8) the whole gradient buffer and copies main to bf16 parameters (6, shared out). ``parts`` are those of
+    scales (8) the whole gradient buffer, half of it in bf16, and copies main to bf16 parameters (6, shared out). It
+    turns bf16 gradients into fp32 ones (6, shared out). ``parts`` are those of
     :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
@@ -245,10 +250,43 @@ def device_parts(
         whole = precision in ("autocast", "uniform")
         return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")
+    if framework.widens_gradients:
+        per_param["widen"] = 6.0 / stream_rate(gpu, "cast_up")
     parts = {name: np.where(zero >= 1, shards.sharded(s), shards.whole(s)) for name, s in per_param.items()}
-    scaled = shards.whole(8.0 / stream_rate(gpu, "grad_clip"))
+    width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
+    scaled = shards.whole(2.0 * width / stream_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.whole(4.0 / stream_rate(gpu, "zero")), "scale": scaled}
+    return {**parts, "zero": shards.whole(width / stream_rate(gpu, "zero")), "scale": scaled}
+
+
+MAIN_CAST_BYTES = 6.0
+"""Read in fp32, written row-wise and transposed; read in fp32 and written in bf16 is as much. [B/param]"""
+
+
+def weight_cast_seconds(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
+) -> ArrayN:
+    """Casts of the layers' weights, once a step, in the first micro-batch's forward pass. (g, R) [s]
+
+    Transformer Engine keeps the copies over the micro-batches (module/base.py, ``quantize_weight``; Megatron's
+    ``is_first_microbatch``). fp8 parameters are cast shard by shard with the copy of the main parameters, and
+    transposed once they are gathered (tensor/utils.py, ``post_all_gather_processing``). Pipelines wait for each stage's
+    in turn as they fill; one stage's is counted.
+
+    Parameters
+    ----------
+    linears
+        Parameters of a stage's layers on one rank. (g, R) [params]
+    owners
+        Ranks that share the optimizer's states of a layer. (g, 1) [-]
+    """
+    recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
+    copies = weight_copies(recipe.name, gpu.fp8_transposes)
+    if framework.fp8_params:
+        cast = MAIN_CAST_BYTES / stream_rate(gpu, recipe.main_cast)
+        cast -= MAIN_CAST_BYTES / stream_rate(gpu, "cast_down")  # which is in the optimizer's copy
+        return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
+    return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
 
 
 def optimizer_host_seconds(
@@ -301,7 +339,10 @@ def optimizer_host_seconds(
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")
     ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
-    ahead = np.maximum(ahead - parts.get("norm", 0.0), 0.0)  # its kernels run as they are issued
+    if framework.widens_gradients:
+        ahead = ahead + op * tensors
+    # its kernels run as they are issued
+    ahead = np.maximum(ahead - parts.get("norm", 0.0) - parts.get("widen", 0.0), 0.0)
     after = 2.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
         after = after + item * tensors

@@ -10,7 +10,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.products import ELEMENT_BYTES, STREAM_FALLBACK, GemmFormat
+from mofa.specs.products import FALLBACK, STREAM_FALLBACK, GemmFormat
 
 SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
     ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
@@ -66,7 +66,8 @@ def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
 
 def stream_names(tapes: Iterable[Tape]) -> frozenset[str]:
     """Measured ops that the memory-bound ops of one candidate's tapes are like."""
-    names = {op.work.like for tape in tapes for op in tape.ops if type(op.work) is Stream}
+    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Stream]
+    names = {work.like for work in works} | {like for work in works for _, like in work.parts}
     return frozenset([name.rpartition(" ")[2] for name in names])
 
 
@@ -75,9 +76,9 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
     return min(plain), max(plain)
 
 
-ALIGNED = {name: int(16 / each) for name, each in ELEMENT_BYTES.items() if name != "fp32"}
+ALIGNED = {"bf16": 8}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
-Matrix Multiplication Background User's Guide, section 2.2)."""
+Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others (:mod:`mofa.search.fp8`)."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
@@ -110,6 +111,13 @@ def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Pr
     known = {key.split()[-1] for key in curves}
     stand_ins: list[Provenance] = ["transferred" for name in names or () if name in STREAM_FALLBACK.keys() - known]
     return _least(*map(of_curve, kept), *stand_ins)
+
+
+def _of_product(curves: Mapping[GemmFormat, Curve], kind: GemmFormat, sizes: Sizes | None) -> Provenance:
+    """Of a kind of products, or of the kind that stands in, whose measurements are transferred."""
+    if kind in curves:
+        return of_curve(curves[kind], sizes)
+    return _least("transferred", of_curve(curves[FALLBACK[kind]], sizes))
 
 
 def component_provenance(
@@ -151,10 +159,10 @@ def component_provenance(
     kernels = [curve for key, curve in curves.attention.items() if key.split()[0] == backend]
     attention = _least(*(of_curve(curve, found.get("attention")) for curve in kernels or curves.attention.values()))
     streamed = {"bf16": curves.streamed["bf16"]} if grouped_kernel == "multi-stream" else {}
-    experts: dict[GemmFormat, Curve] = {**curves.grouped_products, **streamed}  # type: ignore[dict-item]
+    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **streamed}  # type: ignore[dict-item]
     out: dict[str, Provenance] = {
-        "gemm": _least(*(of_curve(curves.products[f], found.get("gemm")) for f in formats)),
-        "grouped_gemm": _least(*(of_curve(experts[f], found.get("grouped_gemm")) for f in formats)),
+        "gemm": _least(*(_of_product(curves.gemm, f, found.get("gemm")) for f in formats)),
+        "grouped_gemm": _least(*(_of_product(experts, f, found.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest(curves.host.eager_op_s, curves.host.sync_s),

@@ -388,7 +388,9 @@ def make_rows(
     where = np.array([modes.index(base) if (base := base_mode(s)) in modes else 0 for s in table.recompute_modes])
     whole = np.array([modes.index(full) if (full := full_mode(s)) in modes else 0 for s in table.recompute_modes])
     lay = layout(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = unique_rows([table.tp, table.cp, table.dp, table.ep, table.etp, table.zero, table.balancing])
+    first, grid = unique_rows(
+        [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
+    )
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
     params = chunk_params(workload, framework, grids, lay)
@@ -396,7 +398,7 @@ def make_rows(
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
-        _in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
+        params_in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
         mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.shown.stage == 0, dtype=float)
@@ -430,7 +432,7 @@ def layers_params(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> 
     return params
 
 
-def _in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
+def params_in_layers(workload: WorkloadSpec, table: StrategyTable, lay: Layout) -> ArrayN:
     """Parameters of all layers of a stage on one rank, those of predictions' counted, of each grid. (g, R) [params]"""
     model = workload.model
     params = layers_params(workload, table, lay).sum(axis=(0, 3))

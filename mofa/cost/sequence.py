@@ -334,8 +334,10 @@ class _Pool:
         self.give(before)
 
     def optimize(self, *, first: bool) -> None:
-        """The optimizers' steps; states appear in the first."""
+        """The optimizers' steps; states appear in the first, fp32 copies of 16-bit gradients stay to the next step."""
         s = self.stage
+        self.grads += self.take(s.inputs_at_end)
+        self.grads += self.take(w.widened for of_one in s.optimizers for w in of_one if w.widened)
         for w in (w for of_one in s.optimizers for w in of_one if w.temporary) if s.flat_buffers else ():
             self.give(self.take([w.state]))  # clipping scales each gradient into a temporary
         for of_one in s.optimizers:

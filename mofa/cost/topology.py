@@ -202,10 +202,10 @@ def process_groups(
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
     groups = {name: Group(*columns) for name, *columns in zip(ranges, sizes, near, own, strict=True)}
-    return {**groups, "mp": _product(groups["tp"], groups["pp"])}
+    return {**groups, "mp": product(groups["tp"], groups["pp"])}
 
 
-def _product(inner: Group, outer: Group) -> Group:
+def product(inner: Group, outer: Group) -> Group:
     """All ranks of ``inner`` at all steps of ``outer``; steps share a block only if it holds the inner group whole."""
 
     def joined(inner_ranks: IntK, outer_ranks: IntK) -> IntK:

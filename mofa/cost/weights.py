@@ -28,6 +28,8 @@ class Weight(NamedTuple):
     """The chunk of the rank that it belongs to."""
     flat: bool = False
     """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
+    widened: int = 0
+    """Bytes of the fp32 copy of its gradient, from one step of Megatron's optimizer to the beginning of the next."""
     draft: int = 0
     """Bytes of the fp32 copy that torchtitan draws its first values in (models/utils.py, ``trunc_normal_``)."""
 
@@ -69,6 +71,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         main = max(fw.states_bytes_per_param - 8.0, 0.0)
     chained = megatron and int(rows.table.ep[0]) > 1
     temporary = (4.0 if fw.optimizer == "foreach" else 0.0) if megatron else float(static.step_scratch[0, r]) / kept
+    wide = 4.0 if fw.widens_gradients else 0.0
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
@@ -80,7 +83,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
     return tuple(
         Weight(
             p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
-            int(temporary * own[n]), chained and p.expert, p.chunk, p.flat,
+            int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
             int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
         )
         for n, p in enumerate(params)

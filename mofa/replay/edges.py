@@ -202,11 +202,15 @@ def in_optimizer(rank: Rank) -> tuple[Weight, ...]:
 
 
 def optimize(player: Player) -> None:
-    """The optimizer's step; its states appear in the first."""
+    """The optimizer's step; its states appear in the first, and fp32 copies of 16-bit gradients stay to the next."""
     where = "optimizer step"
     if player.rank.deepspeed:
         deepspeed.optimize(player)
         return
+    inputs = outside(ACTIVATIONS, "last input of a chunk, with its gradient", where)
+    player.grads += [player.new(player.rank.boundary_bytes, inputs) for _ in range(player.rank.inputs_at_end)]
+    widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
+    player.grads += [player.new(w.widened, widened) for w in in_optimizer(player.rank) if w.widened]
     scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
     moments = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
     for w in in_optimizer(player.rank) if player.rank.flat_buffers else ():

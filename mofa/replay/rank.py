@@ -78,5 +78,7 @@ class Rank:
     """Whether the host waits behind each launch."""
     casts_to_reduce: bool = False
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
+    inputs_at_end: int = 0
+    """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
     wander: Wander | None = None
     """What moves from step to step, where routers' counts are known."""

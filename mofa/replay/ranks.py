@@ -10,6 +10,7 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
+from mofa.blocks.fp8 import weight_copies
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
@@ -19,6 +20,7 @@ from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
+from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk
@@ -183,6 +185,7 @@ def _rank(
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept else ()
+    beside = held_beside(fw, rows.schedule, pp, sum(receives))
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
@@ -195,7 +198,9 @@ def _rank(
         num_micro_batches=int(rows.num_micro_batches[0]), receives=receives, sends=sends,
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
-        rotations=rotations(rows), lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks)),
+        rotations=rotations(rows),
+        lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks), *(boundary,) * beside.throughout),
+        inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
@@ -218,10 +223,11 @@ def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ..
 
     Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
     """
-    if rows.framework.shards_params or not rows.workload.precision.fp8_recipe:
+    recipe = rows.workload.precision.fp8_recipe
+    if rows.framework.shards_params or not recipe:
         return ()
     layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
-    layouts = 1 + rows.costs.context.fp8_transposes - rows.framework.fp8_params
+    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
     return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
 
 

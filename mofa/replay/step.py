@@ -66,17 +66,19 @@ def time_of(
     Notes
     -----
     The ranks of a tensor, context, expert or data parallel group are alike but for routing; the rank played is the one
-    whose experts got the most tokens in every layer, for which the others wait at the next all-to-all.
+    whose experts got the most tokens in every layer, for which the others wait at the next all-to-all. All compute at
+    the clock that the wait of the slowest leaves it by the closed form (:mod:`mofa.cost.resting`).
 
     Raises
     ------
     OrderError
         If an order can't be; the message names the op that waits and for what.
     """
+    estimator = estimator.paced
     rows = rows_of(estimator)
     stages, fw = rows.layout.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    books = tuple(Book.of(rows_of(e)) for e in variants) or (Book.of(rows),)
+    books = tuple(Book.of(rows_of(e.paced)) for e in variants) or (Book.of(rows),)
     curves = rows.cluster.gpu.curves
     plan = Plan(
         rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import unsupported
 from mofa.search.checks import BoolN, Check, FloatN, one, remainder
 from mofa.search.checks import Job as Job
+from mofa.search.context_parallel import ranks_too_many, what_to_do
 from mofa.search.fp8 import fp8_message, fp8_short
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES
+from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
-
-RING = 0
-"""Of ``StrategyTable.cp_kind``."""
 
 
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
@@ -115,26 +113,7 @@ def _sequence(job: Job, t: StrategyTable) -> FloatN:
 
 
 def _cp(job: Job, t: StrategyTable) -> FloatN:
-    """Transformer Engine gathers keys under a window and has neither form with sinks (2.20, context_parallel.py,
-    ``attn_forward_func_with_cp``: all-to-all over heads alone); torchtitan has none of both (gpt_oss/model/args.py)."""
-    a, alone = job.workload.model.attention, np.asarray(t.cp - 1, dtype=float)
-    if job.framework.name in LOCAL_LAYERS:
-        return alone
-    if a.kind != "gqa" or (a.window is None and not a.sinks):
-        return np.zeros(len(t))
-    return np.where((t.cp_kind == RING) | a.sinks | (job.framework.name != "megatron"), alone, 0.0)
-
-
-def _what_of_cp(job: Job) -> str:
-    """Why context parallelism is not to be had, and what to do, in words."""
-    if job.framework.name in LOCAL_LAYERS:
-        return "needs Transformer Engine's attention; use framework megatron or cp=1"
-    a = job.workload.model.attention
-    if job.framework.name in PYTORCH_MODULES:
-        return "does not run with windows or sinks; use cp=1"
-    if a.kind == "gqa" and a.sinks:
-        return "runs attention with sinks by all-to-all over heads alone, which is not modelled; use cp=1"
-    return "runs windowed attention by all-gather alone; use cp_kind=allgather"
+    return ranks_too_many(job.workload.model, job.framework, t)
 
 
 def _layers(job: Job, t: StrategyTable) -> FloatN:
@@ -408,7 +387,7 @@ CHECKS: tuple[Check, ...] = (
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{one(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("context_parallel", "ranks", _cp, lambda j, t: (
-        f"{j.framework.name}: {one(t, 'cp')} {_what_of_cp(j)}")),
+        f"{j.framework.name}: {one(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
     Check("sequence", "tokens", _sequence, lambda j, t: (
         f"seq_len ({j.workload.batch.seq_len}) does not divide over {one(t, 'cp', 'tp')}; change cp or tp")),
     Check("layers", "layers", _layers, lambda j, t: (

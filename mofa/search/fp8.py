@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mofa.search.checks import FloatN, Job
+from mofa.search.checks import FloatN, Job, one
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -47,11 +47,10 @@ def fp8_short(job: Job, t: StrategyTable) -> FloatN:
 
 
 def fp8_message(job: Job, t: StrategyTable) -> str:
-    """Which dimension of the one row of a table is no multiple of its unit, and what to do."""
-    for name, size, unit in _sizes(job.workload, t):
-        if float(size[0]) % unit:
-            return (
-                f"precision.gemm ({job.workload.precision.gemm}): {name} ({float(size[0]):g} on a rank of tp "
-                f"{int(t.tp[0])}) must be a multiple of {unit}; change the degrees or use bf16"
-            )
-    raise AssertionError("nothing is short")
+    """Which dimension of the one row of a table misses its unit by most, and what to do."""
+    sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
+    name, size, unit = max(sizes, key=lambda found: -found[1] % found[2])
+    return (
+        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {one(t, 'tp', 'cp')}) must be a "
+        f"multiple of {unit}; change the degrees or use bf16"
+    )

@@ -31,7 +31,7 @@ from mofa.search.result import Plan, Time
 from mofa.search.stage_time import DUST, stage_times
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
-from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework import MEGATRON, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
@@ -440,9 +440,9 @@ def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
         return ()
     named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())
     note = (
-        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16, 16 of fp8): {named}; "
+        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16): {named}; "
         "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background). In bf16 they are predicted to "
-        "take 3 to 8 times as long as padded ones, as measured on the H200; of fp8 and of experts that is left out"
+        "take 3 to 8 times as long as padded ones, as measured on the H200; of experts that is left out"
     )
     return (note,)
 
@@ -462,6 +462,10 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         own = framework.pytorch in cluster.gpu.curves.releases
         which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
         notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
+    if framework.name in MEGATRON and framework.cross_entropy_fusion == "native":
+        notes.append(
+            "cross_entropy_fusion: native, as true is read, is Megatron's own fused loss; te is Transformer Engine's"
+        )
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))
     return (*notes, *_fp8_notes(workload, cluster))

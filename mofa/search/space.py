@@ -108,7 +108,8 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
-        cp_kind=(1,) if framework.name in PYTORCH_MODULES else (0, 1), recompute=tuple(modes), schedule=schedules,
+        cp_kind=(1,) if framework.name in PYTORCH_MODULES else tuple(range(len(CP_KINDS))),
+        recompute=tuple(modes), schedule=schedules,
         sp=None, zero=None,
     )  # fmt: skip
 

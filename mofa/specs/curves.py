@@ -23,7 +23,8 @@ from mofa.specs.fitted import latest_of as latest_of
 from mofa.specs.fitted import mixed_clock as mixed_clock
 from mofa.specs.fitted import slowest_of as slowest_of
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
-from mofa.specs.products import STREAM_FALLBACK, filled
+from mofa.specs.power import PowerLimit
+from mofa.specs.products import FALLBACK, STREAM_FALLBACK
 from mofa.specs.products import GemmFormat as GemmFormat
 
 Backend = Literal["cudnn", "flash", "flash1"]
@@ -325,6 +326,8 @@ class GpuCurves(Spec):
     runs."""
     stream_clock: ShareFact | None = None
     """Clock that the power limit leaves memory-bound kernels alone, over the full clock. [-]"""
+    power_limit: PowerLimit | None = None
+    """What waits give back of the clock; None where that is not known, and then nothing."""
     chip_spread: NotNegativeFact | None = None
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
     host_spread: NotNegativeFact | None = None
@@ -341,15 +344,13 @@ class GpuCurves(Spec):
                 raise ValueError(f"curves.attention has no {way} entry; give one such as 'cudnn {way} 128/128'")
         return self
 
-    @cached_property
-    def products(self) -> dict[GemmFormat, GemmCurve]:
-        """Dense products by format; one that was not measured takes :data:`FALLBACK`'s curve, as transferred."""
-        return filled(self.gemm)
+    def product(self, kind: GemmFormat) -> GemmCurve:
+        """The curve of dense products, or of those that stand in (:data:`mofa.specs.products.FALLBACK`)."""
+        return self.gemm[kind if kind in self.gemm else FALLBACK.get(kind, kind)]
 
-    @cached_property
-    def grouped_products(self) -> dict[GemmFormat, GroupedGemmCurve]:
-        """Experts' products by format, likewise."""
-        return filled(self.grouped_gemm)
+    def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
+        """The curve of experts' products, likewise."""
+        return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
 
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
@@ -366,7 +367,7 @@ class GpuCurves(Spec):
     def streamed(self) -> dict[GemmFormat, MultiStreamCurve]:
         """Products on several streams by format: as measured, else assumed."""
         known = self.multi_stream.get("bf16")
-        return {f: self.multi_stream.get(f) or _on_streams(one, known) for f, one in self.products.items()}
+        return {f: self.multi_stream.get(f) or _on_streams(one, known) for f, one in self.gemm.items()}
 
     @cached_property
     def attention_kernels(self) -> dict[AttentionKey, AttentionCurve]:

@@ -46,8 +46,8 @@ NOT_OTHERWISE = ("fuses_wgrad_accumulation", "grads_bytes_per_param", "states_by
 """Of these nothing else can be: no kernel adds to gradients that DeepSpeed holds in 16 bits, and Adam steps in fp32."""
 
 GRADIENTS: dict[str, dict[str, Any]] = {
-    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4},
-    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
+    "fp32": {"grads_bytes_per_param": 4, "reduced_bytes_per_param": 4, "accumulation_bytes_per_param": 10},
+    "bf16": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "accumulation_bytes_per_param": 6},
 }
 """What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
 of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
@@ -93,6 +93,9 @@ class FrameworkSpec(Spec):
     cross_entropy_fusion: Annotated[Literal["none", "native", "te"], BeforeValidator(_fusion)] = "none"
     """Whether the loss of the logits is fused: ``native`` is the framework's own (Megatron's
     ``cross_entropy_fusion_impl``, fsdp1's of FlashAttention), ``te`` Transformer Engine's. True means native."""
+    loss_copies_logits: bool = True
+    """megatron, ``cross_entropy_fusion: te``: the loss copies the logits and writes their gradient over the copy, as
+    Transformer Engine does since 2.20.2; up to 2.19 it wrote the gradient over the logits themselves."""
     grads: Literal["", "fp32", "bf16"] = ""
     """megatron: number format in which gradients are added up over micro-batches and reduced (``grad_reduce_in_fp32``
     or not); where empty, what ``grads_bytes_per_param`` and ``reduced_bytes_per_param`` say."""
@@ -194,6 +197,12 @@ class FrameworkSpec(Spec):
         [B/param]"""
         return 1.0 if self.fp8_params and gemm != "bf16" else 2.0
 
+    @property
+    def widens_gradients(self) -> bool:
+        """Whether Megatron's optimizer steps on fp32 copies of gradients, which it makes where these are in 16 bits
+        (core/optimizer/distrib_optimizer.py and optimizer.py, ``_copy_model_grads_to_main_grads``)."""
+        return self.name in MEGATRON and not self.deepspeed and self.grads_bytes_per_param < 4.0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for field, offered in OFFERED[self.name].items():
@@ -222,6 +231,8 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{field} ({getattr(self, field)}) is {value} with grads: {self.grads}; leave one out")
         if self.grads and (self.name not in MEGATRON or self.deepspeed):
             raise ValueError(f"grads ({self.grads}) is an option of Megatron's main gradients; leave it out")
+        if not self.loss_copies_logits and self.cross_entropy_fusion != "te":
+            raise ValueError("loss_copies_logits is an option of cross_entropy_fusion: te; leave it out")
         if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):
             raise ValueError(f"process_groups: eager is modelled for Megatron-Core, not for {self.name}; use lazy")
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
@@ -335,7 +346,7 @@ def implied(options: Mapping[str, Any]) -> dict[str, Any]:
     >>> implied({"deepspeed": "bf16"})["grads_bytes_per_param"], implied({"compile": True})
     (6, {})
     >>> implied({"grads": "bf16"})
-    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2}
+    {'grads_bytes_per_param': 2, 'reduced_bytes_per_param': 2, 'accumulation_bytes_per_param': 6}
     """
     engine, grads = options.get("deepspeed"), options.get("grads")
     found = dict(DEEPSPEED.get(engine, {})) if isinstance(engine, str) else {}

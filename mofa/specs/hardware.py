@@ -65,8 +65,11 @@ class LinkSpec(Spec):
     efficiency: ShareFact
     """Share of the bandwidth that large collectives reach (nccl-tests' bus bandwidth over the link's)."""
     all_to_all_efficiency: ShareFact
+    """The same of NCCL's all-to-all."""
     latency_s: SecondsFact
     """Added per step of a ring or per message. [s]"""
+    deepep_efficiency: ShareFact | None = None
+    """The same of DeepEP's kernels, which run on a part of the multiprocessors; NCCL's all-to-all where absent."""
 
 
 class NicSpec(Spec):

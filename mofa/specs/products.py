@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, Self, TypeVar
-
-from mofa.specs.base import Provenance
+from typing import Literal
 
 GemmFormat = Literal["bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"]
 """What selects a product's kernels. ``fp8`` is PyTorch's scaled product; the others are Transformer Engine's: one scale
@@ -21,32 +18,7 @@ FALLBACK: dict[GemmFormat, GemmFormat] = {
 """The format whose curve stands in where a GPU's own was not measured."""
 STREAM_FALLBACK = dict.fromkeys(
     ("fp8_cast_delayed", "fp8_cast_tensorwise", "fp8_cast_block", "fp8_cast_both_delayed", "fp8_cast_both_tensorwise",
-     "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block", "fp8_transpose"), "cast_down",
+     "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block", "fp8_transpose", "fp8_cast_main"),
+    "cast_down",
 )  # fmt: skip
 """Memory-bound ops of Transformer Engine's fp8 layers, and the op whose rate stands in where they were not measured."""
-
-
-class _Sourced(Protocol):
-    """What stands in for another has a source of its own."""
-
-    @property
-    def provenance(self) -> Provenance: ...
-
-    @property
-    def source(self) -> str: ...
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
-
-
-AnyCurve = TypeVar("AnyCurve", bound=_Sourced)
-
-
-def filled(curves: Mapping[GemmFormat, AnyCurve]) -> dict[GemmFormat, AnyCurve]:
-    """Curves with stand-ins for formats that have none of their own."""
-    found = dict(curves)
-    for name, other in FALLBACK.items():
-        if name not in found and other in found:
-            known = found[other]
-            kind = "transferred" if known.provenance == "measured" else known.provenance
-            found[name] = known.model_copy(update={"provenance": kind, "source": f"{other}'s, {known.source}"})
-    return found

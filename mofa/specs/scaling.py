@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from typing import Any
 
+from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
 RATES = ("small_rate", "large_rate")
@@ -95,6 +96,7 @@ def transferred_curves(
             made = {k: v for k, v in made.items() if k not in FIT_FIELDS}
         return made
 
+    rates = rates | {kind: rates[known] for kind, known in FALLBACK.items() if known in rates}
     made: dict[str, Any] = {
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }
@@ -121,6 +123,8 @@ def transferred_curves(
     made["host"] = {key: _restated(fact, source) for key, fact in curves["host"].items()}
     if curves.get("hosts"):
         made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
+    if curves.get("power_limit"):
+        made["power_limit"] = {key: _restated(fact, source) for key, fact in curves["power_limit"].items()}
     for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
@@ -202,7 +206,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    names = ("host", "hosts", "stream_clock", "chip_spread", "host_spread", "overlap_slowdown")
+    names = ("host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "overlap_slowdown")
     kept = {name: curves[name] for name in names if name in curves}
     return {**gpu, "curves": {**scaled, **kept}}
 

@@ -18,6 +18,12 @@ BUNDLED = (
     (r"mixtral.?8x22b", "mixtral-8x22b"),
 )
 """Models with experts are the bundled ones of that name; the row's columns must agree with them."""
+REDUCED: dict[tuple[str, str], dict[str, Any]] = {
+    # "DeepSeekV3 formal rows use dense_layers=1" (its b200_release_v1.2_summary.json); its configurations know no
+    # multi-token prediction (Models.md)
+    ("simumax", "deepseek-v3"): {"moe": {"first_k_dense": 1}, "num_mtp_layers": 0},
+}
+"""What else differs in a source's models of fewer layers than the described one, by source and model."""
 LLAMA = r"llama|codellama|qwen3|mistral"
 GPT = r"gpt-?3|gpt-?\d+b|gpt-1t|bloom"
 NEMOTRON = r"nemotron.?(8|15|22|340)b"
@@ -85,7 +91,7 @@ def model_of(row: Row) -> str | dict[str, Any]:
         changes: dict[str, Any] = {"base": base, "num_layers": number(row, "layers")}
         if "w/o mtp" in name:
             changes["num_mtp_layers"] = 0
-        return changes
+        return changes | REDUCED.get((row["id"].rpartition("-")[0], base), {})
     return _dense(row, name)
 
 

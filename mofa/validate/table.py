@@ -18,6 +18,7 @@ from mofa.specs.build import build
 from mofa.specs.framework import DEEPSPEED
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
+from mofa.specs.workload import OLD_FP8
 from mofa.units import GIB, MIB
 from mofa.validate.architecture import Row, headed, model_of, number, why_no_model, why_not_the_bundled
 from mofa.validate.published import UNUSABLE, PublishedRun
@@ -86,6 +87,14 @@ CARDS: dict[tuple[str, str], dict[str, Any]] = {
 """What the recipe that a card names says beyond its columns, which all match: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_BF16_V2
 (Megatron-Bridge, scripts/performance/configs/deepseek, and perf_recipes/deepseek: TP 2, PP 8, VP 4, EP 64, GBS 16384).
 Its HybridEP sends a token once to each node, as DeepEP does."""
+SAID: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"(?i)\bfp8[ _-](primary[ _-])?(param|weight)", {"fp8_params": True}),
+    (r"(?i)\bbf16[ _-](main[ _-])?grad|grad[a-z ]*(=|in|are|:) ?bf16|grad_reduce_in_fp32 ?= ?False",
+     {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
+    (r"(?i)(?<!no )(?<!without )\b(tp[ _-](comm[ _-])?overlap|userbuffers)(?! ?(=|:)? ?(off|false))",
+     {"tp_overlap": True}),
+)  # fmt: skip
+"""What a row of Megatron's says of itself in its notes or those on overlaps, and what that is called here."""
 TP_OVERLAPS = {
     "bridge": r"LLAMA3\.1_405B", "nemo": r"GPT3-|LLAMA3-70B|Nemotron-340B", "nemolauncher": r"GPT3-|LLAMA3-70B",
     "nemodoc": r"GPT3-|LLAMA3|Nemotron-340B",
@@ -168,19 +177,25 @@ def _hardware(row: Row) -> str | None:
     return f"GPU has no profile: {row['gpu'] or 'not given'}"
 
 
+SCALINGS = (("current scaling", "fp8-tensorwise"), ("delayed scaling", "fp8-delayed"))
+"""Words of a row's precision that say how fp8 is scaled; a row without any is read as the old spelling is."""
+
+
 def gemm_format(row: Row) -> str | None:
     """Format of the products; None where it is not modelled. Half precision runs at bf16's rate."""
     text = row["precision"]
     if text in ("bf16", "fp16") or (not text and source_of(row) == "bloom"):
         return "bf16"
-    return "fp8" if text == "fp8" or re.match(r"fp8[(-]", text) else None
+    if not re.match(r"fp8($|[(-])", text):
+        return None
+    return next((recipe for word, recipe in SCALINGS if word in text), OLD_FP8)
 
 
 def _precision(row: Row) -> str | None:
     found = gemm_format(row)
     if found is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if found == "fp8" and FRAMEWORKS[source_of(row)] != "megatron":
+    if found != "bf16" and FRAMEWORKS[source_of(row)] != "megatron":
         return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
     return None
 
@@ -228,7 +243,7 @@ def _features(row: Row) -> str | None:
 
 
 def _oom(row: Row) -> bool:
-    return re.search(r"\bOOM\b", row["notes"]) is not None
+    return re.search(r"(?<![A-Za-z])OOM(?![A-Za-z])", row["notes"]) is not None  # alone or as OOM_on_rank0
 
 
 def _measured(row: Row) -> str | None:
@@ -288,19 +303,26 @@ def run_of(row: Row) -> dict[str, Any]:
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
     recipe = TP_OVERLAPS.get(source)
-    if strategy["tp"] > 1 and ((recipe and re.match(recipe, row["model"])) or "userbuffers" in row["overlap_notes"]):
+    if recipe and re.match(recipe, row["model"]):
         framework["tp_overlap"] = True
     precision = {"gemm": gemm_format(row)}
     if re.match(BF16_MOMENTS.get(source, "$^"), row["model"]):
         precision["moments"] = "bf16"
     if re.match(CROSS_ENTROPY_FUSIONS.get(source, "$^"), row["model"]):
         framework["cross_entropy_fusion"] = True
-    if source in FP8_PARAMS and gemm_format(row) == "fp8":
+    if source in FP8_PARAMS and gemm_format(row) != "bf16":
         framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    if gemm_format(row) == "fp8" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
+    if gemm_format(row) != "bf16" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
         framework |= {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}
+    for pattern, said in SAID if framework["name"] == "megatron" else ():
+        if re.search(pattern, f"{row['overlap_notes']}; {row['notes']}"):
+            framework |= said
+    if strategy["tp"] == 1:
+        framework.pop("tp_overlap", None)
+    if precision["gemm"] == "bf16":
+        framework.pop("fp8_params", None)
     card = CARDS.get((row["model"], gpu), {})
     strategy |= card.get("strategy", {})
     framework |= card.get("framework", {})

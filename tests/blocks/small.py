@@ -11,6 +11,7 @@ import yaml
 
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context, Primitives
+from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks import megatron, megatron_local
 from mofa.blocks.op import Gemm, Grouped, Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
@@ -76,6 +77,11 @@ def context(
         cp_ring=np.array([False]), ep=one(ep), etp=one(etp), micro_batch=one(micro_batch), fsdp=one(1), efsdp=one(1),
         rows_time=one(rows), rows_memory=one(rows), imbalance=one(1),
     )  # fmt: skip
+
+
+def in_fp8(ctx: Context, recipe: str) -> Context:
+    """The same with products in fp8."""
+    return replace(ctx, fp8=FP8_RECIPES[recipe], gemm_format=FP8_RECIPES[recipe].product)
 
 
 def together(contexts: list[Context]) -> Context:

@@ -81,6 +81,19 @@ def test_dense_layer_of_the_local_spec(tp: int, sp: bool) -> None:
     assert sum(kept(layer("megatron-local", tp=tp, sp=sp)).values()) == pytest.approx(by_hand)
 
 
+def test_norms_over_heads_keep_their_inputs_and_let_go_of_the_product() -> None:
+    """Eight query and four key heads of 64. The norms' inputs are copies of parts of the product, as the values are;
+    their outputs are read by the rotation alone, which keeps nothing."""
+    heads = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 64}
+    plain, normed = (kept(layer("megatron", llama(attention={**heads, "qk_norm": given}))) for given in (False, True))
+    assert "qkv.out" not in normed
+    more = {name: nbytes for name, nbytes in normed.items() if name not in plain}
+    assert more == {
+        "q.heads": TOKENS * 8 * 64 * 2, "k_norm.together": TOKENS * 4 * 64 * 2,
+        "q_norm.rstd": TOKENS * 8 * 4, "k_norm.rstd": TOKENS * 4 * 4,
+    }  # fmt: skip
+
+
 def test_unfused_swiglu_keeps_three_more() -> None:
     """mlp.py:218-226: the product's two factors are tensors of their own: silu's output and the shifted half."""
     fused = sum(kept(layer("megatron-local")).values())

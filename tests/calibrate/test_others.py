@@ -10,8 +10,8 @@ import yaml
 
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
-from mofa.specs.curves import mixed_clock
 from mofa.specs.load import load_cluster
+from mofa.specs.power import mixed_clock
 
 ROOT = Path(__file__).parents[2]
 ROWS = read_rows(ROOT / "measurements" / "b200-simumax")

@@ -8,7 +8,8 @@ import pytest
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves
 from mofa.calibrate.measurements import Row
-from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve, mixed_clock
+from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve
+from mofa.specs.power import mixed_clock
 
 
 def row(family: str, op: str, variant: str, seconds: float, mhz: float | None = None, **shape: int) -> Row:

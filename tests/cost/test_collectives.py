@@ -214,6 +214,16 @@ def test_deepep_inside_a_node_lies_near_its_published_bandwidth() -> None:
     assert payload * float(np.asarray(spread.ranks)) / time / 1e9 == pytest.approx(153, rel=0.1)
 
 
+def test_nccls_all_to_all_takes_the_same_share_of_eight_links_as_of_eighteen() -> None:
+    """346 of the H100's 450 GB/s; DeepEP's 134 of 200 on the H800 are those of its own kernels."""
+    h800, spread = Fabric.of(load_cluster("h800-hgx")), token_spread(group(8), num_experts=256, top_k=8)
+    bus = 2.0**30 * 7 / 8 / float(collective_time("all_to_all", 2.0**30, group(8), h800).total_s)
+    assert bus / 200e9 == pytest.approx(346 / 450, rel=0.02)
+    payload = 4096 * 7168.0
+    time = float(collective_time("deepep", payload, group(8), h800, spread=spread).intra_s)
+    assert payload * float(np.asarray(spread.ranks)) * 7 / 8 / time == pytest.approx(134e9, rel=0.01)
+
+
 def sampled_spread(where: Group, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> tuple[float, float]:
     """The slow twin: route tokens one by one."""
     rng = np.random.default_rng(0)

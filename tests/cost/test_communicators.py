@@ -12,6 +12,7 @@ from mofa.cost.communicators import communicator_bytes, pipeline_of
 from mofa.cost.topology import Placement, process_groups
 from mofa.replay.ranks import outside_of
 from mofa.search.playing import estimator_of
+from mofa.specs.strategy import CP_KINDS
 
 MIB = 1 << 20
 JEAN_ZAY = Path(__file__).parents[2] / "reference_runs/published/hardware/a100-jean-zay.yaml"
@@ -27,15 +28,18 @@ def _communicators(gpus: int, strategy: dict[str, int]) -> float:
 
 
 def _on_h200(name: str, degrees: tuple[int, ...], *, experts: bool, schedule: str = "1f1b", shard: int = 0,
-             deepspeed: bool = False, dispatcher: str = "alltoall") -> list[float]:  # fmt: skip
+             deepspeed: bool = False, dispatcher: str = "alltoall", made: str = "lazy",
+             cp_kind: str = "ring") -> list[float]:  # fmt: skip
     """(tp, cp, pp, dp, ep, etp) inside one node of H200, every rank of the pipeline. [MiB]"""
     groups = process_groups(*(np.array([v]) for v in degrees), Placement(8, 8), np.array([shard]) if shard else None)
     framework = mofa.load_framework(name, overrides={"dispatcher": dispatcher} if name == "megatron" else {})
     framework = framework.model_copy(update={"deepspeed": "bf16"}) if deepspeed else framework
+    framework = framework.model_copy(update={"process_groups": made})
     pp = degrees[2]
     pipeline = pipeline_of(schedule, pp, pp - 1, np.arange(pp))
     cluster = mofa.load_cluster("h200-hgx", 8)
-    return [x / MIB for x in communicator_bytes(groups, cluster, framework, experts, np.array([0]), pipeline)[0]]
+    kind = np.array([CP_KINDS.index(cp_kind)])
+    return [x / MIB for x in communicator_bytes(groups, cluster, framework, experts, np.array([0]), pipeline, kind)[0]]
 
 
 CONTEXT = 767
@@ -96,6 +100,40 @@ def test_gathering_tokens_needs_no_sends() -> None:
 def test_the_ends_of_a_pipeline_have_one_neighbour() -> None:
     first, second, third, last = _on_h200("torchtitan", (1, 1, 4, 1, 1, 1), experts=False)
     assert first == last == second - 384 == third - 384
+
+
+@pytest.mark.parametrize(
+    ("degrees", "groups"),
+    [
+        # world, dp-cp, dp, cp, mp, tp, pp, embedding, position embedding, tp-dp-cp, tp-dp, tp-cp, ep, expert tp, tp-ep,
+        # tp-ep-pp, expert dp, the optimizer's instance: lone ones 390, of several ranks 198 and 288 more where
+        # collectives run, what NCCL loads once 165
+        ((1, 1, 1, 1, 1, 1), [18 * 390 + 165]),
+        ((1, 1, 1, 2, 1, 1), [7 * 198 + 2 * 288 + 11 * 390 + 165 + 188]),  # the world's, dp-cp
+        # the world, mp, tp, tp-dp-cp, tp-dp, tp-cp, the optimizer's, and of experts tp, tp-ep, tp-ep-pp
+        ((2, 1, 1, 1, 1, 2), [10 * 198 + 3 * 288 + 8 * 390 + 165 + 188]),  # the world's, the norm's, tp
+        # the world, mp, pp, embedding, tp-ep-pp, the optimizer's; the first stage's own position embedding; one peer
+        ((1, 1, 2, 1, 1, 1), [6 * 198 + 2 * 288 + n * 390 + 165 + 188 + 384 + 64 for n in (12, 11)]),
+    ],
+)
+def test_eager_groups_by_hand(degrees: tuple[int, ...], groups: list[float]) -> None:
+    """All that ``initialize_model_parallel`` makes (megatron_core 0.16.1, parallel_state.py), on H200. [MiB]"""
+    assert _on_h200("megatron", degrees, experts=False, made="eager") == pytest.approx(groups)
+
+
+@pytest.mark.parametrize(
+    ("cp", "kind", "more"),
+    [
+        (2, "ring", 198 + 384 + 64),  # a batch of sends in the group's own communicator
+        (4, "ring", 2 * (198 + 384) + 64),  # one with each neighbour
+        (4, "a2a", 198 + 3 * 384 + 64),
+        (4, "allgather", 486),
+    ],
+)
+def test_context_parallel_group(cp: int, kind: str, more: float) -> None:
+    """Beside the same ranks of data parallelism, whose groups are as many and as large. [MiB]"""
+    data = _on_h200("megatron", (1, 1, 1, cp, 1, 1), experts=False)[0]
+    assert _on_h200("megatron", (1, cp, 1, 1, 1, 1), experts=False, cp_kind=kind)[0] - data == pytest.approx(more)
 
 
 @pytest.mark.parametrize(("tp", "pp", "more"), [(1, 1, 0), (2, 1, 1), (1, 2, 4), (2, 2, 5)])

@@ -19,13 +19,8 @@ from mofa.specs.load import load_runs
 
 PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
 GPU = {"name": "Fake GPU", "ok": True, "error": 0.0, "free_bytes": 100, "total_bytes": 100}
-STATE = {
-    "torch": "2.11",
-    "gpus": [GPU] * 4,
-    "torchtitan": "0.2.2",
-    "megatron": "0.16.1",
-    "transformer_engine": "2.20.2",
-}
+PACKAGES = {"torchtitan": "0.2.2", "megatron": "0.16.1", "transformer_engine": "2.20.2"}
+STATE = {"torch": "2.11", "gpus": [GPU] * 4, **PACKAGES}
 
 
 def raw_run(id: str = "a", framework: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

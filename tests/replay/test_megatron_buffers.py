@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron_linear import fp8_cast
-from mofa.blocks.op import Stream, TapeBuilder
-from tests.blocks.small import context, llama
+from tests.blocks.small import llama
 
 H, F, LAYERS = 512, 1536, 2
 MATRICES = LAYERS * (H * (8 + 2 * 4) * 64 + 8 * 64 * H + 3 * H * F)
@@ -50,18 +46,6 @@ def test_a_gpu_whose_products_take_any_layout_keeps_no_transposes() -> None:
     plain = played("bf16", "b200-hgx")["buffers"]
     assert played("fp8", "b200-hgx")["buffers"] - plain == pytest.approx(MATRICES, rel=0.002)
     assert played("fp8", "b200-hgx", fp8_params=True)["buffers"] == pytest.approx(plain, abs=2 << 20)
-
-
-def test_one_cast_writes_one_copy() -> None:
-    """2 bytes read and one written an element, instead of two; the copy that is read is the one that is kept."""
-    spec = mofa.load_framework("megatron")
-    both = replace(context(llama(), spec), gemm_format="fp8")
-    for ctx, moved, kept in ((both, 4.0, "x.fp8_t"), (replace(both, fp8_transposes=False), 3.0, "x.fp8")):
-        b = TapeBuilder()
-        b.tensor("h", 2.0 * 100)
-        assert fp8_cast(b, ctx, "h", "x", 100.0, 100.0) == ("x.fp8", kept)
-        work = b.ops[-1].work
-        assert isinstance(work, Stream) and work.bytes == moved * 100
 
 
 def test_closed_form_of_fp8_parameters_is_the_replays() -> None:

@@ -57,7 +57,7 @@ def verdict(
 def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) -> str:
     import numpy as np
 
-    from mofa.specs.strategy import BALANCING, SCHEDULES, RecomputeSpec, StrategyTable
+    from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategyTable
 
     mode = RecomputeSpec.parse(strategy.recompute)
     values = {
@@ -65,7 +65,8 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
         for n in ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero")
     }
     row = StrategyTable(
-        **values, cp_kind=np.array([0]), recompute=np.array([0]), recompute_layers=np.array([-1]),
+        **values, cp_kind=np.array([CP_KINDS.index(strategy.cp_kind)]), recompute=np.array([0]),
+        recompute_layers=np.array([-1]),
         schedule=np.array([SCHEDULES.index(strategy.schedule)]),
         balancing=np.array([BALANCING.index(strategy.balancing)]), recompute_modes=(mode,),
     )  # fmt: skip
@@ -107,6 +108,9 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("context_parallel", WINDOWED, "torchtitan", {"cp": 2}),
         ("context_parallel", llama(num_layers=8, attention={**TWELVE, "sinks": True}), "megatron",
          {"cp": 2, "cp_kind": "allgather"}),
+        ("context_parallel", DENSE, "megatron", {"cp": 8, "cp_kind": "a2a"}),  # 4 key-value heads
+        ("context_parallel", DENSE, "megatron", {"tp": 2, "cp": 4, "cp_kind": "a2a"}),  # 2 of a rank
+        ("context_parallel", DENSE, "torchtitan", {"cp": 2, "cp_kind": "a2a"}),
         ("sequence", DENSE, "megatron", {"cp": 2, "seq_len": 1022}),  # halves of both ends: multiples of 4
         ("sequence", DENSE, "megatron", {"tp": 4, "seq_len": 1022}),
         ("layers", DENSE, "megatron", {"pp": 16}),
@@ -176,6 +180,9 @@ def test_what_is_rejected(reason: str, model: ModelSpec, name: str, fields: dict
         (DEEP, "torchtitan", {"pp": 4, "vpp": 2, "batch": 4 * 2}),  # 2 in one round
         (DENSE, "torchtitan", {"zero": 0, "options": {"data_parallel": "ddp"}}),
         (WINDOWED, "megatron", {"cp": 2, "cp_kind": "allgather"}),
+        (WINDOWED, "megatron", {"cp": 2, "cp_kind": "a2a"}),
+        (DENSE, "megatron", {"tp": 2, "cp": 2, "cp_kind": "a2a"}),
+        (llama(num_layers=8, attention={**TWELVE, "sinks": True}), "megatron", {"cp": 2, "cp_kind": "a2a"}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 1}),
         (MOE, "torchtitan", {"tp": 4, "ep": 4, "etp": 4}),
         (MOE, "torchtitan", {"tp": 4, "etp": 4}),

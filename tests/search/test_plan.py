@@ -29,8 +29,6 @@ def alignment(estimate: Estimate) -> list[str]:
         # 14344 is 8 x 1793; a quarter of it, and of gate and up together, is not
         ("megatron", 1, {"model__mlp__ffn_hidden": 14344}, None),
         ("megatron", 4, {"model__mlp__ffn_hidden": 14344}, ": 3586 of mlp.fc2; 7172 of mlp.fc1;"),
-        # a multiple of 8 elements is enough for bf16, not for fp8
-        ("megatron", 1, {"model__mlp__ffn_hidden": 14344, "precision__gemm": "fp8"}, ": 14344 of mlp.fc2;"),
         # Megatron pads the vocabulary to a multiple of 128, torchtitan does not
         ("megatron", 1, {"model__vocab": 50257}, None),
         ("torchtitan", 1, {"model__vocab": 50257}, ": 50257 of output;"),

@@ -16,6 +16,7 @@ from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster
+from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import moved_rate
 from mofa.units import GIB
 
@@ -78,7 +79,10 @@ def test_a_node_names_a_bundled_gpu_and_makes_a_cluster(name: str) -> None:
 def test_curves_cover_the_formats_and_stay_under_the_peak(name: str) -> None:
     spec = gpu(name)
     curves, bandwidth = spec.curves, spec.memory_bandwidth_bytes_per_s.value
-    assert set(curves.gemm) == set(curves.grouped_gemm) == set(spec.peak_flops_per_s)
+    kinds = set(curves.gemm)
+    assert kinds == set(curves.grouped_gemm) and kinds - set(FALLBACK) == set(spec.peak_flops_per_s)
+    for kind in kinds.intersection(FALLBACK):
+        assert all(0 < rate < spec.peak_flops_per_s["fp8"].value for _, _, rate in curves.gemm[kind].form.tiles)
     for format_, peak in spec.peak_flops_per_s.items():
         assert all(0 < rate < peak.value for _, _, rate in curves.gemm[format_].form.tiles)
         assert curves.grouped_gemm[format_].form.large_rate < peak.value
@@ -282,7 +286,7 @@ def test_a_misspelt_key_and_a_bare_number_are_refused() -> None:
 def test_another_release_s_products_are_its_own() -> None:
     """Also where the profile's own were asked for before: what was looked up of them is not handed on."""
     curves = load_cluster("h100-hgx", 8).gpu.curves
-    assert curves.products["bf16"] == curves.gemm["bf16"]
+    assert curves.product("bf16") == curves.gemm["bf16"]
     release, kernels = next(iter(curves.releases.items()))
     assert kernels.gemm["bf16"] != curves.gemm["bf16"]
-    assert curves.of_release(release).products["bf16"] == kernels.gemm["bf16"]
+    assert curves.of_release(release).product("bf16") == kernels.gemm["bf16"]

@@ -185,7 +185,7 @@ def load_yaml_text(text: str) -> dict[str, Any]:
         ("  seq_len: 8192\n", "", "batch.seq_len is missing"),
         ("    ffn_hidden: 14336\n", "    {}\n", "model.mlp.ffn_hidden is missing, and the model has no moe"),
         ("tokens: 15T", "framework: megatronn", "framework (megatronn) is unknown; did you mean megatron?"),
-        ("tokens: 15T", "precision: {gemm: fp9}", "precision.gemm ('fp9') must be bf16 or fp8"),
+        ("tokens: 15T", "precision: {gemm: fp9}", "precision.gemm ('fp9') must be bf16, fp8-delayed, fp8-t"),
         ("tokens: 15T", "precision: 8", "precision (8) must be a mapping"),
         ("tokens: 15T", "routing: {kind: zipf}", "routing.kind: zipf needs s"),
         ("tokens: 15T", "routing: {kind: zipf, s: .inf}", "routing.s (inf) must be a finite number"),

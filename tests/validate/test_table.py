@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mofa.specs.build import build
+from mofa.specs.load import resolve_run
+from mofa.specs.run import RunSpec
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
 from mofa.validate.table import OWN_NODES, import_rows, import_table, why_unusable
@@ -132,6 +134,7 @@ def test_a_power_limited_gpu_says_something_of_memory_alone(tmp_path: Path) -> N
 def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
     item = usable(tmp_path, measured_tokens_per_s_per_gpu="", notes="OOM on A100-80GB")
     assert item["measured"] == {"oom": True}
+    assert usable(tmp_path, measured_tokens_per_s_per_gpu="", notes="OOM_on_rank0")["measured"] == {"oom": True}
     assert usable(tmp_path, notes="iteration of the real BLOOM run")["measured"] == {"step_s": 8.0}
 
 
@@ -164,6 +167,27 @@ def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:
         assert run["framework"].get("tp_overlap", False) is has
     run = usable(tmp_path, **{**h100, "tp": "1", "dp": "16"}, id="nemo-003", model="GPT3-175B")["run"]
     assert "tp_overlap" not in run["framework"]
+
+
+def test_what_a_row_of_megatrons_says_of_itself_is_read(tmp_path: Path) -> None:
+    fp8 = {"id": "mlperf-001", "precision": "fp8"}
+    for notes, said in (
+        ("fp8 params", {"fp8_params": True}),
+        ("fp8 primary weights", {"fp8_params": True}),
+        ("bf16 gradients", {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
+        ("grads in bf16", {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
+        ("TP overlap", {"tp_overlap": True}),
+        ("tp_comm_overlap=off", {}),
+        ("no TP-comm overlap", {}),
+        ("bf16 run, fp8 attention off", {}),
+    ):
+        for column in ("notes", "overlap_notes"):
+            framework = usable(tmp_path, **fp8, **{column: f"median of 3 runs; {notes}"})["run"]["framework"]
+            assert framework == {"name": "megatron", **said}, notes
+    current = usable(tmp_path, **{**fp8, "precision": "fp8-cs"}, notes="fp8 params")["run"]["framework"]
+    assert current["fp8_params"]
+    alone = usable(tmp_path, id="mlperf-001", tp="1", dp="16", notes="fp8 params, TP overlap")["run"]["framework"]
+    assert alone == {"name": "megatron"}  # nothing to overlap, and no product in fp8
 
 
 def test_gradients_of_deepspeed(tmp_path: Path) -> None:
@@ -224,6 +248,22 @@ def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
     assert usable(tmp_path, **moe)["run"]["model"] == {"base": "mixtral-8x7b", "num_layers": 32}
     _, unusable = import_rows([row(**{**moe, "moe_topk": "4"})], tmp_path)
     assert "moe_topk (4)" in unusable[0]["reason"]
+
+
+def test_a_model_of_fewer_layers_is_what_its_source_made_of_it(tmp_path: Path) -> None:
+    """SimuMax's DeepSeek-V3 of four layers: one is dense (its summary's notes), and none predicts further tokens."""
+    reduced = {
+        "model": "DeepSeek-V3-4L", "layers": "4", "hidden": "7168", "heads": "128", "kv_heads": "128",
+        "vocab": "129280", "moe_experts": "256", "moe_topk": "8", "moe_ffn": "2048", "gpu": "B200", "n_gpus": "8",
+        "ep": "8", "tp": "1", "dp": "8", "gbs": "32", "seq_len": "4096", "measured_step_time_s": "0.6032",
+    }  # fmt: skip
+    run = build(RunSpec, usable(tmp_path, **reduced, id="simumax-001")["run"], "row")
+    model = resolve_run(run, tmp_path)[0].model
+    assert [model.is_moe_layer(i) for i in range(4)] == [False, True, True, True]
+    assert model.moe is not None
+    assert (model.num_mtp_layers, model.moe.num_experts, model.moe.shared_hidden) == (0, 256, 2048)
+    other = build(RunSpec, usable(tmp_path, **reduced, id="bridge-001")["run"], "row")
+    assert resolve_run(other, tmp_path)[0].model.num_mtp_layers == 1
 
 
 def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def reduce(
     parameters are, the sum is cast to them (``_to_dtype_if_needed(reduce_output, orig_dtype)``). In FSDP1
     autograd concatenates the gradients, as the parameters are pieces of one tensor, and the whole is divided in front
     of the sum (_runtime_utils.py, _reduce_grad: ``_gradient_predivide_factor``), for which FSDP2 has NCCL.
+
+    Behind the copy gradients are let go, but for that of the parameter registered last where there are ranks to reduce
+    over: the variable of a loop over them holds it until ``foreach_reduce`` returns, beside what is reduced.
     """
     here = params > 0
     if not anywhere(here):
@@ -133,6 +136,13 @@ def reduce(
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=here,
            listed=params / ranks, region=OUTSIDE)
     )  # fmt: skip
+    in_loop: tuple[str, ...] = ()
+    last = registered_last(grads, ctx)
+    if last and not ctx.framework.flat_params and anywhere(here & opposite(alone)):
+        in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
+        p.ops.append(
+            Op(f"{name}.loop", "dp", None, last, in_loop, launches=0, view=here & opposite(alone), region=OUTSIDE)
+        )
     kept = where(ctx.accumulating & here, ctx.stored * params / ranks, 0.0)
     p.tensor(f"{name}.reduced", kept, "grad")
     out, kind = f"{name}.reduced", "grad"
@@ -175,6 +185,24 @@ def reduce(
             Op(f"{name}.accumulate", "dp", Stream(added, "mul"), (out,), (),
                launches=adds(ctx, float(num_weights)), present=here, stream=REDUCE, region=OUTSIDE)
         )  # fmt: skip
+    if in_loop:
+        p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE))
+
+
+def registered_last(grads: tuple[str, ...], ctx: Context) -> tuple[str, ...]:
+    """Of a group's gradients that of the parameter registered last; none where that is a norm's or the router's.
+
+    A block with grouped queries registers its norms behind its MLP or experts, one with latent attention ahead of them
+    and shared experts behind all others, of an MLP ``w3`` last (torchtitan 0.2.2, models/*/model/model.py and moe.py).
+    """
+    names = {grad.removeprefix("dW:") for grad in grads}
+    if names and all(name.startswith("experts.") for name in names):
+        ends: tuple[str, ...] = ("experts.w3",)
+    elif ctx.model.attention.kind == "mla":
+        ends = "output", "embedding", "shared.w3", "mlp.w3"
+    else:
+        ends = "output", "embedding"
+    return tuple(f"dW:{name}" for name in ends if name in names)
 
 
 def adds(ctx: Context, num: float = 1.0) -> FloatK:

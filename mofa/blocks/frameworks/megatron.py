@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
+from mofa.blocks.frameworks import megatron_cp
 from mofa.blocks.frameworks.megatron_linear import (
     HEAD_NORMS,
     attention_output,
@@ -21,13 +22,13 @@ from mofa.blocks.frameworks.megatron_linear import (
     weight_grad,
     whole_linear,
 )
+from mofa.blocks.frameworks.megatron_loss import cross_entropy
 from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
-from mofa.blocks.op import Back, Collective, Op, Stream, TapeBuilder
+from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
-    fused_attention,
     linear,
     sp_gather,
     stream,
@@ -67,10 +68,21 @@ def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
     return b.add(Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies, back=Back(0.0, 0)))
 
 
+def is_strided(ctx: Context, name: str) -> BoolK:
+    """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
+    copied to adjacent ones."""
+    return True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
+
+
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
-    """Norm over each head; keeps its input, a view of qkv."""
+    """Norm over each head. A view of qkv is copied together and the copy kept, so that the whole is let go
+    (transformer_engine/pytorch/ops/basic/rmsnorm.py, ``input_.contiguous()``)."""
     elements = ctx.tokens * heads * head_dim
     nbytes = elements * ctx.element
+    x = b.add(
+        Op(f"{name}.copy", "memory_bound", Stream(2 * nbytes, "strided_copy"), (x,),
+           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region, back=Back(0.0, 0))
+    )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
     scale = b.tensor(f"{name}.rstd", ctx.tokens * heads * 4.0, grad=False)
     b.add(
@@ -141,7 +153,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Fused attention (cuDNN or flash), the module that recompute calls core_attn."""
     b.region = "core_attn"
-    out = fused_attention(b, ctx, q, k, v, windowed)
+    out = megatron_cp.attention(b, ctx, q, k, v, windowed)
     b.region = ""
     return out
 
@@ -186,7 +198,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
-    """Final norm, output layer and vocabulary-parallel cross entropy, in place on one fp32 copy (cross_entropy.py)."""
+    """Final norm, output layer and vocabulary-parallel cross entropy."""
     h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
     v = vocab_per_rank(ctx)
@@ -196,25 +208,6 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
         regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
     return cross_entropy(b, ctx, logits, ctx.tokens * v)
-
-
-def cross_entropy(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
-    """fp32 softmax kept; forward reads 2 and writes 4 bytes an element for the cast, then max, subtract, exp, sum and
-    divide in place (38 bytes in all); backward scales in place and casts (14 bytes)."""
-    soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
-    loss = b.tensor("loss", 4.0 * ctx.tokens)
-    statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
-    fused = ctx.framework.cross_entropy_fusion != "none"
-    b.add(
-        Op("loss.cross_entropy", "memory_bound", Stream((24.0 if fused else 38.0) * elements), (logits,),
-           (loss, soft, statistics), (soft,), launches=6 if fused else 12,
-           back=Back(14.0 * elements, 4))
-    )  # fmt: skip
-    reduced = b.tensor("loss.reduced", 4.0 * ctx.tokens)
-    return b.add(
-        Op("loss.all_reduce", "tp", Collective("all_reduce", "tp", 12.0 * ctx.tokens), (loss,), (reduced,),
-           present=ctx.tp > 1, view=True, stream="tp", launches=3)
-    )  # fmt: skip
 
 
 def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:

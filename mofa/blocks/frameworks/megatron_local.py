@@ -88,17 +88,13 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
-    """PyTorch's fused norm over each head, which copies a strided view together, forward and back, and keeps the view.
-
-    Keys are one, queries where no group's heads had to be copied to adjacent ones.
-    """
+    """PyTorch's fused norm over each head: copies a strided view together, forward and back, and keeps the view."""
     nbytes = ctx.tokens * heads * head_dim * ctx.element
     together = b.tensor(f"{name}.together", nbytes)
-    strided = True if name == "k_norm" else opposite((ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads))
     moved = 2.0 * nbytes
     y = b.add(
-        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,), present=strided,
-           region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
+        Op(f"{name}.copy", "memory_bound", Stream(moved, "strided_copy"), (x,), (together,),
+           present=te.is_strided(ctx, name), region=b.region, back=Back(moved, 1, like="strided_copy", nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, kept=x)
 
@@ -287,7 +283,7 @@ def unfused(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -> str:
     b.add(Op("attn.pv", "attention", Gemm(s, a.d_v, s, count=count), (probs, v), (context,), (probs, v)))
     out = b.tensor("attn.out", t * ctx.heads * a.d_v * e)
     moved = 2 * t * ctx.heads * a.d_v * e
-    stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0)
+    stream(b, "attn.to_rows", (context,), out, bytes_=moved, back_launches=0, like="strided_copy")
     leave_frame(b, "core attention")
     return out
 
@@ -297,7 +293,7 @@ def _expand(b: TapeBuilder, ctx: Context, x: str, name: str, d: float) -> str:
     whole, own = ctx.tokens * ctx.heads * d * ctx.element, ctx.tokens * ctx.kv_heads * d * ctx.element
     out = b.tensor(f"attn.{name}_expanded", whole)
     return b.add(
-        Op(f"attn.{name}_expand", "memory_bound", Stream(whole + own), (x,), (out,),
+        Op(f"attn.{name}_expand", "memory_bound", Stream(whole + own, "strided_copy"), (x,), (out,),
            present=ctx.heads > ctx.kv_heads, back=Back(whole + own, 1))
     )  # fmt: skip
 
@@ -312,9 +308,11 @@ def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) 
     # the gradient widened, a product beside the softmax's, that masked, and narrowed again
     backward = Order((4.0 * num,) * 4, (0, READS, 1, 2, ~0, ~1, READS + 1, 3, ~2, WRITES, ~3))
     # cast 6, mask 8, softmax 8, cast 6 bytes a score; the mask is built each call: ones, triu, bool
+    casts = (6.0 * num, "cast_up"), (6.0 * num, "cast_down")
+    moved = Stream(28.0 * num + 17.0 * s * s, parts=(*casts, (8.0 * num, "softmax_fp32")))
     b.add(
-        Op("attn.softmax", "memory_bound", Stream(28.0 * num + 17.0 * s * s), (scores,), (probs, soft, mask),
-           (soft, mask), scratch=4.0 * num, launches=7, back=Back(44.0 * num, 5, 8.0 * num, order=backward),
+        Op("attn.softmax", "memory_bound", moved, (scores,), (probs, soft, mask), (soft, mask), scratch=4.0 * num,
+           launches=7, back=Back(44.0 * num, 5, 8.0 * num, parts=casts, order=backward),
            order=Order((4.0 * num,), (0, WRITES + 2, WRITES + 1, WRITES, ~0)))
     )  # fmt: skip
     return probs

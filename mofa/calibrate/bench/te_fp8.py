@@ -15,7 +15,17 @@ import torch.nn.functional as F
 
 from mofa.calibrate.bench.torch_timing import Call, Clock, Pool, num_sets, summarise, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
-from mofa.calibrate.shapes_te import BLOCK, BLOCK_ROWS, COLUMN_CAST, FAST, NORMS, TO_FP32, TRANSPOSE, WEIGHT_CAST
+from mofa.calibrate.shapes_te import (
+    BLOCK,
+    BLOCK_ROWS,
+    COLUMN_CAST,
+    FAST,
+    MAIN_CAST,
+    NORMS,
+    TO_FP32,
+    TRANSPOSE,
+    WEIGHT_CAST,
+)
 
 MOST_SETS = 16
 SUSTAINED_S = 1.5
@@ -81,8 +91,13 @@ def _recipe(kind: str) -> str:
 
 
 def _quantized(x: torch.Tensor, kind: str, *, row: bool, gradient: bool = False, weight: bool = False) -> Any:
-    """One fp8 copy of a tensor: row-wise, or transposed."""
-    return _quantizer(_recipe(kind), row=row, column=not row, gradient=gradient, weight=weight)(x)
+    """One fp8 copy of a tensor: row-wise, or transposed, which with one scale a tensor comes with the row-wise one."""
+    recipe = _recipe(kind)
+    both = not row and recipe != "block"
+    made = _quantizer(recipe, row=row or both, column=not row, gradient=gradient, weight=weight)(x)
+    if both:
+        made.update_usage(rowwise_usage=False, columnwise_usage=True)
+    return made
 
 
 def _product(case: Case, m: int, n: int, k: int, pool: Pool) -> Call:
@@ -139,6 +154,12 @@ def _grouped(case: Case, loads: list[int], n: int, k: int, pool: Pool) -> Call:
 def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
     tex = _extension()
     bf16, margin = tex.DType.kBFloat16, 0
+    if op == MAIN_CAST:
+        main = torch.randn(rows, width, device=pool.device)
+        to_shard = _quantizer("delayed", row=True, column=True)
+        data = torch.empty(rows, width, device=pool.device, dtype=torch.uint8)
+        shard = to_shard.create_tensor_from_data(data, torch.bfloat16)
+        return lambda: to_shard.update_quantized(main, shard)
     x = pool.view(rows, width)
     if op in NORMS or op.startswith("fp8_norm"):
         weight = torch.ones(width, device=pool.device, dtype=torch.bfloat16)

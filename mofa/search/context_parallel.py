@@ -1,0 +1,62 @@
+"""Which ways of context parallelism a framework's attention can go, and what to do where it can't."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import CP_KINDS, StrategyTable
+
+FloatN = NDArray[np.float64]
+RING, A2A = CP_KINDS.index("ring"), CP_KINDS.index("a2a")
+"""Of ``StrategyTable.cp_kind``."""
+
+
+def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> FloatN:
+    """Ranks of context parallelism above one where the framework cannot run it, 0 where it can. (n,)
+
+    Transformer Engine exchanges heads only in whole ones, of queries and of keys and values, has no ring under a
+    window, and with sinks nothing but the exchange of heads (2.20.2, context_parallel.py, ``attn_forward_func_with_cp``
+    and ``AttnFuncWithCPAndQKVOA2A``). torchtitan has neither windows nor sinks then (gpt_oss/model/args.py).
+    """
+    a, alone = model.attention, np.asarray(t.cp - 1, dtype=float)
+    if framework.name in LOCAL_LAYERS:
+        return alone
+    a2a, plain = t.cp_kind == A2A, a.kind != "gqa" or (a.window is None and not a.sinks)
+    if framework.name in PYTORCH_MODULES:
+        return np.where(a2a | (not plain), alone, 0.0)
+    refused = a2a & (_uneven(model, t) > 0)
+    if a.kind == "gqa" and a.sinks:
+        refused |= ~a2a
+    elif not plain:
+        refused |= t.cp_kind == RING
+    return np.where(refused, alone, 0.0)
+
+
+def _uneven(model: ModelSpec, t: StrategyTable) -> NDArray[np.int64]:
+    """What is left of a tensor-parallel rank's heads, or key-value heads, when cp divides them. (n,) [heads]"""
+    a = model.attention
+    heads, kv_heads = (np.maximum(n // t.tp, 1) for n in (a.num_heads, a.num_kv_heads))
+    return np.asarray(heads % t.cp + kv_heads % t.cp)
+
+
+def what_to_do(model: ModelSpec, framework: FrameworkSpec, t: StrategyTable) -> str:
+    """Why the one strategy's context parallelism is not to be had, and what to do, in words."""
+    a = model.attention
+    if framework.name in LOCAL_LAYERS:
+        return "needs Transformer Engine's attention; use framework megatron or cp=1"
+    if framework.name in PYTORCH_MODULES:
+        if int(t.cp_kind[0]) == A2A:
+            return "has no exchange of heads (cp_kind=a2a); use cp_kind=allgather"
+        return "does not run with windows or sinks; use cp=1"
+    if int(t.cp_kind[0]) == A2A:
+        heads, kv_heads = (max(n // int(t.tp[0]), 1) for n in (a.num_heads, a.num_kv_heads))
+        return (
+            f"must divide a rank's heads ({heads}) and key-value heads ({kv_heads}) where they are exchanged "
+            "(cp_kind=a2a); use a smaller cp or tp, or another cp_kind"
+        )
+    if a.kind == "gqa" and a.sinks:
+        return "runs attention with sinks by all-to-all over heads alone; use cp_kind=a2a"
+    return "runs windowed attention by all-gather or all-to-all over heads; use cp_kind=allgather or a2a"

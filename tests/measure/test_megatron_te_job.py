@@ -1,0 +1,102 @@
+"""What a runner of Megatron-Core on Transformer Engine is told, by option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mofa.errors import SpecError
+from mofa.measure.expand import expand
+from mofa.measure.megatron_te_job import megatron_te_job
+from mofa.measure.records import split_of_model
+from mofa.measure.runs import plan_task
+from mofa.specs.load import load_runs
+
+
+def run_of(folder: Path, **changes: Any) -> Any:
+    raw = {
+        "id": "a", "model": {"base": "llama3-8b", "num_layers": 4}, "framework": {"name": "megatron"},
+        "hardware": "h100-hgx", "gpus": 1, "batch": {"seq_len": 4096, "micro": 1, "global": 4}, **changes,
+    }  # fmt: skip
+    path = folder / "runs.yaml"
+    path.write_text(yaml.safe_dump({"runs": [raw]}))
+    (run,) = load_runs(path)
+    return expand(run)
+
+
+def config_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    job: dict[str, Any] = megatron_te_job(run_of(folder, **changes))["config"]
+    return job
+
+
+def test_a_dense_layer_takes_every_fusion_of_megatron_lm_by_default(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    assert config["gradient_accumulation_fusion"] and config["apply_rope_fusion"] and config["masked_softmax_fusion"]
+    assert not config["cross_entropy_loss_fusion"]
+    assert "fp8" not in config
+
+
+@pytest.mark.parametrize(
+    ("recipe", "format_", "history"),
+    [("delayed", "hybrid", 1024), ("tensorwise", "hybrid", None), ("blockwise", "e4m3", None)],
+)
+def test_a_recipe_of_fp8_is_megatrons(tmp_path: Path, recipe: str, format_: str, history: int | None) -> None:
+    run = run_of(tmp_path, precision={"gemm": f"fp8-{recipe}"}, framework={"name": "megatron", "fp8_params": True})
+    job = megatron_te_job(run)
+    config = job["config"]
+    assert (config["fp8"], config["fp8_recipe"], config["fp8_param"]) == (format_, recipe, True)
+    assert config.get("fp8_amax_history_len") == history
+    assert job["ddp"]["fp8_param_gather"] is True
+    assert job["optimizer"]["fp8_recipe"] == recipe
+
+
+@pytest.mark.parametrize(("kind", "comm"), [("ring", "p2p"), ("allgather", "all_gather"), ("a2a", "a2a")])
+def test_context_parallelism_is_megatrons(tmp_path: Path, kind: str, comm: str) -> None:
+    job = megatron_te_job(run_of(tmp_path, gpus=2, strategy={"cp": 2, "cp_kind": kind}))
+    assert job["config"]["cp_comm_type"] == comm
+    assert job["config"]["context_parallel_size"] == job["parallel"]["context_parallel_size"] == job["cp"] == 2
+    assert job["ddp"]["overlap_grad_reduce"]  # over dp x cp ranks
+
+
+def test_experts_are_grouped_and_routed_in_fp32(tmp_path: Path) -> None:
+    config = config_of(tmp_path, model={"base": "qwen3-30b-a3b", "num_layers": 2})
+    assert config["moe_grouped_gemm"] and config["moe_permute_fusion"] and config["moe_router_force_load_balancing"]
+    assert config["moe_router_dtype"] == "fp32"
+
+
+def test_gradients_losses_and_groups_are_as_asked_for(tmp_path: Path) -> None:
+    options = {"name": "megatron", "grads": "bf16", "cross_entropy_fusion": "te", "process_groups": "eager"}
+    job = megatron_te_job(run_of(tmp_path, framework=options))
+    assert job["ddp"]["grad_reduce_in_fp32"] is False
+    assert job["config"]["cross_entropy_loss_fusion"] and job["config"]["cross_entropy_fusion_impl"] == "te"
+    assert job["eager_groups"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"framework": {"name": "megatron", "tp_overlap": True}}, "tp_overlap"),
+        ({"framework": {"name": "megatron", "optimizer": "foreach"}}, "another optimizer"),
+        ({"precision": {"moments": "bf16"}}, "moments: bf16"),
+        ({"strategy": {"schedule": "zbv", "vpp": 2, "pp": 2}, "gpus": 2}, "schedule"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(SpecError, match=line):
+        plan_task(run_of(tmp_path, **changes), timeout_s=10.0)
+
+
+def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Path) -> None:
+    base = split_of_model(run_of(tmp_path).spelled_out())
+    deeper = run_of(
+        tmp_path, model={"base": "llama3-8b", "num_layers": 8}, batch={"seq_len": 8192, "micro": 2, "global": 4}
+    )
+    assert split_of_model(deeper.spelled_out()) == base
+    halves = {
+        split_of_model(run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).spelled_out())
+        for v in range(1000, 1010)
+    }
+    assert halves == {"fitting", "judging"}
