@@ -15,6 +15,7 @@ from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
+from mofa.calibrate.te_host import Times, modules_of
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
@@ -77,6 +78,8 @@ class Curves:
     clocks: dict[str, float] = field(default_factory=dict)
     """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
+    modules: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The host's time of modules, each way, over a small op's (:mod:`mofa.calibrate.te_host`). [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
@@ -113,6 +116,7 @@ def fit_curves(
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=_sustained(by.get("sustained", [])), clocks=_clocks(by.get("sustained", [])),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
+        modules=modules_of(Times.of(by.get("te_host", []))),
         copy_bytes_per_s=copies,
         overlap=_overlaps(by.get("overlap", [])), overlap_slowdown=_slowdown(by.get("overlap", [])),
     )  # fmt: skip
