@@ -79,7 +79,7 @@ class Curves:
     """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The host's time of modules, each way, over a small op's (:mod:`mofa.calibrate.te_host`). [-]"""
+    """Of :func:`mofa.calibrate.te_host.modules_of`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""

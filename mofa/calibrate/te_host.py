@@ -195,8 +195,11 @@ def _put(found: dict[str, Ways], module: str, forward: float | None, backward: f
 
 
 def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
-    """A line over the number of experts, of chains: in a layer experts follow each other as there, but what begins and
-    ends a call is as much longer as other modules are."""
+    """A line over the number of experts, of chains, as much longer as other modules are in layers.
+
+    In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
+    the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
+    """
     chosen = _chosen("grouped_linear", dtype)
     made: Ways = {}
     for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
@@ -205,7 +208,7 @@ def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
         line = _line(values)
         if line is None:
             return {}
-        made[f"{name}_s"], made[f"{name}_each_s"] = line[0] * cold, line[1]
+        made[f"{name}_s"], made[f"{name}_each_s"] = (cold * value for value in line)
     return made
 
 

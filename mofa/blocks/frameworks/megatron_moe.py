@@ -268,7 +268,8 @@ def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
     work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * WEIGHT, ctx.imbalance)
-    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep"))
+    by = call(ctx, "collective")
+    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by))
 
 
 def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
@@ -285,7 +286,8 @@ def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK)
         work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * row, ctx.imbalance)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2))
+    by = call(ctx, "collective")
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by))
 
 
 def experts(
