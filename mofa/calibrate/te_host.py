@@ -113,7 +113,7 @@ def cold_forward(times: Times, dtype: str = BF16) -> float:
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     found = []
     for chain, model, method in CALLED.values():
-        alone, called = times.one(chain, "fwd", dtype, **_chosen(chain, dtype)), times.call(model, method, dtype)
+        alone, called = times.one(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
         if alone is not None and called is not None:
             found.append(called / alone)
     return median(found) if found else 1.0
@@ -122,20 +122,16 @@ def cold_forward(times: Times, dtype: str = BF16) -> float:
 def cold_backward(times: Times) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
     layer, plain = times.layer(DENSE, "backward"), times.one("silu", "bwd")
-    alone = [
-        (n, times.one(CALLED[name][0], "bwd", **_chosen(CALLED[name][0], BF16))) for name, n in DENSE_LAYER.items()
-    ]
+    alone = [(n, times.one(CALLED[name][0], "bwd", **_chosen(CALLED[name][0]))) for name, n in DENSE_LAYER.items()]
     known = [count * seconds for count, seconds in alone if seconds is not None]
     if layer is None or plain is None or len(known) < len(alone):
         return 1.0
     return layer / (sum(known) + SPLIT_NODES * plain)
 
 
-def _chosen(chain: str, dtype: str) -> dict[str, int]:
-    """Which of a chain's rows count: weights' gradients are added by the product; of fp8 weights are there already."""
-    if chain not in ("column_linear", "norm_linear", "grouped_linear"):
-        return {}
-    return {"fused": 1, "first": 1 if dtype == BF16 else 0}
+def _chosen(chain: str) -> dict[str, int]:
+    """Which of a chain's rows count: weights' gradients are added by the product."""
+    return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
 
 
 def modules_of(times: Times) -> dict[str, Ways]:
@@ -153,9 +149,9 @@ def modules_of(times: Times) -> dict[str, Ways]:
         for name, (chain, model, method) in CALLED.items():
             if dtype != BF16 and name not in IN_FP8:
                 continue
-            alone = times.one(chain, "fwd", dtype, **_chosen(chain, dtype))
+            alone = times.one(chain, "fwd", dtype, **_chosen(chain))
             called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
-            behind = times.one(chain, "bwd", dtype, **_chosen(chain, dtype))
+            behind = times.one(chain, "bwd", dtype, **_chosen(chain))
             _put(found, name + end, called, None if behind is None else back * behind)
         if ways := _grouped(times, dtype, ahead, back):
             found["grouped_linear" + end] = ways
@@ -200,11 +196,11 @@ def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
     In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
     the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
     """
-    chosen = _chosen("grouped_linear", dtype)
     made: Ways = {}
     for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
-        some = times.by.get(("grouped_linear", way, dtype), [])
-        values = {int(s["experts"]): v for s, v in some if all(s.get(k) == v for k, v in chosen.items())}
+        numbers = {int(shape["experts"]) for shape, _ in times.by.get(("grouped_linear", way, dtype), [])}
+        told = {n: times.one("grouped_linear", way, dtype, fused=1, experts=n) for n in numbers}
+        values = {n: value for n, value in told.items() if value is not None}
         line = _line(values)
         if line is None:
             return {}

@@ -57,11 +57,12 @@ BACK = 1746 / (2 * 150 + 2 * 200 + 2 * 30 + 250 + 90 + 2 * 80 + 5 * 10)
 
 
 def test_modules_are_told_in_small_ops() -> None:
-    """Forward as layers call them, else 1.4 times a chain; back 1.33 times. In fp8 of weights that are cast already."""
+    """Forward as layers call them, else 1.4 times a chain; back 1.33 times. In fp8 between the micro-batches that cast
+    weights and those that find them."""
     found = modules_of(Times.of(ROWS))
     assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
     assert found["rope"] == pytest.approx({"forward_s": 2.8, "backward_s": 3.0 * BACK})
-    assert found["linear fp8-blockwise"] == pytest.approx({"forward_s": 16.0, "backward_s": 22.0 * BACK})
+    assert found["linear fp8-blockwise"] == pytest.approx({"forward_s": 17.5, "backward_s": 22.0 * BACK})
     assert found["grouped_linear"] == pytest.approx(
         {"forward_s": 14.0, "forward_each_s": 0.7, "backward_s": 20.0 * BACK, "backward_each_s": 1.2 * BACK}
     )
