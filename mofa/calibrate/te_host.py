@@ -122,7 +122,8 @@ def cold_forward(times: Times, dtype: str = BF16) -> float:
 def cold_backward(times: Times) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
     layer, plain = times.layer(DENSE, "backward"), times.one("silu", "bwd")
-    alone = [(n, times.one(CALLED[name][0], "bwd", **_chosen(CALLED[name][0]))) for name, n in DENSE_LAYER.items()]
+    chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
+    alone = [(number, times.one(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
     known = [count * seconds for count, seconds in alone if seconds is not None]
     if layer is None or plain is None or len(known) < len(alone):
         return 1.0
@@ -240,9 +241,10 @@ def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
     ahead = times.call(DENSE, "GPTModel._preprocess")
     _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in found:
-        norm, own = found["norm"], found["embedding"]
+        norm, first = found["norm"], found["embedding"]
         forward = _rest(times.ends(DENSE, "forward"), ahead + norm["forward_s"])
-        _put(found, "head", forward, _rest(times.ends(DENSE, "backward"), norm["backward_s"] + own["backward_s"]))
+        behind = _rest(times.ends(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
+        _put(found, "head", forward, behind)
 
 
 MOE_LAYER = {

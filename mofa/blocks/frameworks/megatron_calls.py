@@ -53,7 +53,7 @@ def one_module(linear: Linear[P]) -> Linear[P]:
     """A linear as one module's call, or as part of that of the norm right before it."""
 
     @wraps(linear)
-    def called(b: TapeBuilder, ctx: Context, x: str, *args: P.args, **named: P.kwargs) -> str:
+    def called(b: TapeBuilder, ctx: Context, x: str, /, *args: P.args, **named: P.kwargs) -> str:
         since, by = len(b.ops), linear_behind(b, ctx, x)
         out = linear(b, ctx, x, *args, **named)
         issue(b, since, by)
