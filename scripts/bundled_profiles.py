@@ -29,7 +29,6 @@ from mofa.calibrate.profile import (
     stream_fact,
     tidy,
 )
-from mofa.calibrate.profile import SMALL_OPS, curve_fact, gpu_curves, gpu_profile, merged, node_profile, tidy
 from mofa.calibrate.te_host import Times, module_facts, modules_of
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
