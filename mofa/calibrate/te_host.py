@@ -191,6 +191,12 @@ def _put(found: dict[str, Ways], module: str, forward: float | None, backward: f
         found[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
 
 
+def _put_forward(found: dict[str, Ways], module: str, forward: float | None) -> None:
+    """Of a module that autograd knows nothing of."""
+    if forward is not None:
+        found[module] = {"forward_s": forward}
+
+
 def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
     """A line over the number of experts, of chains, as much longer as other modules are in layers.
 
@@ -223,7 +229,7 @@ def _sum(found: Mapping[str, Ways], way: str, modules: Mapping[str, float]) -> f
     """What modules take together, each so often."""
     if any(name not in found for name in modules):
         return None
-    return sum(count * found[name][way] for name, count in modules.items())
+    return sum(count * found[name].get(way, 0.0) for name, count in modules.items())
 
 
 def _rest(whole: float | None, parts: float | None) -> float | None:
@@ -237,7 +243,7 @@ def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
     own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
     _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
-    _put(found, "layer", _rest(times.layer(DENSE, "forward"), whole), 0.0)
+    _put_forward(found, "layer", _rest(times.layer(DENSE, "forward"), whole))
     ahead = times.call(DENSE, "GPTModel._preprocess")
     _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
     if ahead is not None and "norm" in found:
@@ -264,17 +270,17 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
 
     _put(found, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
     prepared = times.call(MOE, "MoELayer.preprocess")
-    _put(found, "dispatch", _rest(prepared, _sum(found, "forward_s", {"permute": 1.0})), 0.0)
+    _put_forward(found, "dispatch", _rest(prepared, _sum(found, "forward_s", {"permute": 1.0})))
     weighted, grouped = _sum(found, "forward_s", {"weighted_swiglu": 1.0}), found.get("grouped_linear")
     if grouped is None or weighted is None:
         return
     inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
-    _put(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside), 0.0)
+    _put_forward(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
     ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
     layer, gradients = times.call(MOE, "TransformerLayer.forward"), times.layer(MOE, "backward")
-    _put(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)), 0.0)
+    _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     more = _rest(gradients, behind_all + 2.0 * _of_members(grouped, "backward", MOE_EXPERTS))
     for name in [name for name in found if name.split()[0] == "grouped_linear"]:
         found[name]["backward_s"] += (more or 0.0) / 2.0  # what else is there, such as the hooks of parameters

@@ -35,8 +35,8 @@ class ModuleCall(Spec):
 
     forward_s: SecondsFact
     """With autograd's record. [s]"""
-    backward_s: SecondsFact
-    """From autograd's engine to the gradients' hooks. [s]"""
+    backward_s: SecondsFact | None = None
+    """From autograd's engine to the gradients' hooks; None without a way back. [s]"""
     forward_each_s: SecondsFact | None = None
     """What each member adds. [s]"""
     backward_each_s: SecondsFact | None = None
@@ -52,8 +52,8 @@ class ModuleCall(Spec):
         >>> call.seconds(forward=True), call.seconds(forward=False)
         ((0.001, 0.0), (0.001, 0.001))
         """
-        each = self.forward_each_s if forward else self.backward_each_s
-        return (self.forward_s if forward else self.backward_s).value, 0.0 if each is None else each.value
+        once, each = (self.forward_s, self.forward_each_s) if forward else (self.backward_s, self.backward_each_s)
+        return 0.0 if once is None else once.value, 0.0 if each is None else each.value
 
 
 class HostCurve(Spec):

@@ -72,7 +72,7 @@ def test_what_is_left_is_a_module_s_own() -> None:
     """Queries, keys and values 400 - 210; a layer's forward of 1500 less that, two of 140, 210, 28 and 84, 280, 98."""
     found = modules_of(Times.of(ROWS))
     assert found["self_attention"] == pytest.approx({"forward_s": 19.0, "backward_s": 5.0 * BACK})
-    assert found["layer"] == pytest.approx({"forward_s": 0.8, "backward_s": 0.0})
+    assert found["layer"] == pytest.approx({"forward_s": 0.8})
     assert "router" not in found
 
 
@@ -90,13 +90,13 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
     rows = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
     rows += [*model("model_moe8", 1, EXPERTS, backward=9000), *model("model_moe8", 2, EXPERTS, backward=13480)]
     found = modules_of(Times.of([*ROWS, *rows]))
-    assert found["dispatch"] == pytest.approx({"forward_s": 20.0, "backward_s": 0.0})
-    assert found["experts"] == pytest.approx({"forward_s": 3.8, "backward_s": 0.0})
+    assert found["dispatch"] == pytest.approx({"forward_s": 20.0})
+    assert found["experts"] == pytest.approx({"forward_s": 3.8})
     grouped, own = found["grouped_linear"], found["moe_layer"]
     for way, layer in (("forward", 324.0), ("backward", 448.0)):
-        others = sum(n * found[name][f"{way}_s"] for name, n in MOE_LAYER.items())
+        others = sum(n * found[name].get(f"{way}_s", 0.0) for name, n in MOE_LAYER.items())
         products = 2 * (grouped[f"{way}_s"] + 8 * grouped[f"{way}_each_s"])
-        assert others + products + own[f"{way}_s"] == pytest.approx(layer)
+        assert others + products + own.get(f"{way}_s", 0.0) == pytest.approx(layer)
 
 
 def test_two_ranks_say_what_collectives_and_steps_of_attention_take() -> None:
