@@ -12,6 +12,7 @@ from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Call, Collective, Gemm, Grouped, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds
 from mofa.specs.host import MODULES, ModuleCall
+from mofa.specs.scaling import rescaled_host
 from tests.blocks.small import EXPERTS, build, context
 from tests.cost.toy import cluster, framework, llama, silent_host, with_facts
 
@@ -164,3 +165,17 @@ def test_what_is_computed_again_is_called_again() -> None:
 def test_other_frameworks_call_no_modules() -> None:
     found = build(context(llama(), framework("megatron-local")))
     assert all(o.call is None for o in (*found.forward.ops, *found.backward.ops))
+
+
+def test_setting_what_a_small_op_takes_scales_modules_that_were_not_set() -> None:
+    """Twice as long an op, twice as long a linear; a norm that was set as well stays."""
+    own: dict[str, Any] = {
+        "cpu": "one", "eager_op_s": fact(5.0),
+        "modules": {"linear": {"forward_s": fact(40.0)}, "norm": {"forward_s": fact(20.0)}},
+    }  # fmt: skip
+    changed = {
+        **own, "eager_op_s": fact(10.0), "modules": {**own["modules"], "norm": {"forward_s": fact(30.0)}},
+    }  # fmt: skip
+    made = rescaled_host({"curves": {"host": changed}}, {"curves": {"host": own}})["curves"]["host"]
+    assert made["modules"]["linear"]["forward_s"]["value"] == "80 us"
+    assert made["modules"]["norm"]["forward_s"]["value"] == "30.0 us"
