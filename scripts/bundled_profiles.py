@@ -31,6 +31,7 @@ from mofa.calibrate.profile import (
     tidy,
 )
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
+from mofa.calibrate.te_host import Times, module_facts, modules_of
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.products import FALLBACK
@@ -52,6 +53,8 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
+TE_HOST = ("h100-te-host", "h100-2gpu-te-host")
+"""Folders of the host under Transformer Engine: times over a small op beside them, which hold for every host."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -236,6 +239,13 @@ def machines() -> dict[str, float]:
     return {host: float(np.median(values)) for host, values in found.items()}
 
 
+def with_modules(host: dict[str, Any]) -> dict[str, Any]:
+    """``host`` with what calls of modules take it, by the small op beside which they were timed."""
+    rows = [row for name in TE_HOST for row in read_rows(ROOT / "measurements" / name, families=["te_host"])]
+    source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small op beside them"
+    return {**host, "modules": module_facts(modules_of(Times.of(rows)), si(host["eager_op_s"], "s"), source)}
+
+
 def typical_host(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` as slow as the middle one of all machines that were timed, and how far they are apart."""
     known = list(machines().values())
@@ -255,6 +265,8 @@ def grace_host(host: dict[str, Any]) -> dict[str, Any]:
     """The host times of a Xeon on a Grace."""
 
     def slower(fact: dict[str, Any]) -> dict[str, Any]:
+        if "value" not in fact:  # facts below facts: those of modules
+            return {name: slower(item) for name, item in fact.items()}
         seconds = si(fact, "s") * GRACE_HOST
         return {**fact, "value": f"{seconds * 1e6:.4g} us", "provenance": "transferred", "source": GRACE_SOURCE}
 
@@ -403,7 +415,7 @@ def main() -> None:
     known = read("gpus", "h200-sxm")
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
     h200 = gpu_profile(known, curves, "h200-sxm", source)
-    first_host = h200["curves"]["host"]
+    first_host = with_modules(h200["curves"]["host"])
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
     node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}

@@ -85,7 +85,9 @@ class _Differentiator:
                 if group in self.recompute.checkpoint and group not in self.replayed:
                     self._replay(group)  # a function of its own: all of it is made again before anything goes back
                 self.given.update(self.grads[w] for w in self.framed[group].outputs if w in self.grads)
+            began = len(self.ops)
             self._differentiate(op)
+            self._issue(op, began)
             if group in self.framed and op.name == self.framed[group].first:
                 self._return_from(group)
         ops = tuple(self.ops)
@@ -94,6 +96,14 @@ class _Differentiator:
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)
+
+    def _issue(self, op: Op, began: int) -> None:
+        """A module's call issues its way back too; autograd's sums are no part of it, nor what is made again."""
+        for i in range(max(began - len(WEIGHT_ENDS), 0), len(self.ops)) if op.call is not None else ():
+            new = self.ops[i]
+            others = new.name.endswith("~") or new.name.startswith("accumulate ")
+            if new.call is None and (i >= began or new.stream == "tp") and not others:
+                self.ops[i] = new._replace(call=op.call)
 
     def _behind_chunks(self) -> set[str]:
         """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.specs.host import Module
 
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
 KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer", "scratch")
@@ -193,6 +194,21 @@ class Order(NamedTuple):
     steps: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """A call of a module that a host's profile times as a whole (:class:`mofa.specs.host.ModuleCall`).
+
+    All ops that the module issues carry the same one: the first of them that runs pays for it, the others nothing but
+    what is no part of it, such as a collective. The same holds on the way back.
+    """
+
+    module: Module
+    format: str = "bf16"
+    """What its products compute in."""
+    members: FloatK = 0.0
+    """Experts, or steps of context parallelism. [-]"""
+
+
 class Back(NamedTuple):
     """How an op is differentiated where its kind does not say: the bytes that its backward kernels move.
 
@@ -314,6 +330,8 @@ class Op(NamedTuple):
     """The stream from whose memory its outputs come, where that is not its own."""
     hooked: FloatK = 0.0
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
+    call: Call | None = None
+    """The call of a module that issues it."""
     checkpoints: FloatK = 0.0
     """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
 

@@ -14,6 +14,7 @@ from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
 from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
+from mofa.calibrate.te_host import module_facts
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
@@ -107,6 +108,7 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             sustained=whole.sustained | curves.sustained,
             clocks=whole.clocks | curves.clocks,
             host_s=whole.host_s | curves.host_s,
+            modules=whole.modules | curves.modules,
             copy_bytes_per_s=whole.copy_bytes_per_s | curves.copy_bytes_per_s,
             overlap=whole.overlap | curves.overlap,
             overlap_slowdown=curves.overlap_slowdown or whole.overlap_slowdown,
@@ -291,6 +293,10 @@ def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
     if {"mm_new_rows", "mm_seen_rows"} <= set(s):
         words = "a product with a number of rows that is new to the library, less one with a number that is not"
         put("gemm_choice_s", s["mm_new_rows"] - s["mm_seen_rows"], words)
+    if curves.modules:
+        op_s = parse_quantity(made["eager_op_s"]["value"], "s")
+        words = f"{source}: of a chain, or of a layer more, over the small op beside it"
+        made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, op_s, words)}
     return made
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
-from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Attention, Call, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
@@ -20,6 +20,7 @@ from mofa.cost.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.host import HostCurve
 from mofa.specs.power import mixed_clock
 
 ArrayK = NDArray[np.float64]
@@ -325,7 +326,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
     function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed``), Megatron's additions of gradients too.
-    Products of shapes that the library does not remember wait for its choice. All of it on the slowest of all hosts.
+    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
+    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
     """
     return machine.once("host", ops, lambda: _host_seconds(ops, machine))
 
@@ -342,8 +344,14 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
     inside: BoolK = False
+    modules = Calls(host)
     for i, op in enumerate(ops):
         work, launches, name = op.work, op.launches, op.name
+        if op.call is not None and host.modules:
+            called_s = modules.issue_s(op, forward=not backward or name.endswith("~"))
+            if called_s is not None:
+                out[i] = where(op.present, slowest * called_s, 0.0)
+                continue
         if hooked and name.endswith(".accumulate"):
             hook_s = slowest * (small + host.grad_hook_s.value)
             out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
@@ -395,6 +403,39 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             inside = (inside | runs) if op.compiled else (inside & opposite(runs))
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     return out
+
+
+class Calls:
+    """What a host takes for calls of modules, met in the order in which ops are issued.
+
+    A call is paid for by the first of its ops that runs, whether or not that launches anything: its seconds hold the
+    launches of all of them. A collective that a module launches comes on top, and so does what a checkpoint of
+    Megatron's does ahead of an op that it repeats.
+    """
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.last: tuple[Call, bool] | None = None
+        self.begun: BoolK = False
+
+    def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
+        """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
+        call = op.call
+        assert call is not None
+        name, format_ = call.module, call.format
+        if type(op.work) is Collective:
+            name = "collective"
+        fact = self.host.module(name, format_)
+        if fact is None:
+            return None
+        once, each = fact.seconds(forward=forward)
+        if type(op.work) is Collective:
+            return once
+        if self.last is None or self.last[0] is not call or self.last[1] is not forward:
+            self.last, self.begun = (call, forward), False
+        seconds = where(self.begun, 0.0, once + call.members * each)
+        self.begun = self.begun | op.present
+        return seconds + op.checkpoints * self.host.checkpoint_s.value
 
 
 SHARDING = ("fsdp.", "efsdp.")

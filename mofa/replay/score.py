@@ -204,6 +204,10 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
     host_only = 0.0
 
     def flush(records: tuple[str, ...] = ()) -> None:
+        nonlocal host_only
+        if host_only:  # what launches nothing takes the host its time all the same
+            run.append(Kernel("host", 0.0, host_only, FAMILY["host_idle"]))
+            host_only = 0.0
         if run or waits:
             steps.append(_run(tuple(run), tuple(waits), records))
         run.clear()

@@ -6,22 +6,22 @@ at full clock; ``sustained`` and ``alone`` are what the power limit leaves of th
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import Fact, NotNegativeFact, SecondsFact, ShareFact, Spec
+from mofa.specs.base import NotNegativeFact, ShareFact, Spec
 from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
 from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import latest_of as latest_of
 from mofa.specs.fitted import mixed_clock as mixed_clock
 from mofa.specs.fitted import slowest_of as slowest_of
+from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK
@@ -143,126 +143,6 @@ class CollectiveCurve(Curve):
     """One collective inside a fast domain, over one group size."""
 
     form: CollectiveForm
-
-
-class HostCurve(Spec):
-    """What the host needs to issue work."""
-
-    cpu: str
-    eager_op_s: SecondsFact
-    """Issue of one small eager op of PyTorch. [s]"""
-    linear_op_s: SecondsFact
-    """Issue of one matrix product with autograd. [s]"""
-    backward_op_s: SecondsFact
-    """What autograd's engine adds to a backward op, besides the issue of its kernels. [s]"""
-    compiled_op_s: SecondsFact
-    """Issue of one kernel from a compiled region. [s]"""
-    compiled_model_op_s: SecondsFact
-    """What a model's compiled module adds to the launch of each kernel: its buffers, what is asserted of them. [s]"""
-    compiled_call_s: SecondsFact
-    """Guards and wrapping of one call of a compiled region, its kernels apart. [s]"""
-    compiled_module_s: SecondsFact
-    """The same of a model's compiled module, in training: its parameters' guards and autograd's function. [s]"""
-    compiled_node_s: SecondsFact
-    """What autograd does from one compiled module's backward to the next; a block's recomputation is inside. [s]"""
-    compiled_attention_s: SecondsFact
-    """What cuDNN's attention takes beside a launch, forward, in compiled code; eager ops have it in their mean. [s]"""
-    dtensor_op_s: SecondsFact
-    """Issue of one op on DTensors. [s]"""
-    sync_s: SecondsFact
-    """A host synchronisation: from the device's end to the host's next issue. [s]"""
-    model_op_s: SecondsFact
-    """What a model's Python adds to the issue of each eager op of the forward pass: modules, autograd's record. [s]"""
-    function_s: SecondsFact
-    """A function of Python that autograd calls (autograd.Function), one way. [s]"""
-    loop_function_s: SecondsFact
-    """The same in a loop over experts, which it has just been called in, each way: from the second round on, as the
-    first takes twice as long (0.6 ms against 0.32, medians of mc4-tp2-pp2-etp2-mixtral-4l-traced). [s]"""
-    grad_hook_s: SecondsFact
-    """A parameter's hook of Python in which Megatron adds its gradient to the main one, beside the addition. [s]"""
-    guarded_call_s: SecondsFact
-    """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
-    loop_guarded_s: SecondsFact
-    """The same in a loop over experts, each way. [s]"""
-    view_s: SecondsFact
-    """A view, with autograd's record of it. [s]"""
-    gemm_choice_s: SecondsFact
-    """Choice of a kernel for a matrix product of a shape that the library does not remember. [s]"""
-    kernel_load_s: SecondsFact
-    """A kernel that is used for the first time: the driver loads it. [s]"""
-    item_s: SecondsFact
-    """Reading one number of an idle device. [s]"""
-    tensor_pass_s: SecondsFact
-    """What an optimizer's Python does for one tensor in one loop over the tensors. [s]"""
-    exchange_s: SecondsFact
-    """What Megatron's schedule does from the last op of a stage's pass to the launch of its exchange. [s]"""
-    pass_start_s: SecondsFact
-    """What it does from the end of an exchange to the first op of the next pass. [s]"""
-    step_start_s: SecondsFact
-    """From the end of a step to the first kernel of the next where the host waits in between. [s]"""
-    shard_hook_s: SecondsFact
-    """A gather, a reduction or a copy of FSDP, issued by its hooks. [s]"""
-    listing_s: SecondsFact
-    """Writing down, block by block, where 2**20 elements of gradients lie that FSDP copies into one buffer. [s]"""
-    dtensor_hook_s: SecondsFact
-    """What training adds to each op on distributed tensors: autograd's node, the parallel style's hooks. [s]"""
-    redistribute_s: SecondsFact
-    """A collective between layouts of distributed tensors, with its wait, beside the launch. [s]"""
-    dtensor_step_s: SecondsFact
-    """What clipping and the optimizer's step do for one distributed parameter. [s]"""
-    selective_op_s: SecondsFact
-    """What an op-level checkpoint adds to each op, forward and where it is repeated: its dispatch mode. [s]"""
-    packed_s: SecondsFact
-    """A tensor that autograd saves through the hooks of PyTorch's checkpoint, forward. [s]"""
-    unpacked_s: SecondsFact
-    """The same where it is repeated: saved anew, compared, handed out, beside the op that makes it again. [s]"""
-    checkpoint_s: SecondsFact
-    """A checkpoint that is a function of Megatron's, on the way back: states of random numbers, a backward pass within
-    the backward pass. [s]"""
-
-    def at_speed(self, op_s: float, source: str) -> Self:
-        """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
-
-        Assumes that whatever slows one op down slows all alike. Between two machines of one kind whose small ops took
-        5.4 and 10.1 us, products were 2.0, distributed tensors 2.1, autograd's nodes 1.6 and compiled functions 2.6
-        times apart (measurements/h200-1gpu and h200-1gpu-second, host.csv).
-
-        Parameters
-        ----------
-        op_s
-            Time of one small eager op on that host. [s]
-        source
-            Where that was read.
-
-        Examples
-        --------
-        >>> from mofa.cost.examples import toy_gpu
-        >>> slow = toy_gpu().curves.host.at_speed(1e-5, "an example")
-        >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
-        (1e-05, 6e-05)
-        """
-        factor = op_s / self.eager_op_s.value
-        times = {name: getattr(self, name) for name in type(self).model_fields if name != "cpu"}
-        return self.model_copy(update={
-            name: Fact(value=fact.value * factor, provenance=fact.provenance,
-                       source=f"{fact.source}; {factor:.3g} times as long: {source}")
-            for name, fact in times.items()
-        })  # fmt: skip
-
-
-def _at_least_typical(fact: Fact) -> Fact:
-    if not 1.0 <= fact.value < math.inf:
-        raise ValueError(f"is {fact.value:g}; a slow host takes at least as long as a typical one: give 1 or more")
-    return fact
-
-
-class HostRange(Spec):
-    """How fast machines of one kind issue work, over the one that ``GpuCurves.host`` stands for. [-]"""
-
-    fast: ShareFact
-    """10 % quantile of what their small ops take. [-]"""
-    slow: Annotated[Fact, AfterValidator(_at_least_typical)]
-    """90 % quantile. [-]"""
 
 
 StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled|te|megatron) [a-z0-9_]+)$")]

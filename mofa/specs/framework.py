@@ -177,6 +177,8 @@ class FrameworkSpec(Spec):
     balances_by: Literal["turn", "chance"] = "turn"
     """How ``routing: balanced`` is run: tokens take experts in turn (torchtitan's ``moe_force_load_balance``), or
     random logits choose (Megatron's ``moe_router_force_load_balancing``: moe_utils.py, ``RandomSTE``)."""
+    module_calls: bool = False
+    """megatron: layers are calls of modules whose Python a host's profile times as a whole (``host.modules``)."""
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
 
@@ -284,6 +286,7 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
     "loss_parallel": (("torchtitan",), {"fsdp1": True, **dict.fromkeys(MEGATRON, True)}),
     "reduced_bytes_per_param": (("fsdp1", *MEGATRON), {"torchtitan": 4.0}),  # mixed_precision_reduce: float32 alone
     "fused_qkv": (("fsdp1",), {}),
+    "module_calls": (("megatron",), {}),
     "loss_metrics": (("fsdp1",), {}),
     "fused_softmax": (LOCAL_LAYERS, {}),
     "fused_rope": (LOCAL_LAYERS, {"megatron": True}),

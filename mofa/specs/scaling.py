@@ -139,6 +139,8 @@ def slower_host(host: Mapping[str, Any], factor: float, words: str) -> dict[str,
     """
 
     def one(fact: Any) -> Any:
+        if isinstance(fact, Mapping) and "value" not in fact:  # facts below facts: those of modules
+            return {key: one(item) for key, item in fact.items()}
         try:
             value = f"{parse_quantity(fact['value'], 's') * factor * 1e6:.6g} us"
             return {**fact, "value": value, "source": f"{fact['source']}; {factor:.3g} times as long: {words}"}
@@ -151,6 +153,8 @@ def slower_host(host: Mapping[str, Any], factor: float, words: str) -> dict[str,
 def _restated(fact: Any, source: str) -> Any:
     if not isinstance(fact, dict):
         return fact
+    if "value" not in fact:  # facts below facts: those of modules
+        return {key: _restated(item, source) for key, item in fact.items()}
     return {**fact, "provenance": "transferred", "source": source}
 
 
@@ -172,8 +176,22 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     new, old = _both(host, own, ("eager_op_s",), "s")
     if new > 0 and old > 0 and new != old:
         scaled = slower_host(own, new / old, "as eager_op_s, set by the user")
-        host = {key: scaled[key] if key in own and fact == own[key] else fact for key, fact in host.items()}
+        host = _unless_set(host, own, scaled)
     return {**gpu, "curves": {**{key: item for key, item in curves.items() if key != "hosts"}, "host": host}}
+
+
+def _unless_set(host: Mapping[str, Any], own: Mapping[str, Any], scaled: Mapping[str, Any]) -> dict[str, Any]:
+    """Scaled facts where a host has its profile's own, at any depth, and else what was set."""
+
+    def one(key: str, fact: Any) -> Any:
+        if key not in own:
+            return fact
+        if fact == own[key]:
+            return scaled[key]
+        nested = isinstance(fact, dict) and isinstance(own[key], dict) and "value" not in own[key]
+        return _unless_set(fact, own[key], scaled[key]) if nested else fact
+
+    return {key: one(key, fact) for key, fact in host.items()}
 
 
 def _device(curves: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,19 @@ def test_host_bound_tape_takes_the_sum_of_issue_times() -> None:
     assert time.issue.tolist() == [20.0]
 
 
+def test_a_host_that_awaits_a_copy_leaves_the_device_what_was_issued_behind_it() -> None:
+    """Counts are computed at 3 s and copied by 4 s; the host goes on at 24 s and issues the next op by 29 s, while 30 s
+    of an op behind the counts still run to 33 s. A wait for all of the device lasts until 53 s: it idles 25 s more."""
+    ops = (op("counts", "x"), op("copy", "counts", family="memory_bound", work=Stream(1.0), stream="to_host"))
+    ops = (*ops, op("permute", "x"))
+    times = {"counts": (2.0, 1.0), "copy": (1.0, 0.0), "permute": (30.0, 1.0), "next": (1.0, 5.0)}
+    counted = Op("sync", "host", HostSync(), ("copy",))
+    time = run(times, *ops, counted, op("next", "permute"), repeat=1)
+    assert parts(time) == pytest.approx({"gemm": 33.0, "host_idle": 1.0})
+    time = run(times, *ops, sync(), op("next", "permute"), repeat=1)
+    assert parts(time) == pytest.approx({"gemm": 33.0, "host_idle": 26.0})
+
+
 def test_device_bound_tape_takes_the_sum_of_durations() -> None:
     time = run(dict.fromkeys("abcd", (7.0, 5.0)), op("a", "x"), op("b", "a"), op("c", "b"), op("d", "c"))
     assert parts(time) == pytest.approx({"gemm": 28.0})

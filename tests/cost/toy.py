@@ -46,7 +46,8 @@ def silent_host(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with a host that issues everything in no time."""
     host = cluster.gpu.curves.host
     names = [name for name in type(host).model_fields if isinstance(getattr(host, name), Fact)]
-    curves = cluster.gpu.curves.model_copy(update={"host": with_facts(host, **dict.fromkeys(names, 0.0))})
+    silent = with_facts(host, **dict.fromkeys(names, 0.0)).model_copy(update={"modules": {}})
+    curves = cluster.gpu.curves.model_copy(update={"host": silent})
     return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
 
 

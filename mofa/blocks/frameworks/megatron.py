@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
 from mofa.blocks.frameworks import megatron_cp
+from mofa.blocks.frameworks.megatron_calls import call, issue
 from mofa.blocks.frameworks.megatron_linear import (
     HEAD_NORMS,
     attention_output,
@@ -47,16 +48,18 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     q = b.tensor("q", t * q_width * e)
     k = b.tensor("k", t * kv_width * e)
     v_part = b.tensor("v.part", t * kv_width * e)
+    since = len(b.ops)
     # views forward; backward concatenates dq, dk and dv
     b.add(
         Op("qkv.split", "memory_bound", None, (whole,), (q, k, v_part), view=True, launches=0,
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
-    if ctx.model.positions != "rope":  # q, k and v are one interleaved tensor, which fused attention takes as it is
-        return q, k, v_part
-    v = b.tensor("v", t * kv_width * e)
-    stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0, like="copy")
+    v = v_part  # without rotary embedding part of one interleaved tensor, which fused attention takes as it is
+    if ctx.model.positions == "rope":
+        v = b.tensor("v", t * kv_width * e)
+        stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0, like="copy")
+    issue(b, since, call(ctx, "self_attention"))
     return q, k, v
 
 
@@ -88,7 +91,8 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     b.add(
         Op(name, "memory_bound", Stream(2 * nbytes, "te rmsnorm_fwd", HEAD_NORMS[0] * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
-           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=HEAD_NORMS[1] * elements, width=head_dim))
+           back=Back(3 * nbytes, 2, like="te rmsnorm_bwd", elements=HEAD_NORMS[1] * elements, width=head_dim),
+           call=call(ctx, "norm"))
     )  # fmt: skip
     return out
 
@@ -102,10 +106,12 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     for name, x in (("q", q), ("k", k)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
+        since = len(b.ops)
         outs.append(
             stream(b, f"{name}.rope", (x,), out, bytes_=2 * nbytes, back_bytes=2 * nbytes, like="te rope_fwd",
                    back_like="te rope_bwd")
         )  # fmt: skip
+        issue(b, since, call(ctx, "rope"))
     return outs[0], outs[1]
 
 
@@ -122,7 +128,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=Back(2 * s * (rank + rope_dim) * e, 1))
+           back=Back(2 * s * (rank + rope_dim) * e, 1), call=call(ctx, "self_attention"))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
@@ -141,10 +147,13 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     key = b.tensor("k", t * heads * a.d_qk * e)
     value = b.tensor("v", t * heads * a.v_head_dim * e)
     turned = 2 * t * heads * rope_dim * e
-    b.add(Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1)))
+    b.add(
+        Op("q.rope", "memory_bound", Stream(turned), (q,), (query,), view=True, back=Back(turned, 1),
+           call=call(ctx, "rope"))
+    )  # fmt: skip
     b.add(
         Op("kv.rope", "memory_bound", Stream(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe), (key, value),
-           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1))
+           back=Back(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), call=call(ctx, "rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value
@@ -152,8 +161,9 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Fused attention (cuDNN or flash), the module that recompute calls core_attn."""
-    b.region = "core_attn"
+    b.region, since = "core_attn", len(b.ops)
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)
+    issue(b, since, call(ctx, "attention", where(ctx.cp > 1, where(ctx.cp_ring, ctx.cp, 2.0), 0.0)))
     b.region = ""
     return out
 
@@ -166,7 +176,7 @@ def vocab_per_rank(ctx: Context) -> ArrayK:
 
 def embedding(b: TapeBuilder, ctx: Context) -> str:
     """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
-    h, e = float(ctx.model.hidden), ctx.element
+    h, e, since = float(ctx.model.hidden), ctx.element, len(b.ops)
     params = vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
     b.add(
@@ -194,6 +204,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
             Op("embedding.dropout", "memory_bound", Stream(2.5 * nbytes), (y,), (dropped, mask), (mask,),
                back=Back(2.5 * nbytes, 1))
         )  # fmt: skip
+    issue(b, since, call(ctx, "embedding"))
     return y
 
 
@@ -201,13 +212,15 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm, output layer and vocabulary-parallel cross entropy."""
     h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
-    v = vocab_per_rank(ctx)
+    v, since = vocab_per_rank(ctx), len(b.ops)
     full = buffer_gather(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
         regather=("output.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
     )  # fmt: skip
-    return cross_entropy(b, ctx, logits, ctx.tokens * v)
+    loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
+    issue(b, since, call(ctx, "head"))
+    return loss
 
 
 def wrap_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:

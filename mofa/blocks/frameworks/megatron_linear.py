@@ -7,6 +7,7 @@ from typing import TypedDict
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_fp8 as fp8
+from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
 from mofa.blocks.parts import HEAD, heads_norm_back, linear, sp_gather, tp_copy, tp_reduce
 
@@ -27,9 +28,22 @@ def weight_grad(ctx: Context) -> WeightGrad:
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """One kernel each way; keeps its input and its output, which the linear that it is fused with reads."""
-    return norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+    since = len(b.ops)
+    out = norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+    issue(b, since, call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
+    return out
 
 
+def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
+    """Whether a norm is a module of its own, and no part of the linear behind it (gpt_layer_specs.py)."""
+    if name == "attn_norm":
+        return ctx.model.attention.kind == "mla"
+    if name == "mlp_norm":
+        return b.block.startswith("moe")
+    return name not in ("q_norm", "kv_norm")
+
+
+@one_module
 def column_linear(
     b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -51,6 +65,7 @@ def column_linear(
                   prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
 
 
+@one_module
 def row_linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -73,6 +88,7 @@ def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, 
     return row_linear(b, ctx, x, name, n, k, kept_anyway=True)
 
 
+@one_module
 def whole_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
     """A linear that each rank has whole, over its shard of the tokens."""
     if ctx.fp8 is None:
@@ -93,7 +109,12 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     if ctx.model.dropout > 0:
         mask = b.tensor(f"{name}.mask", ctx.shard * ctx.model.hidden * 1.0, grad=False)
         writes, saves, back = (out, mask), (mask,), Back(2.5 * nbytes, 1)
-    b.add(Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back))
+    b.add(
+        Op(f"{name}.add", "memory_bound", Stream(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
+           call=call(ctx, "bias_dropout_add"))
+    )  # fmt: skip
+    if name == "mid":  # once a layer
+        begin(b, "layer", call(ctx, "layer"))
     return out
 
 

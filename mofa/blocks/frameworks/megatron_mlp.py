@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
+from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
 
@@ -34,9 +35,12 @@ def activation(
     passes = where(any_width, ANY_WIDTH[0], wide + 1.0)
     back_passes = where(any_width, ANY_WIDTH[1], 8.0 + 3.0 * weighted if gated else 3.0)
     back = Back(back_passes * moved * ctx.element, launches * (1.0 + weighted), like=again)
+    by = call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
+    if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
+        by = None
     b.add(
         Op(f"{name}.activation", "memory_bound", Stream(passes * moved * ctx.element, like), (h,), (out,), (h,),
-           region=region, launches=launches, back=back)
+           region=region, launches=launches, back=back, call=by)
     )  # fmt: skip
     return out
 

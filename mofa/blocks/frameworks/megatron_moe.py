@@ -11,11 +11,13 @@ from collections.abc import Callable
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, opposite
 from mofa.blocks.frameworks import megatron_fp8 as fp8
+from mofa.blocks.frameworks.megatron_calls import begin, call, issue
 from mofa.blocks.frameworks.megatron_linear import weight_grad
 from mofa.blocks.frameworks.megatron_mlp import activation, mlp
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import (
     Back,
+    Call,
     Collective,
     FloatK,
     Grouped,
@@ -49,7 +51,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     """
     moe = ctx.model.moe
     assert moe is not None
-    s, experts, hidden = ctx.shard, float(moe.num_experts), float(ctx.model.hidden)
+    s, experts, hidden, since = ctx.shard, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
     wide = b.tensor("router.input", s * hidden * 4.0)
     back = Back(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
     b.add(Op("router.cast", "memory_bound", Stream(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
@@ -68,6 +70,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
         Op("router.topk", "memory_bound", Stream(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
            (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
     )  # fmt: skip
+    issue(b, since, call(ctx, "router"))
     return scores, mapped
 
 
@@ -77,6 +80,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     assert spec is not None
     row = float(ctx.model.hidden) * ctx.element
     b.region = "moe"
+    begin(b, "moe.layer", call(ctx, "moe_layer"))
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
@@ -108,8 +112,12 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         renew(b)
+    since = len(b.ops)
     on_host = counts(b, ctx, mapped)
+    issue(b, since, call(ctx, "dispatch"))
+    since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
+    issue(b, since, call(ctx, "permute"))
     schedule(b, ctx, scores)
     split = ctx.ep * ctx.etp > 1
     _synchronise(b, ctx, on_host, "moe.sync", split)
@@ -140,7 +148,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     b.add(
         Op("moe.unpermute", "memory_bound",
            Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, float(ctx.model.hidden)), (y,), (out,),
-           ("moe.row_ids",), back=back)
+           ("moe.row_ids",), back=back, call=call(ctx, "unpermute"))
     )  # fmt: skip
     return out
 
@@ -230,7 +238,20 @@ def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: 
     y, place = b.tensor(out, kept * hidden * ctx.element), b.tensor(f"{name}_map", kept * 4.0, grad=False)
     back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = Stream(moved, "te sort_fwd", elements, hidden)
-    return b.add(Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back))
+    return b.add(
+        Op(
+            name,
+            "memory_bound",
+            work,
+            (x,),
+            (y, place),
+            (place,),
+            launches=2,
+            present=_sorts(ctx),
+            back=back,
+            call=call(ctx, "sort_chunks"),
+        )
+    )
 
 
 def _sorts(ctx: Context) -> BoolK:
@@ -247,7 +268,8 @@ def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
     work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * WEIGHT, ctx.imbalance)
-    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep"))
+    by = call(ctx, "collective")
+    return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by))
 
 
 def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
@@ -264,7 +286,8 @@ def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK)
         work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * row, ctx.imbalance)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2))
+    by = call(ctx, "collective")
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by))
 
 
 def experts(
@@ -287,18 +310,28 @@ def experts(
     if ctx.fp8 is not None:
         x = fp8.pad(b, ctx, x, rows, kept)
         rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
+    begin(b, "experts", call(ctx, "experts"))
+    since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
     fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", kept * n * e), (rows, n, hidden))
+    issue(b, since, grouped(ctx))
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
     if not fused:
         act = _by_probability(b, act, kept * f * e, rows * f * e, launches)
     if weights:
         b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
+    since = len(b.ops)
     operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
     out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
+    issue(b, since, grouped(ctx))
     out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
     return out if ctx.fp8 is None else fp8.unpad(b, ctx, out, *actual)
+
+
+def grouped(ctx: Context) -> Call | None:
+    """The call of a linear of all experts; of experts one after the other each op is issued by itself."""
+    return None if ctx.framework.experts == "sequential" else call(ctx, "grouped_linear", ctx.local_experts)
 
 
 def _products(

@@ -6,8 +6,9 @@ kernels that each case launches. Transformer Engine and Megatron-Core must be im
 and skipped.
 
 ``te_host.csv`` has rows as :mod:`mofa.calibrate.measurements` reads them: ``op`` is the case, ``variant`` the way
-(``fwd``, ``bwd``, ``small_op``, a part of a step). ``kernels.csv`` has each case's kernels by name, ``nodes.json`` the
-nodes of its graph.
+(``fwd``, ``bwd``, a part of a step, ``small_op``). Hosts slow down for a second at a time: every time is divided by
+what a small op takes right before it, and told for the pace that the host had at the beginning, which is the
+``small_op`` of every case. ``kernels.json`` has each case's kernels by name, ``nodes.json`` the nodes of its graph.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import csv
 import json
 import os
 import socket
@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 from mofa.calibrate.bench.torch_bench import environment
-from mofa.calibrate.bench.torch_host import _issue
 from mofa.calibrate.bench.torch_timing import summarise
 from mofa.calibrate.cases import Case, Sample, Shape
 from mofa.calibrate.measurements import append_row
@@ -110,6 +109,8 @@ class Recorder:
     writes: bool
     waits: Waits
     deadline: float
+    pace_s: float
+    """A small op at the beginning. [s]"""
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -126,45 +127,58 @@ class Recorder:
         return sample
 
 
-def small_op_s() -> list[float]:
-    """What one small eager op takes the host: bursts of an addition, SiLU and a norm. [s]"""
-    x = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
-    weight = torch.ones(256, device="cuda", dtype=torch.bfloat16)
-    functional = torch.nn.functional
-    calls = (lambda: x + x, lambda: functional.silu(x), lambda: functional.rms_norm(x, (256,), weight))
-    found = [sorted(_issue(call, 60, "cuda")) for call in calls]
-    return sorted(found, key=lambda times: times[len(times) // 2])[1]
+class Pace:
+    """What one small eager op takes the host right now: an addition, SiLU and a norm."""
+
+    def __init__(self) -> None:
+        functional = torch.nn.functional
+        self.x = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
+        self.weight = torch.ones(256, device="cuda", dtype=torch.bfloat16)
+        self.calls = (
+            lambda: self.x + self.x, lambda: functional.silu(self.x),
+            lambda: functional.rms_norm(self.x, (256,), self.weight),
+        )  # fmt: skip
+
+    def small_op_s(self, num: int = 40) -> float:
+        """The middle one of the three, in one burst each that the queue takes. [s]"""
+        times = []
+        for call in self.calls:
+            torch.cuda.synchronize()
+            call()
+            began = time.perf_counter()
+            for _ in range(num):
+                call()
+            times.append((time.perf_counter() - began) / num)
+        torch.cuda.synchronize()
+        return sorted(times)[1]
 
 
 def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
-    """Rows of a chain: forward with its graph kept, backward, and the small op beside them."""
-    small = small_op_s()
+    """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
+    pace = Pace()
     forward, backward = [], []
     num = len(chain.steps) * chain.per
     for _ in range(ROUNDS):
         chain.clear()
-        torch.cuda.synchronize()
+        scale = recorder.pace_s / pace.small_op_s()
         began = time.perf_counter()
         roots = chain.forward()
-        forward.append((time.perf_counter() - began) / num)
+        forward.append(scale * (time.perf_counter() - began) / num)
         grads = [torch.ones_like(root) for root in roots]
-        torch.cuda.synchronize()
+        scale = recorder.pace_s / pace.small_op_s()
         began = time.perf_counter()
         torch.autograd.backward(roots, grads)
-        backward.append((time.perf_counter() - began) / num)
+        backward.append(scale * (time.perf_counter() - began) / num)
         torch.cuda.synchronize()
     sizes: Shape = {"ops": num, **chain.sizes}
     ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward[DROPPED:])
     behind = recorder.row(op, "bwd", chain.dtype, sizes, backward[DROPPED:])
-    issue = recorder.row(op, "small_op", chain.dtype, sizes, small)
+    recorder.row(op, "small_op", chain.dtype, sizes, [recorder.pace_s])
     label = label_of(op, chain.dtype, sizes)
     recorder.nodes[label] = nodes(chain.forward())
     recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
     if recorder.writes:
-        print(
-            f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each, small op "
-            f"{issue.median_s * 1e6:5.2f}", flush=True,
-        )  # fmt: skip
+        print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
 
 
 def label_of(op: str, dtype: str, sizes: Shape) -> str:
@@ -200,7 +214,7 @@ def nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
 
 
 def kernels(recorder: Recorder) -> None:
-    """Every case once more under a profiler: ``kernels.csv``, each kernel's count and mean time by case and way."""
+    """Every case once more under a profiler: ``kernels.json``, kernels of each case by name, count and time [us]."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for i, (label, call) in enumerate(recorder.later):
@@ -225,19 +239,18 @@ def kernels(recorder: Recorder) -> None:
             on_device.append((start, name, took))
     ranges.sort()
     on_device.sort()
-    with (recorder.out / "kernels.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("case", "way", "kernel", "count", "mean_us"))
-        position = 0
-        for start, end, i in ranges:
-            found: dict[str, list[int]] = collections.defaultdict(list)
-            while position < len(on_device) and on_device[position][0] < end:
-                if on_device[position][0] >= start:
-                    found[on_device[position][1][:120]].append(on_device[position][2])
-                position += 1
-            label, way = recorder.later[i][0].rsplit("|", 1)
-            for name, times in found.items():
-                writer.writerow((label, way, name, len(times), round(sum(times) / len(times) / 1e3, 3)))
+    told: dict[str, list[tuple[str, int, float]]] = {}
+    position = 0
+    for start, end, i in ranges:
+        found: dict[str, list[int]] = collections.defaultdict(list)
+        while position < len(on_device) and on_device[position][0] < end:
+            if on_device[position][0] >= start:
+                found[on_device[position][1][:120]].append(on_device[position][2])
+            position += 1
+        told[recorder.later[i][0]] = [
+            (name, len(times), round(sum(times) / len(times) / 1e3, 3)) for name, times in found.items()
+        ]
+    (recorder.out / "kernels.json").write_text(json.dumps(told, indent=0) + "\n", encoding="utf-8")
 
 
 def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
@@ -269,7 +282,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     described = environment("cuda")
     recorder = Recorder(
         Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
-        started + limit_s,
+        started + limit_s, sorted(Pace().small_op_s() for _ in range(41))[10],
     )  # fmt: skip
     if rank == 0:
         recorder.out.mkdir(parents=True, exist_ok=True)

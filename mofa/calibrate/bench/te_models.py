@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from mofa.calibrate.bench.te_host import Recorder, label_of, small_op_s
+from mofa.calibrate.bench.te_host import Pace, Recorder, label_of
 from mofa.calibrate.bench.te_modules import RECIPES, Todo, config_of, start
 
 SEQUENCE, VOCABULARY = 128, 1024
-WARMUP, STEPS = 4, 12
+WARMUP, STEPS = 4, 16
 Experts = dict[str, Any]
 
 
 def experts_of(num: int, **more: Any) -> Experts:
-    """Configuration of a layer of experts as Megatron's MoE recipes have it."""
+    """Configuration of a layer of experts as Megatron's MoE recipes have it; of many hardly any gets no token."""
     return {
-        "num_moe_experts": num, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "moe_grouped_gemm": True,
-        "moe_permute_fusion": True, "moe_router_dtype": "fp32", "moe_token_dispatcher_type": "alltoall",
-        "moe_router_load_balancing_type": "none", **more,
+        "num_moe_experts": num, "moe_router_topk": 2 if num < 64 else 8, "moe_ffn_hidden_size": 256,
+        "moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_router_dtype": "fp32",
+        "moe_token_dispatcher_type": "alltoall", "moe_router_load_balancing_type": "none", **more,
     }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Parts:
     """Seconds, net of waits, in chosen methods of Megatron's modules, of each call in the forward pass."""
 
     WHICH = (
-        ("megatron.core.transformer.attention", "SelfAttention", "forward"),
+        ("megatron.core.transformer.attention", "Attention", "forward"),
         ("megatron.core.transformer.multi_latent_attention", "MLASelfAttention", "forward"),
         ("megatron.core.transformer.attention", "SelfAttention", "get_query_key_value_tensors"),
         ("megatron.core.transformer.mlp", "MLP", "forward"),
@@ -89,6 +89,31 @@ class Parts:
         ("megatron.core.optimizer.optimizer", "MixedPrecisionOptimizer", "step_with_ready_grads"),
         ("megatron.core.optimizer.distrib_optimizer", "DistributedOptimizer", "step_with_ready_grads"),
     )
+    FUNCTIONS = (
+        ("megatron.core.models.common.embeddings.rope_utils", "fused_apply_rotary_pos_emb"),
+        ("megatron.core.transformer.mlp", "bias_swiglu_impl"),
+        ("megatron.core.transformer.moe.experts", "weighted_bias_swiglu_impl"),
+        ("megatron.core.fusions.fused_bias_dropout", "bias_dropout_add_fused_train"),
+        ("megatron.core.transformer.moe.token_dispatcher", "permute"),
+        ("megatron.core.transformer.moe.token_dispatcher", "unpermute"),
+        ("megatron.core.transformer.moe.token_dispatcher", "sort_chunks_by_idxs"),
+        ("megatron.core.fp8_utils", "get_fp8_context"),
+    )
+    BACKWARDS = (
+        ("transformer_engine.pytorch.module.linear", "_Linear"),
+        ("transformer_engine.pytorch.module.layernorm_linear", "_LayerNormLinear"),
+        ("transformer_engine.pytorch.module.grouped_linear", "_GroupedLinear"),
+        ("transformer_engine.pytorch.attention.dot_product_attention.backends", "FusedAttnFunc"),
+        ("transformer_engine.pytorch.attention.rope", "FusedRoPEFunc"),
+        ("transformer_engine.pytorch.ops.fuser", "_OperationFuserAutogradFunction"),
+        ("megatron.core.fusions.fused_bias_swiglu", "SwiGLUFunction"),
+        ("megatron.core.fusions.fused_bias_swiglu", "WeightedSwiGLUFunction"),
+        ("megatron.core.transformer.moe.moe_utils", "RouterGatingLinearFunction"),
+        ("megatron.core.tensor_parallel.layers", "LinearWithGradAccumulationAndAsyncCommunication"),
+        ("megatron.core.tensor_parallel.cross_entropy", "_VocabParallelCrossEntropy"),
+        ("megatron.core.tensor_parallel.random", "CheckpointFunction"),
+    )
+    """Functions whose way back is Python, on the thread that autograd's engine runs."""
     _wrapped = False
     seconds: dict[str, list[float]] = defaultdict(list)
 
@@ -105,6 +130,20 @@ class Parts:
                 kind = getattr(importlib.import_module(module), owner)
                 if method in vars(kind):
                     setattr(kind, method, cls._timed(f"{owner}.{method}", getattr(kind, method), recorder))
+        for module, name in cls.FUNCTIONS:
+            with contextlib.suppress(Exception):
+                place = importlib.import_module(module)
+                setattr(place, name, cls._timed(name, getattr(place, name), recorder))
+        rms = importlib.import_module("transformer_engine.pytorch").RMSNorm
+        rms.forward = cls._timed("RMSNorm.forward", rms.forward, recorder)
+        with contextlib.suppress(Exception):
+            place = importlib.import_module("megatron.core.distributed").DistributedDataParallel
+            make = place._make_backward_post_hook
+            place._make_backward_post_hook = lambda self, parameter: cls._timed("hook", make(self, parameter), recorder)
+        for module, name in cls.BACKWARDS:
+            with contextlib.suppress(Exception):
+                kind = getattr(importlib.import_module(module), name)
+                kind.backward = staticmethod(cls._timed(f"{name}.backward", kind.backward, recorder))
 
     @classmethod
     def _timed(cls, name: str, call: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -202,40 +241,49 @@ def time_model(
     if recipe != "bf16":
         name, form = RECIPES[recipe]
         changes = changes | {"fp8": form, "fp8_recipe": name}
-    model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
+    _forget_aux_losses()
     Parts.wrap(recorder)
+    model = Model(changes | {"num_layers": layers}, micro_batches, overlap)
     marks = Marks(recorder)
     torch.autograd.Variable._execution_engine = marks
     found: dict[str, list[float]] = defaultdict(list)
-    small: list[float] = []
+    called: dict[str, list[float]] = defaultdict(list)
+    pace = Pace()
     try:
         for i in range(WARMUP + STEPS):
-            if i >= WARMUP and (i - WARMUP) % 4 == 0:
-                small += small_op_s()
-            if i == WARMUP:
-                Parts.seconds.clear()
-            torch.cuda.synchronize()
+            scale = 0.5 * recorder.pace_s / pace.small_op_s()
+            Parts.seconds.clear()
             marks.at = []
             model.step(marks.mark)
             torch.cuda.synchronize()
+            scale += 0.5 * recorder.pace_s / pace.small_op_s()
             if i >= WARMUP:
                 for part, seconds in _parts(marks.at).items():
-                    found[part].append(seconds)
+                    found[part].append(scale * seconds)
+                for part, times in Parts.seconds.items():
+                    called[part] += [scale * seconds for seconds in times]
     finally:
         torch.autograd.Variable._execution_engine = marks._engine
-    called = {name: list(times) for name, times in Parts.seconds.items()}
     sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
     for part, times in found.items():
         if max(times) > 0:
             recorder.row(op, part, recipe, sizes, times)
     for part, times in called.items():
         recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // STEPS or 1}, times)
-    recorder.row(op, "small_op", recipe, sizes, small)
+    recorder.row(op, "small_op", recipe, sizes, [recorder.pace_s])
     label = label_of(op, recipe, sizes)
     recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))
     if recorder.writes:
         middle = {part: sorted(times)[len(times) // 2] * 1e3 for part, times in found.items()}
         print(f"{label:58s} " + " ".join(f"{part} {ms:.2f}" for part, ms in middle.items()) + " ms", flush=True)
+
+
+def _forget_aux_losses() -> None:
+    """Megatron keeps them by layer, of as many layers as the first model had."""
+    with contextlib.suppress(Exception):
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+        get_moe_layer_wise_logging_tracker().clear()
 
 
 def _parts(at: list[tuple[float, float]]) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import random
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.te_host import Chain, Recorder, time_chain
+from mofa.calibrate.bench.te_host import Chain, Pace, Recorder, label_of, time_chain
 
 TOKENS, WIDTH, HEADS = 128, 256, 4
 NUM = 16
@@ -133,11 +135,11 @@ def _norm(config: Any) -> Any:
     return TENorm(config, WIDTH).cuda()
 
 
-def _grouped(config: Any, experts: int) -> Any:
+def _grouped(config: Any, experts: int, width: int = WIDTH) -> Any:
     from megatron.core.extensions.transformer_engine import TEGroupedLinear
 
     return TEGroupedLinear(
-        experts, WIDTH, WIDTH, parallel_mode="column", config=config, init_method=config.init_method, bias=False,
+        experts, width, width, parallel_mode="column", config=config, init_method=config.init_method, bias=False,
         skip_bias_add=False, is_expert=True, tp_comm_buffer_name="fc1",
     ).cuda()  # fmt: skip
 
@@ -193,6 +195,38 @@ def grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused
         sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain("grouped_linear", chain, recorder)
+
+
+def new_rows(recorder: Recorder, experts: int, tokens: int = 1024, width: int = 1024) -> None:
+    """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more."""
+    layer = _grouped(config_of(), experts, width)
+    parameters = main_grads([layer])
+    source = _leaf(experts * tokens, width)
+    pace, times = Pace(), {name: ([], []) for name in ("grouped_new_rows", "grouped_seen_rows")}
+    draw = random.Random(experts)
+    for _ in range(24):
+        moved = [draw.randrange(tokens // 2) for _ in range(experts // 2)]
+        splits = [tokens + way * n for n in moved for way in (1, -1)]
+        for name in times:
+            for x in (source, *parameters):
+                x.grad = None
+            scale = recorder.pace_s / pace.small_op_s()
+            began = time.perf_counter()
+            out = layer(source, splits)[0]
+            times[name][0].append(scale * (time.perf_counter() - began))
+            grad = torch.ones_like(out)
+            scale = recorder.pace_s / pace.small_op_s()
+            began = time.perf_counter()
+            out.backward(grad)
+            times[name][1].append(scale * (time.perf_counter() - began))
+            torch.cuda.synchronize()
+    sizes = {"ops": 1, "experts": experts}
+    for name, (forward, backward) in times.items():
+        ahead = recorder.row(name, "fwd", "bf16", sizes, forward[4:])
+        behind = recorder.row(name, "bwd", "bf16", sizes, backward[4:])
+        recorder.row(name, "small_op", "bf16", sizes, [recorder.pace_s])
+        if recorder.writes:
+            print(f"{name} {experts:<40d} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
 
 
 def attention(recorder: Recorder, groups: int) -> None:
@@ -348,20 +382,16 @@ def contexts(recorder: Recorder, recipe: str) -> None:
 
 
 def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
-    import time
-
-    from mofa.calibrate.bench.te_host import label_of, small_op_s
-
-    small, times = small_op_s(), []
+    pace, times = Pace(), []
     for _ in range(14):
-        torch.cuda.synchronize()
+        scale = recorder.pace_s / pace.small_op_s()
         began = time.perf_counter()
         call()
-        times.append(time.perf_counter() - began)
+        times.append(scale * (time.perf_counter() - began))
     torch.cuda.synchronize()
     shape = {"ops": 1, **sizes}
     sample = recorder.row(op, "fwd", dtype, shape, times[4:])
-    recorder.row(op, "small_op", dtype, shape, small)
+    recorder.row(op, "small_op", dtype, shape, [recorder.pace_s])
     recorder.later.append((f"{label_of(op, dtype, shape)}|fwd", call))
     if recorder.writes:
         print(f"{label_of(op, dtype, shape):58s} {sample.median_s * 1e6:8.1f} us", flush=True)
@@ -394,6 +424,8 @@ def alone(recorder: Recorder) -> Todo:
         add("grouped", grouped, experts, "bf16", first=True, fused=True)
     for experts in (8, 64):
         add("grouped", grouped, experts, "bf16", first=True, fused=False)
+    for experts in (8, 32):
+        add("new_rows", new_rows, experts)
     for op in ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
                "sort_chunks"):  # fmt: skip
         for experts in (8, 64):

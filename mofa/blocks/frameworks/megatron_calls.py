@@ -1,0 +1,62 @@
+"""Which module of Transformer Engine or Megatron-Core issues an op: what the host pays for it as a whole.
+
+Read in megatron_core 0.16.1 (transformer/transformer_layer.py, attention.py, mlp.py, moe/; extensions/
+transformer_engine.py, models/gpt/gpt_layer_specs.py) and transformer_engine 2.20.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+from mofa.blocks.context import Context
+from mofa.blocks.op import Call, FloatK, Op, TapeBuilder
+from mofa.specs.host import Module
+
+P = ParamSpec("P")
+Linear = Callable[Concatenate[TapeBuilder, Context, str, P], str]
+"""(builder, context, input, ...) -> output"""
+
+
+def call(ctx: Context, module: Module, members: FloatK = 0.0) -> Call | None:
+    """A call of a module; None in frameworks whose ops are issued one by one."""
+    if not ctx.framework.module_calls:
+        return None
+    return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members)
+
+
+def issue(b: TapeBuilder, since: int, by: Call | None) -> None:
+    """Say of the ops added since that a module's call issues them, but of those that another one does."""
+    if by is None:
+        return
+    for i, op in enumerate(b.ops[since:], since):
+        if op.call is None:
+            b.ops[i] = op._replace(call=by)
+
+
+def begin(b: TapeBuilder, name: str, by: Call | None) -> None:
+    """A module's own Python, where none of its kernels is its alone."""
+    if by is not None:
+        b.add(Op(name, "host", None, (), (), launches=0, call=by))
+
+
+def linear_behind(b: TapeBuilder, ctx: Context, h: str) -> Call | None:
+    """The call of a linear that reads ``h``: that of the norm right before it where both are one module."""
+    before = b.ops[-1] if b.ops else None
+    if before is not None and h in before.writes and before.call is not None and before.call.module == "norm_linear":
+        return before.call
+    return call(ctx, "linear")
+
+
+def one_module(linear: Linear[P]) -> Linear[P]:
+    """A linear as one module's call, or as part of that of the norm right before it."""
+
+    @wraps(linear)
+    def called(b: TapeBuilder, ctx: Context, x: str, /, *args: P.args, **named: P.kwargs) -> str:
+        since, by = len(b.ops), linear_behind(b, ctx, x)
+        out = linear(b, ctx, x, *args, **named)
+        issue(b, since, by)
+        return out
+
+    return called

@@ -1,0 +1,305 @@
+"""Facts of a host's modules from rows of :mod:`mofa.calibrate.bench.te_host`.
+
+Every time is taken over the small op beside it, so that rows of several machines can be joined, and given for a host
+on which a small op takes a chosen time. Both are low quantiles, as hosts slow down for seconds at a time.
+
+In a chain of its own a module's code and data stay in the processor's caches; in a layer they have left them when it is
+called again. Forward, a layer's modules are timed one by one where they are called; what is timed in chains alone is
+taken as much longer as those are (:func:`cold_forward`), and so is the way back (:func:`cold_backward`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from mofa.calibrate.cases import Shape
+from mofa.calibrate.measurements import Row
+
+FAMILY = "te_host"
+BF16 = "bf16"
+DENSE, MOE, MOE_EXPERTS = "model_dense", "model_moe8", 8
+CALLED = {
+    "linear": ("column_linear", DENSE, "TELinear.forward"),
+    "norm_linear": ("norm_linear", DENSE, "TELayerNormColumnParallelLinear.forward"),
+    "attention": ("attention", DENSE, "TEDotProductAttention.forward"),
+    "rope": ("rope", DENSE, "fused_apply_rotary_pos_emb"),
+    "bias_dropout_add": ("bias_dropout_add", DENSE, "bias_dropout_add_fused_train"),
+    "swiglu": ("swiglu", DENSE, "bias_swiglu_impl"),
+    "norm": ("norm", MOE, "RMSNorm.forward"),
+    "weighted_swiglu": ("weighted_swiglu", MOE, "weighted_bias_swiglu_impl"),
+    "permute": ("permute", MOE, "permute"),
+    "unpermute": ("unpermute", MOE, "unpermute"),
+    "sort_chunks": ("sort_chunks", MOE, "sort_chunks_by_idxs"),
+}  # fmt: skip
+"""Modules by the chain in which they are timed, and the model and the method or function that its layers call."""
+IN_FP8 = ("linear", "norm_linear")
+"""Modules that compute in fp8, which layers of a dense model have. Grouped linears do too."""
+SPLIT_NODES = 5.0
+"""Plain nodes of autograd's between a linear and attention: the split, views and the reshape of queries. [-]"""
+FP8 = ("fp8-blockwise", "fp8-delayed", "fp8-tensorwise")
+DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Rows by what they timed, each over the small op beside it. [-]"""
+
+    by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Times:
+        """Of rows of any number of folders; other families are left out."""
+        rows = [row for row in rows if row.case.family == FAMILY]
+        small: dict[tuple[str, str, str, str], float] = {}
+        for row in rows:
+            if row.case.variant == "small_op":
+                small[row.host, row.case.op, row.case.dtype, _apart(row.case.shape)] = row.sample.low_s
+        by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
+        for row in rows:
+            beside = small.get((row.host, row.case.op, row.case.dtype, _apart(row.case.shape)))
+            if row.case.variant != "small_op" and beside is not None:
+                key = row.case.op, row.case.variant, row.case.dtype
+                by[key].append((row.case.shape, row.sample.low_s / beside))
+        return cls(dict(by))
+
+    def one(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
+        """The median of what was timed of an op, of shapes with these sizes."""
+        some = self.by.get((op, variant, dtype), [])
+        found = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
+        return median(found) if found else None
+
+    def call(self, model: str, method: str, dtype: str = BF16) -> float | None:
+        """A method's call in a model's forward pass."""
+        return self.one(model, f"call:{method}", dtype, micro_batches=1)
+
+    def layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
+        """What a layer more of a model adds to a part of its step."""
+        line = self._by_layers(model, part, dtype)
+        return None if line is None else line[1]
+
+    def ends(self, model: str, part: str) -> float | None:
+        """What a part of a model's step takes beside its layers."""
+        line = self._by_layers(model, part, BF16)
+        return None if line is None else line[0]
+
+    def _by_layers(self, model: str, part: str, dtype: str) -> tuple[float, float] | None:
+        by: dict[int, list[float]] = defaultdict(list)
+        for shape, value in self.by.get((model, part, dtype), []):
+            if shape["micro_batches"] == 1:
+                by[int(shape["layers"])].append(value)
+        if len(by) < 2:
+            return None
+        few, many = min(by), max(by)
+        each = (median(by[many]) - median(by[few])) / (many - few)
+        return median(by[few]) - few * each, each
+
+
+def _apart(shape: Shape) -> str:
+    """A shape as one word, without what rows of parts have more."""
+    return " ".join(f"{name}={value}" for name, value in shape.items() if name != "calls")
+
+
+Ways = dict[str, float]
+"""Small ops by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
+
+
+def cold_forward(times: Times, dtype: str = BF16) -> float:
+    """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
+    found = []
+    for chain, model, method in CALLED.values():
+        alone, called = times.one(chain, "fwd", dtype, **_chosen(chain)), times.call(model, method, dtype)
+        if alone is not None and called is not None:
+            found.append(called / alone)
+    return median(found) if found else 1.0
+
+
+def cold_backward(times: Times) -> float:
+    """The same back: a dense layer's backward over its modules' chains. [-]"""
+    layer, plain = times.layer(DENSE, "backward"), times.one("silu", "bwd")
+    chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
+    alone = [(number, times.one(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
+    known = [count * seconds for count, seconds in alone if seconds is not None]
+    if layer is None or plain is None or len(known) < len(alone):
+        return 1.0
+    return layer / (sum(known) + SPLIT_NODES * plain)
+
+
+def _chosen(chain: str) -> dict[str, int]:
+    """Which of a chain's rows count: weights' gradients are added by the product."""
+    return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
+
+
+def modules_of(times: Times) -> dict[str, Ways]:
+    """What every module takes that was timed, in small ops. [-]
+
+    Examples
+    --------
+    >>> modules_of(Times({("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}))
+    {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
+    """
+    back = cold_backward(times)
+    found: dict[str, Ways] = {}
+    for dtype in (BF16, *FP8):
+        end, ahead = "" if dtype == BF16 else f" {dtype}", cold_forward(times, dtype)
+        for name, (chain, model, method) in CALLED.items():
+            if dtype != BF16 and name not in IN_FP8:
+                continue
+            alone = times.one(chain, "fwd", dtype, **_chosen(chain))
+            called = times.call(model, method, dtype) or (None if alone is None else ahead * alone)
+            behind = times.one(chain, "bwd", dtype, **_chosen(chain))
+            _put(found, name + end, called, None if behind is None else back * behind)
+        if ways := _grouped(times, dtype, ahead, back):
+            found["grouped_linear" + end] = ways
+    _dense(times, found, back)
+    _experts(times, found, back)
+    _parallel(times, found)
+    return found
+
+
+TENSOR_PARALLEL, COLLECTIVES = "model_tp2_dense", (4.0, 6.0)
+"""A dense layer under tensor and sequence parallelism, and the collectives that its linears launch each way: inputs are
+gathered once more for weights' gradients. [-]"""
+CONTEXT_PARALLEL, STEPS = ("model_cp2_p2p", "model_cp2_all_gather", "model_cp2_a2a"), 2.0
+
+
+def _parallel(times: Times, found: dict[str, Ways]) -> None:
+    """What a layer takes longer over two ranks: by each collective of a linear's, and by each of two steps of
+    attention, of whichever kind of context parallelism."""
+
+    def more(models: Sequence[str], part: str, number: float) -> float | None:
+        alone = times.layer(DENSE, part)
+        layers = [layer for model in models if (layer := times.layer(model, part)) is not None]
+        return None if alone is None or not layers else max(median(layers) - alone, 0.0) / number
+
+    ahead, behind = (
+        more([TENSOR_PARALLEL], part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)
+    )
+    _put(found, "collective", ahead, behind)
+    ahead, behind = (more(CONTEXT_PARALLEL, part, STEPS) for part in ("forward", "backward"))
+    if ahead is not None and behind is not None and "attention" in found:
+        found["attention"] |= {"forward_each_s": ahead, "backward_each_s": behind}
+
+
+def _put(found: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:
+    if forward is not None and backward is not None:
+        found[module] = {"forward_s": max(forward, 0.0), "backward_s": max(backward, 0.0)}
+
+
+def _put_forward(found: dict[str, Ways], module: str, forward: float | None) -> None:
+    """Of a module that autograd knows nothing of."""
+    if forward is not None:
+        found[module] = {"forward_s": forward}
+
+
+def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
+    """A line over the number of experts, of chains, as much longer as other modules are in layers.
+
+    In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
+    the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
+    """
+    made: Ways = {}
+    for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
+        numbers = {int(shape["experts"]) for shape, _ in times.by.get(("grouped_linear", way, dtype), [])}
+        told = {n: times.one("grouped_linear", way, dtype, fused=1, experts=n) for n in numbers}
+        values = {n: value for n, value in told.items() if value is not None}
+        line = _line(values)
+        if line is None:
+            return {}
+        made[f"{name}_s"], made[f"{name}_each_s"] = (cold * value for value in line)
+    return made
+
+
+def _line(values: Mapping[int, float]) -> tuple[float, float] | None:
+    """What is there at 0, and what each adds, of least relative errors."""
+    if len(values) < 2:
+        return None
+    at, told = np.array(list(values), dtype=float), np.array(list(values.values()))
+    columns = np.stack([np.ones_like(at), at], axis=1) / told[:, None]
+    once, each = np.linalg.lstsq(columns, np.ones_like(told), rcond=None)[0]
+    return max(float(once), 0.0), max(float(each), 0.0)
+
+
+def _sum(found: Mapping[str, Ways], way: str, modules: Mapping[str, float]) -> float | None:
+    """What modules take together, each so often."""
+    if any(name not in found for name in modules):
+        return None
+    return sum(count * found[name].get(way, 0.0) for name, count in modules.items())
+
+
+def _rest(whole: float | None, parts: float | None) -> float | None:
+    return None if whole is None or parts is None else max(whole - parts, 0.0)
+
+
+def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
+    """Attention's and the layer's own Python: what is left of what calls their modules."""
+    plain = times.one("silu", "bwd")
+    made = times.call(DENSE, "SelfAttention.get_query_key_value_tensors")
+    own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
+    _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
+    whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
+    _put_forward(found, "layer", _rest(times.layer(DENSE, "forward"), whole))
+    ahead = times.call(DENSE, "GPTModel._preprocess")
+    _put(found, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
+    if ahead is not None and "norm" in found:
+        norm, first = found["norm"], found["embedding"]
+        forward = _rest(times.ends(DENSE, "forward"), ahead + norm["forward_s"])
+        behind = _rest(times.ends(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
+        _put(found, "head", forward, behind)
+
+
+MOE_LAYER = {
+    "norm_linear": 1.0, "linear": 1.0, "rope": 2.0, "attention": 1.0, "self_attention": 1.0, "bias_dropout_add": 2.0,
+    "layer": 1.0, "norm": 1.0, "router": 1.0, "dispatch": 1.0, "permute": 1.0, "unpermute": 1.0, "sort_chunks": 2.0,
+    "experts": 1.0, "weighted_swiglu": 1.0,
+}  # fmt: skip
+"""A layer of experts but for its grouped linears and its own Python."""
+
+
+def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
+    """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
+
+    def behind(*chains: str) -> float | None:
+        some = [value for chain in chains if (value := times.one(chain, "bwd", experts=MOE_EXPERTS)) is not None]
+        return back * sum(some) if len(some) == len(chains) else None
+
+    _put(found, "router", times.call(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    prepared = times.call(MOE, "MoELayer.preprocess")
+    _put_forward(found, "dispatch", _rest(prepared, _sum(found, "forward_s", {"permute": 1.0})))
+    weighted, grouped = _sum(found, "forward_s", {"weighted_swiglu": 1.0}), found.get("grouped_linear")
+    if grouped is None or weighted is None:
+        return
+    inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
+    _put_forward(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
+    ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
+    if ahead is None or behind_all is None:
+        return
+    layer, gradients = times.call(MOE, "TransformerLayer.forward"), times.layer(MOE, "backward")
+    _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
+    more = _rest(gradients, behind_all + 2.0 * _of_members(grouped, "backward", MOE_EXPERTS))
+    for name in [name for name in found if name.split()[0] == "grouped_linear"]:
+        found[name]["backward_s"] += (more or 0.0) / 2.0  # what else is there, such as the hooks of parameters
+
+
+def _of_members(ways: Ways, way: str, members: int) -> float:
+    return ways[f"{way}_s"] + members * ways[f"{way}_each_s"]
+
+
+def module_facts(modules: Mapping[str, Ways], op_s: float, source: str) -> dict[str, dict[str, Any]]:
+    """What :func:`modules_of` found as a profile holds it, of a host on which a small op takes ``op_s``. [s]
+
+    Examples
+    --------
+    >>> module_facts({"rope": {"forward_s": 8.0}}, 5e-6, "an example")["rope"]["forward_s"]["value"]
+    '40 us'
+    """
+
+    def fact(small_ops: float) -> dict[str, Any]:
+        return {"value": f"{small_ops * op_s * 1e6:.4g} us", "provenance": "measured", "source": source}
+
+    return {name: {way: fact(value) for way, value in ways.items()} for name, ways in sorted(modules.items())}

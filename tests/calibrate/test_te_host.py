@@ -1,0 +1,127 @@
+"""Modules' host times from rows of a bench, by hand, and through the files that hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.measurements import Row, append_row, read_rows
+from mofa.calibrate.te_host import MOE_LAYER, Times, module_facts, modules_of
+
+SMALL_S = 10e-6
+"""A small op on the machine of these rows. [s]"""
+
+
+def row(op: str, variant: str, us: float, dtype: str = "bf16", **sizes: int) -> Row:
+    shape: dict[str, Any] = {"ops": 16, **sizes}
+    return Row(
+        Case("te_host", op, variant, dtype, "grid", shape), Sample(us * 1e-6, us * 1e-6, us * 1e-6, 9), "H", "one"
+    )
+
+
+def case(op: str, forward: float, backward: float, dtype: str = "bf16", **sizes: int) -> list[Row]:
+    """Microseconds of a chain's module, beside the small op."""
+    return [
+        row(op, "fwd", forward, dtype, **sizes), row(op, "bwd", backward, dtype, **sizes),
+        row(op, "small_op", SMALL_S * 1e6, dtype, **sizes),
+    ]  # fmt: skip
+
+
+def model(op: str, layers: int, calls: dict[str, float], **parts: float) -> list[Row]:
+    """Microseconds of a model's parts and of its methods' calls, beside the small op."""
+    sizes = {"layers": layers, "micro_batches": 1, "parameters": 3}
+    rows = [row(op, name, us, **sizes) for name, us in parts.items()]
+    rows += [row(op, f"call:{name}", us, **sizes, calls=layers) for name, us in calls.items()]
+    return [*rows, row(op, "small_op", SMALL_S * 1e6, **sizes)]
+
+
+DENSE = {
+    "SelfAttention.get_query_key_value_tensors": 400, "TELinear.forward": 140,
+    "TELayerNormColumnParallelLinear.forward": 210, "TEDotProductAttention.forward": 280, "bias_swiglu_impl": 98,
+}  # fmt: skip
+ROWS = [
+    *case("column_linear", 100, 150, first=1, fused=1), *case("column_linear", 90, 140, first=1, fused=0),
+    *case("norm_linear", 150, 200, first=1, fused=1), *case("rope", 20, 30), *case("attention", 200, 250, groups=2),
+    *case("swiglu", 70, 90), *case("bias_dropout_add", 60, 80), *case("silu", 5, 10),
+    *case("column_linear", 160, 220, "fp8-blockwise", first=0, fused=1),
+    *case("column_linear", 190, 220, "fp8-blockwise", first=1, fused=1),
+    *(r for n in (1, 8, 64) for r in case("grouped_linear", 100 + 5 * n, 200 + 12 * n, experts=n, first=1, fused=1)),
+    *model("model_dense", 2, DENSE, forward=4000, backward=5000),
+    *model("model_dense", 6, DENSE, forward=10000, backward=11984),
+]  # fmt: skip
+"""A layer takes 1.4 times its chains: forward where it calls them, back as a whole, 1746 of 1247 with 5 plain nodes."""
+BACK = 1746 / (2 * 150 + 2 * 200 + 2 * 30 + 250 + 90 + 2 * 80 + 5 * 10)
+
+
+def test_modules_are_told_in_small_ops() -> None:
+    """Forward as layers call them, else 1.4 times a chain; back 1.33 times. In fp8 between the micro-batches that cast
+    weights and those that find them."""
+    found = modules_of(Times.of(ROWS))
+    assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
+    assert found["rope"] == pytest.approx({"forward_s": 2.8, "backward_s": 3.0 * BACK})
+    assert found["linear fp8-blockwise"] == pytest.approx({"forward_s": 17.5, "backward_s": 22.0 * BACK})
+    assert found["grouped_linear"] == pytest.approx(
+        {"forward_s": 14.0, "forward_each_s": 0.7, "backward_s": 20.0 * BACK, "backward_each_s": 1.2 * BACK}
+    )
+
+
+def test_what_is_left_is_a_module_s_own() -> None:
+    """Queries, keys and values 400 - 210; a layer's forward of 1500 less that, two of 140, 210, 28 and 84, 280, 98."""
+    found = modules_of(Times.of(ROWS))
+    assert found["self_attention"] == pytest.approx({"forward_s": 19.0, "backward_s": 5.0 * BACK})
+    assert found["layer"] == pytest.approx({"forward_s": 0.8})
+    assert "router" not in found
+
+
+CHAINED = ("norm", "permute", "unpermute", "sort_chunks", "weighted_swiglu", "router_gate", "router_topk")
+CALLS = ("RMSNorm.forward", "permute", "unpermute", "sort_chunks_by_idxs", "weighted_bias_swiglu_impl")
+EXPERTS = {
+    **dict.fromkeys(CALLS, 70), "MoELayer.route": 300, "MoELayer.preprocess": 270, "TEGroupedMLP.forward": 500,
+    "TransformerLayer.forward": 3240,
+}  # fmt: skip
+
+
+def test_a_layer_of_experts_is_met_as_a_whole() -> None:
+    """What is left of a layer of eight experts of 3240 us is its own Python, of its way back of 4480 us the grouped
+    linears'. The counts' 270 - 70, the experts' 500 - 70 - 2 (140 + 8 x 7)."""
+    rows = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
+    rows += [*model("model_moe8", 1, EXPERTS, backward=9000), *model("model_moe8", 2, EXPERTS, backward=13480)]
+    found = modules_of(Times.of([*ROWS, *rows]))
+    assert found["dispatch"] == pytest.approx({"forward_s": 20.0})
+    assert found["experts"] == pytest.approx({"forward_s": 3.8})
+    grouped, own = found["grouped_linear"], found["moe_layer"]
+    for way, layer in (("forward", 324.0), ("backward", 448.0)):
+        others = sum(n * found[name].get(f"{way}_s", 0.0) for name, n in MOE_LAYER.items())
+        products = 2 * (grouped[f"{way}_s"] + 8 * grouped[f"{way}_each_s"])
+        assert others + products + own.get(f"{way}_s", 0.0) == pytest.approx(layer)
+
+
+def test_two_ranks_say_what_collectives_and_steps_of_attention_take() -> None:
+    """A layer of 1500 us takes 1980 under tensor parallelism, over four collectives 120 each, and back 1746 + 6 x 60;
+    over two steps of context parallelism 2 x 300 more each way, in the middle one of three kinds."""
+    rows = []
+    for name, forward, backward in (
+        ("model_tp2_dense", 1980, 2106), ("model_cp2_p2p", 1700, 1900), ("model_cp2_a2a", 2100, 2346),
+        ("model_cp2_all_gather", 2500, 9000),
+    ):  # fmt: skip
+        rows += [*model(name, 2, {}, forward=4000, backward=5000)]
+        rows += [*model(name, 4, {}, forward=4000 + 2 * forward, backward=5000 + 2 * backward)]
+    found = modules_of(Times.of([*ROWS, *rows]))
+    assert found["collective"] == pytest.approx({"forward_s": 12.0, "backward_s": 6.0})
+    attention = found["attention"]
+    assert (attention["forward_each_s"], attention["backward_each_s"]) == pytest.approx((30.0, 30.0))
+
+
+def test_rows_of_machines_are_joined_by_their_small_ops(tmp_path: Path) -> None:
+    """A machine twice as slow changes nothing; facts are of the host that is asked for."""
+    for one, factor in (("one", 1.0), ("other", 2.0)):
+        for r in ROWS:
+            seconds = factor * r.sample.median_s
+            append_row(tmp_path, r.case, Sample(seconds, seconds, seconds, 9), "H", one)
+    found = modules_of(Times.of(read_rows(tmp_path)))
+    assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
+    fact = module_facts(found, 5e-6, "an example")["linear"]["forward_s"]
+    assert fact == {"value": "70 us", "provenance": "measured", "source": "an example"}
