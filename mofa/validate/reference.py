@@ -13,7 +13,7 @@ from statistics import median
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.records import DEALT_BY_MODEL, LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.build import build
@@ -261,10 +261,15 @@ def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
 
 
 def _group(record: Record) -> str:
-    """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge."""
+    """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
+
+    ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU.
+    """
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
+    if record.run.framework["name"] in DEALT_BY_MODEL:
+        return f"measured-te-{record.split}"
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 
 
