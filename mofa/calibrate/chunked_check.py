@@ -64,7 +64,7 @@ def score_layers(
                 continue
             cluster = load_cluster(base_of(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
-            said = predict_layer(shape, cluster.at_host(issue_s), framework)
+            said = predict_layer(shape, cluster.on_shared_hosts().at_host(issue_s), framework)
             found.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -128,6 +128,10 @@ class NodeSpec(Spec):
     communicators: CommunicatorSpec
     nvls_factor: CountFact
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
+    hosts: Literal["own", "shared"] = "own"
+    """Whether a job has its nodes' processors to itself, or they run other tenants' machines as well. Shared hosts are
+    the profile's typical one and spread about it, as those that were measured; one's own has the pace that those reach
+    while nobody disturbs them (``curves.hosts.fast``), and all of them alike."""
     collective_startup_s: SecondsFact
     """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""
     collectives: dict[
@@ -171,6 +175,10 @@ class ClusterSpec(Spec):
         slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source), "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
+    def on_shared_hosts(self) -> Self:
+        """The same GPUs in nodes whose processors run other tenants' machines as well."""
+        return self.model_copy(update={"node": self.node.model_copy(update={"hosts": "shared"})})
+
     def of_release(self, release: str) -> Self:
         """The same GPUs under the kernels of a release of PyTorch, where they were measured; empty leaves them."""
         curves = self.gpu.curves.of_release(release)
@@ -180,13 +188,15 @@ class ClusterSpec(Spec):
 
     @property
     def slowest_host(self) -> float:
-        """How much longer the slowest of all ranks' hosts takes than a typical one: the others wait for it. [-]
+        """How much longer the slowest of all ranks' hosts takes than the profile's: the others wait for it. [-]
 
-        Ranks meet in collectives and, once a step at least, at the gradients' norm. Which host is slow changes from
-        run to run, and within a step little: from one pass to the other, as each has a thread of its own. Hosts are
-        taken to be spread evenly between a fastest and a slowest, so that of thousands none is much slower than of
-        tens: ``1 + spread * sqrt(3) * (n - 1) / (n + 1)``.
+        Hosts of one's own are equally fast. Of shared ones the slowest counts: ranks meet in collectives and, once a
+        step at least, at the gradients' norm. Which host is slow changes from run to run, and within a step little:
+        from one pass to the other, as each has a thread of its own. Hosts are taken to be spread evenly between a
+        fastest and a slowest, so that of thousands none is much slower than of tens: ``1 + spread * sqrt(3) * (n - 1) / (n + 1)``.
         """
+        if self.node.hosts == "own":
+            return 1.0 if self.gpu.curves.hosts is None else self.gpu.curves.hosts.fast.value
         spread = self.gpu.curves.host_spread
         return 1.0 if spread is None else 1.0 + spread.value * latest_of(self.num_gpus)
 

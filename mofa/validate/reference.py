@@ -82,6 +82,8 @@ class Reference:
     """Whether NCCL may let the switch reduce."""
     host_op_s: float | None = None
     """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
+    shares_hosts: bool = False
+    """Whether it was measured on a virtual machine, whose processor others use as well."""
     skewed: bool = False
     """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
     repeats: tuple[Repeat, ...] = ()
@@ -108,7 +110,8 @@ class Reference:
 
     def on_its_machine(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
-        return (cluster if self.nvls else _without_nvls(cluster)).at_host(self.host_op_s)
+        cluster = cluster if self.nvls else _without_nvls(cluster)
+        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s)
 
     def repeated(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
@@ -245,6 +248,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         notes=(*((why,) if why else ()), host),
         nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
         host_op_s=_host(record, machines),
+        shares_hosts=True,
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
