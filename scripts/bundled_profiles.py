@@ -31,6 +31,7 @@ from mofa.calibrate.profile import (
     tidy,
 )
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
+from mofa.calibrate.shapes_te import MAIN_CAST
 from mofa.calibrate.te_host import Times, module_facts, modules_of
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
@@ -60,6 +61,12 @@ H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
 RATES_FROM_BYTES = 16 * 2**20
 """Payloads from which times are the device's, and not the host's launch alone. [B]"""
+MAIN_CAST_INSTRUCTIONS, HOPPER_CLOCK_HZ = 3828.0, 1.98e9
+MAIN_CAST_SOURCE = (
+    "machine code of Transformer Engine 2.20.2 for sm_90, cast_transpose_general_kernel of bf16 to e4m3, one row: "
+    "3828 warp instructions for a block of 64 elements, one a cycle on each of a multiprocessor's 4 schedulers, "
+    "at the 1980 MHz of measurements/h100-1gpu-te"
+)
 OTHERS = ("a100-80gb", "h20", "b200")
 CLOCKS = {"a100-80gb": 1.41 / 1.98}
 """Highest clock over the H200's, of processors whose own differs: 19.5 TFLOP/s in fp32 are 108 multiprocessors of 64
@@ -316,7 +323,16 @@ def with_te_fp8(h100: dict[str, Any]) -> dict[str, Any]:
     """The H100's curves with Transformer Engine's fp8 products and casts."""
     own, source = fitted(TE_FP8_FOLDERS)
     casts = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+    casts = {**main_cast(132.0), **casts}
     return {**h100, **fp8_products(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
+
+
+def main_cast(num_sms: float, provenance: str = "read") -> dict[str, Any]:
+    """The cast of main parameters to fp8 ones, where it was not measured: as fast as instructions issue."""
+    element_s = MAIN_CAST_INSTRUCTIONS / 64.0 / (4.0 * num_sms * HOPPER_CLOCK_HZ)
+    form = {"launch_s": 2e-6, "bytes_per_element": 4.0, "bytes_per_s": 4.0 / element_s, "per_row_s": 0.0,
+            "per_column_s": 0.0}  # fmt: skip
+    return {f"eager {MAIN_CAST}": {"provenance": provenance, "source": MAIN_CAST_SOURCE, "form": form}}
 
 
 def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
@@ -328,7 +344,8 @@ def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
         for family in ("gemm", "grouped_gemm")
     }
     casts = {key: one for key, one in moved["stream"].items() if key.split()[-1] in FP8_CASTS}
-    return {**known, **found, "stream": {**known["stream"], **casts}}
+    main = h100["curves"]["stream"][f"eager {MAIN_CAST}"]  # bound by the processor, whatever the memory
+    return {**known, **found, "stream": {**known["stream"], **casts, f"eager {MAIN_CAST}": main}}
 
 
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
@@ -447,6 +464,8 @@ def main() -> None:
                     known = {k: v for k, v in own.items() if k not in FIT_FIELDS}
                     known = {**known, "provenance": "transferred", "source": A100_FLASH_SOURCE}
                     gpu["curves"]["attention"][key] = scaled_curve(known, A100_FLASH, bandwidth, sms)
+        if name == "h20":
+            gpu["curves"]["stream"] |= main_cast(gpu["num_sms"]["value"], "assumed")
         if name == "b200":
             gpu["curves"] = b200_curves(h200["curves"], gpu["curves"])
             b200 = gpu

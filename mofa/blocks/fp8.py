@@ -43,7 +43,9 @@ class Fp8Recipe:
     """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
     weight_cast: str
     main_cast: str
-    """Of a shard of main parameters, where the parameters are fp8."""
+    """Of a shard of main parameters, from its bf16 copy, where the parameters are fp8."""
+    main_amax_bytes: float
+    """Read per element of the shard to find the largest in a kernel of its own. [B]"""
     amax_bytes: float
     """Read per element to find the largest in a kernel of its own. [B]"""
     launches: int
@@ -89,18 +91,19 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", "fp8_cast_main", amax_bytes=0.0, launches=1, scale_bytes=0.0,
+        "fp8_cast_both_delayed", "fp8_cast_main", main_amax_bytes=0.0, amax_bytes=0.0, launches=1, scale_bytes=0.0,
         gathers_rows_alone=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", "fp8_cast_main", amax_bytes=2.0, launches=4, scale_bytes=0.0,
+        "fp8_cast_both_tensorwise", "fp8_cast_main", main_amax_bytes=2.0, amax_bytes=2.0, launches=4, scale_bytes=0.0,
         gathers_rows_alone=True, reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
-        "fp8_cast_weight_block", "cast_down", amax_bytes=0.0, launches=1, scale_bytes=SCALE_BYTES / BLOCK,
-        gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True, casts_experts_together=False,
+        "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, launches=1,
+        scale_bytes=SCALE_BYTES / BLOCK, gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
+        casts_experts_together=False,
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in

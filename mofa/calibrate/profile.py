@@ -14,6 +14,7 @@ from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
 from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
+from mofa.calibrate.shapes_te import MAIN_CAST
 from mofa.calibrate.te_host import module_facts
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
@@ -250,7 +251,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
     found = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
     eager = {op: form for op, form in found.items() if op not in ROUTED_OPS}  # strided: no example for others
-    eager = {op: form for op, form in eager.items() if op not in FP8_CASTS}
+    eager = {op: form for op, form in eager.items() if op not in (*FP8_CASTS, MAIN_CAST)}
     eager = eager or {k.split()[1]: f.form for k, f in curves.memory_bound.items()}
     rates = [f.bytes_per_s for f in eager.values()]
     launches = [f.launch_s for op, f in eager.items() if op in ONE_KERNEL] or [f.launch_s for f in eager.values()]

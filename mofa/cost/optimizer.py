@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES, weight_copies
+from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
 from mofa.cost.compute import stream_rate
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
@@ -259,19 +259,15 @@ def device_parts(
     return {**parts, "zero": shards.whole(width / stream_rate(gpu, "zero")), "scale": scaled}
 
 
-MAIN_CAST_BYTES = 6.0
-"""Read in fp32, written row-wise and transposed; read in fp32 and written in bf16 is as much. [B/param]"""
-
-
 def weight_cast_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
 ) -> ArrayN:
     """Casts of the layers' weights, once a step, in the first micro-batch's forward pass. (g, R) [s]
 
     Transformer Engine keeps the copies over the micro-batches (module/base.py, ``quantize_weight``; Megatron's
-    ``is_first_microbatch``). fp8 parameters are cast shard by shard with the copy of the main parameters, and
-    transposed once they are gathered (tensor/utils.py, ``post_all_gather_processing``). Pipelines wait for each stage's
-    in turn as they fill; one stage's is counted.
+    ``is_first_microbatch``). fp8 parameters are cast shard by shard behind the copy of the main parameters
+    (:func:`main_cast_seconds`), and transposed once they are gathered (tensor/utils.py,
+    ``post_all_gather_processing``). Pipelines wait for each stage's in turn as they fill; one stage's is counted.
 
     Parameters
     ----------
@@ -283,10 +279,28 @@ def weight_cast_seconds(
     recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
     copies = weight_copies(recipe.name, gpu.fp8_transposes)
     if framework.fp8_params:
-        cast = MAIN_CAST_BYTES / stream_rate(gpu, recipe.main_cast)
-        cast -= MAIN_CAST_BYTES / stream_rate(gpu, "cast_down")  # which is in the optimizer's copy
+        cast = main_cast_seconds(recipe, gpu)
         return np.asarray(linears * (2.0 * (copies - 1) / stream_rate(gpu, "fp8_transpose")) + linears / owners * cast)
     return np.asarray(linears * (recipe.bytes_of(copies) / stream_rate(gpu, recipe.weight_cast)))
+
+
+def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
+    """Casts of a rank's shard of main parameters to fp8 ones, per parameter. [s/param]
+
+    Besides the copy to bf16, which the optimizer makes of all its parameters: a kernel that finds the largest, but for
+    delayed scaling, and the cast (tensor/utils.py, ``quantize_master_weights``). With one scale a tensor the shard is
+    one long row. Where transposed copies are made the cast makes one of that row too, which nobody reads, by a kernel
+    for tiles of 128 rows: it issues instructions for all of them, so that it takes as long on any memory.
+
+    References
+    ----------
+    Transformer Engine 2.20.2, common/transpose/cast_transpose.cu (``cast_transpose_general_kernel``) and
+    common/recipe/fp8_block_scaling.cu (``fp8_block_scaling_partial_cast``, which makes no transposed copy).
+    """
+    row_rate = stream_rate(gpu, recipe.row_cast)
+    if recipe.gathers_rows_alone and gpu.fp8_transposes:
+        return recipe.main_amax_bytes / row_rate + 4.0 / stream_rate(gpu, recipe.main_cast)
+    return (recipe.main_amax_bytes + 3.0) / row_rate
 
 
 def optimizer_host_seconds(

@@ -155,7 +155,7 @@ def _cast(op: str, rows: int, width: int, pool: Pool) -> Call:
     tex = _extension()
     bf16, margin = tex.DType.kBFloat16, 0
     if op == MAIN_CAST:
-        main = torch.randn(rows, width, device=pool.device)
+        main = pool.view(rows, width)
         to_shard = _quantizer("delayed", row=True, column=True)
         data = torch.empty(rows, width, device=pool.device, dtype=torch.uint8)
         shard = to_shard.create_tensor_from_data(data, torch.bfloat16)
