@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
-from mofa.blocks.op import Attention, Call, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.cost.collectives import Fabric, TokenSpread, collective_time
 from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.forms import missed_bytes
@@ -408,15 +408,15 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
-    A call is paid for by the first of its ops that runs, whether or not that launches anything: its seconds hold the
-    launches of all of them. A collective that a module launches comes on top, and so does what a checkpoint of
+    A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
+    seconds hold the launches of all of them. A collective that a module launches comes on top, and so does what a checkpoint of
     Megatron's does ahead of an op that it repeats.
     """
 
     def __init__(self, host: HostCurve) -> None:
         self.host = host
-        self.last: tuple[Call, bool] | None = None
-        self.begun: BoolK = False
+        self.begun: dict[tuple[int, bool], BoolK] = {}
+        """Whether a call has been paid for, by its ``id`` and whether it is the module's forward."""
 
     def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
         """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
@@ -431,10 +431,9 @@ class Calls:
         once, each = fact.seconds(forward=forward)
         if type(op.work) is Collective:
             return once
-        if self.last is None or self.last[0] is not call or self.last[1] is not forward:
-            self.last, self.begun = (call, forward), False
-        seconds = where(self.begun, 0.0, once + call.members * each)
-        self.begun = self.begun | op.present
+        begun = self.begun.get((id(call), forward), False)
+        seconds = where(begun, 0.0, once + call.members * each)
+        self.begun[id(call), forward] = begun | op.present
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 
 

@@ -193,7 +193,8 @@ class ClusterSpec(Spec):
         Hosts of one's own are equally fast. Of shared ones the slowest counts: ranks meet in collectives and, once a
         step at least, at the gradients' norm. Which host is slow changes from run to run, and within a step little:
         from one pass to the other, as each has a thread of its own. Hosts are taken to be spread evenly between a
-        fastest and a slowest, so that of thousands none is much slower than of tens: ``1 + spread * sqrt(3) * (n - 1) / (n + 1)``.
+        fastest and a slowest, so that of thousands none is much slower than of tens:
+        ``1 + spread * sqrt(3) * (n - 1) / (n + 1)``.
         """
         if self.node.hosts == "own":
             return 1.0 if self.gpu.curves.hosts is None else self.gpu.curves.hosts.fast.value
