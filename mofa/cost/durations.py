@@ -409,8 +409,8 @@ class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
-    seconds hold the launches of all of them. A collective that a module launches comes on top, and so does what a checkpoint of
-    Megatron's does ahead of an op that it repeats.
+    seconds hold the launches of all of them. A collective that a module launches comes on top, and so does what a
+    checkpoint of Megatron's does ahead of an op that it repeats.
     """
 
     def __init__(self, host: HostCurve) -> None:
