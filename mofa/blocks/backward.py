@@ -166,15 +166,16 @@ class _Differentiator:
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
-        self.tensors[name] = Tensor(name, source.bytes, kind or source.kind, False, source.grad_bytes)  # type: ignore[arg-type]
+        kind = kind or source.kind
+        self.tensors[name] = Tensor(name, source.bytes, kind, False, source.grad_bytes, source.sent)  # type: ignore[arg-type]
         return name
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        _, nbytes, kind, _, grad_bytes = self.forward.tensors[like]
+        _, nbytes, kind, _, grad_bytes, _, sent = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
-        self.tensors[name] = Tensor(name, nbytes, kind, False)
+        self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
