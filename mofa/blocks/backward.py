@@ -354,8 +354,9 @@ class _Differentiator:
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:
+            held = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
+                Op(name, op.family, moved_back(back), (*dys, *held, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
                    pool=back.pool)

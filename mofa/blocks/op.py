@@ -243,6 +243,8 @@ class Back(NamedTuple):
     """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
     pool: str = ""
     """Of what the backward kernels write, as :attr:`Op.pool`."""
+    holds: tuple[str, ...] = ()
+    """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
 
 GRADIENT = "the gradient of its output"

@@ -30,6 +30,7 @@ from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
+    hold,
     linear,
     sp_gather,
     stream,
@@ -58,6 +59,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     v = v_part  # without rotary embedding part of one interleaved tensor, which fused attention takes as it is
     if ctx.model.positions == "rope":
         v = b.tensor("v", t * kv_width * e)
+        hold(b, "attention", v_part)
         stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0, like="copy")
     issue(b, since, call(ctx, "self_attention"))
     return q, k, v
@@ -103,6 +105,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     if ctx.model.rope_scale != 1.0:
         return unfused_rope(b, ctx, q, k)
     outs = []
+    for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
+        hold(b, "attention", x)
     for name, x in (("q", q), ("k", k)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)

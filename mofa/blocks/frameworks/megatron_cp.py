@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention
+from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -132,7 +132,9 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
-        received += _held(b, k, v)
+        hold(b, "attention", k)
+        hold(b, "core attention", v)  # its copy, which get_qkv_layout made
+        received += (f"core attention has {v}",)
         k, v = _turned(b, ctx, s, k, v)
     k = _scattered(b, ctx, s, k)
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
@@ -191,15 +193,6 @@ def _side(ctx: Context, s: _Sizes) -> ArrayK:
     the third step on also the step's before and a buffer of keys and values. [B]"""
     more = where(ctx.cp > 2, 1.0, 0.0)
     return where(s.ring, (1.0 + more) * (s.out + s.lse) + more * s.kv, where(s.gathers, 0.5 * (s.out + s.lse), 0.0))
-
-
-def _held(b: TapeBuilder, *names: str) -> tuple[str, ...]:
-    """Tensors that the function's caller has until it returns."""
-    held = []
-    for name in names:
-        held.append(b.tensor(f"attention has {name}", 0.0 * b.tensors[name].bytes, grad=False))
-        b.add(Op(held[-1], "memory_bound", None, (name,), (held[-1],), view=True, launches=0))
-    return tuple(held)
 
 
 def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[str, str]:
