@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold
+from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold, leave_frame
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -73,7 +73,9 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
         )
 
     def sent(name: str) -> None:
+        hold(b, "exchange", parts[name])
         parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
+        hold(b, "exchange", parts[name])
 
     copied("q")
     copied("k")
@@ -84,6 +86,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     for name in parts:
         out = b.tensor(f"attn.{name}.heads", sizes[name])
         parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
+    leave_frame(b, "exchange")
     return parts["q"], parts["k"], parts["v"]
 
 
@@ -105,12 +108,14 @@ def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool
 def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
     ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
+    hold(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
-    joined = b.tensor("attn.out.joined", s.out)
-    return b.add(
-        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,), (joined,), present=s.a2a, pool=CP_POOL,
-           back=Back(2 * s.out, 1, like="copy"))
+    out = b.add(
+        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,),
+           (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL, back=Back(2 * s.out, 1, like="copy"))
     )  # fmt: skip
+    leave_frame(b, "exchange of the output")
+    return out
 
 
 def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, windowed: bool) -> str:
@@ -132,9 +137,6 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
-        hold(b, "attention", k)
-        hold(b, "core attention", v)  # its copy, which get_qkv_layout made
-        received += (f"core attention has {v}",)
         k, v = _turned(b, ctx, s, k, v)
     k = _scattered(b, ctx, s, k)
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
