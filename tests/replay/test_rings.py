@@ -62,14 +62,17 @@ def test_a_ring_takes_a_loss_anew(recompute: str) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_closer_look_and_the_closed_form_follow(batch: int, recompute: str) -> None:
-    """To the byte, and within 4 %; of one micro-batch the closed form does not see that all of a forward's fits into
-    holes, and takes a block of the loss once more (9 %)."""
+    """The closer look to the byte, the closed form within 2 %. In a step of one or two micro-batches the latter may see
+    otherwise whether what is late just fits into holes: by one block of the loss, of 4,008 MiB."""
     estimator = of("ring", batch, recompute=recompute)
     (reserved,) = [play(rank).peak_reserved for rank in ranks_of(estimator)]
-    for closely, bar in ((True, 1e-6), (False, 0.04 if batch > 1 else 0.1)):
+    found = []
+    for closely in (True, False):
         detail = estimator.rows(detail=True, closely=closely).detail
         assert detail is not None
-        assert float(detail.reserved_bytes[0].max()) == pytest.approx(reserved, rel=bar)
+        found.append(float(detail.reserved_bytes[0].max()))
+    assert found[0] == reserved
+    assert abs(found[1] - reserved) <= 0.02 * reserved + (4008 * MIB if batch <= 2 else 0)
 
 
 def test_rounds_left_out_change_nothing() -> None:
