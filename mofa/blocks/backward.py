@@ -166,15 +166,16 @@ class _Differentiator:
     # -- names
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
-        self.tensors[name] = Tensor(name, source.bytes, kind or source.kind, False, source.grad_bytes)  # type: ignore[arg-type]
+        kind = kind or source.kind
+        self.tensors[name] = Tensor(name, source.bytes, kind, False, source.grad_bytes, source.sent)  # type: ignore[arg-type]
         return name
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        _, nbytes, kind, _, grad_bytes = self.forward.tensors[like]
+        _, nbytes, kind, _, grad_bytes, _, sent = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
-        self.tensors[name] = Tensor(name, nbytes, kind, False)
+        self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
@@ -353,8 +354,9 @@ class _Differentiator:
             for i, g in enumerate(given):  # a view, an add: every gradient is the output's own
                 self.ops.append(Op(f"{name}.{i}", "memory_bound", None, (dys[0],), (g,), view=True, launches=0))
         else:
+            held = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, moved_back(back), (*dys, *saved), given, scratch=back.scratch,
+                Op(name, op.family, moved_back(back), (*dys, *held, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
                    pool=back.pool)

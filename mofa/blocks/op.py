@@ -41,6 +41,9 @@ class Tensor(NamedTuple):
 
     ``grad_bytes`` is what the gradient allocates where that differs: a tensor in a buffer that lives outside the tape
     allocates nothing, its gradient does. [B]
+
+    ``sent`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``): memory that is let
+    go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Tensor(NamedTuple):
     kind: Kind = "activation"
     grad: bool = True
     grad_bytes: FloatK | None = None
+    sent: BoolK = False
+    grad_sent: BoolK = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,8 @@ class Back(NamedTuple):
     """With ``work`` and ``view``: the gradient is written over the first tensor that was kept."""
     pool: str = ""
     """Of what the backward kernels write, as :attr:`Op.pool`."""
+    holds: tuple[str, ...] = ()
+    """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
 
 GRADIENT = "the gradient of its output"
@@ -384,11 +391,11 @@ class TapeBuilder:
 
     def tensor(
         self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
-        grad_bytes: FloatK | None = None,
+        grad_bytes: FloatK | None = None, sent: BoolK = False, grad_sent: BoolK = False,
     ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes)
+        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent)
         return name
 
     def add(self, op: Op) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW = range(12)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW, SENT = range(13)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
 block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
-summand; let go at the end of the backward; let go what lingers of the block's last backward."""
+summand; let go at the end of the backward; let go what lingers of the block's last backward; let go what a stream of
+NCCL's uses."""
 TAKES = TAKE, CLAIM
 EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM, RENEW
 """What matters whatever the pool."""
@@ -24,6 +25,10 @@ Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
 Requests = list[tuple[int, int]]
 """Bytes to be taken, 0 where a slot is let go, and the slot. [B]"""
+GONE_LATE = -1
+"""In place of the 0 where what is let go comes back only once the device has got that far."""
+Stretches = tuple[tuple[Requests, float], ...]
+"""Requests of each block of a pass, those of :data:`GONE_LATE` among them, and its launches. [B], [-]"""
 Renewed = tuple[tuple[int, ...], Requests]
 """Slots of what lingers of a chunk, and requests among which it goes. [B]"""
 
@@ -53,6 +58,8 @@ class Script:
     dry: tuple[Act, ...] = ()
     lingers: tuple[tuple[int, int], ...] = ()
     """Slots of what lingers of a backward, and their sizes. [B]"""
+    launches: tuple[float, float] = (0.0, 0.0)
+    """Kernels of forward and backward. [-]"""
     by_pool: dict[int, tuple[tuple[Act, ...], ...]] = field(default_factory=dict, compare=False)
 
     def asks(self) -> set[int]:
@@ -98,6 +105,10 @@ class _Slots:
     def free(self, name: str, code: int = FREE) -> Act:
         return code, self.of(name), 0, 0
 
+    def freeing(self, name: str) -> int:
+        """How a tensor is let go."""
+        return SENT if name in self.life.sent else LATE if name in self.life.late else FREE
+
     def acts(self, deeds: Iterable[Deed], cached: Collection[str] = ()) -> tuple[Act, ...]:
         out: list[Act] = []
         ends: tuple[str, ...] | None = products(self.life)
@@ -126,8 +137,7 @@ class _Slots:
                 out.append(self.free(name, HOLD))
                 self.holds[self.of(name)] = name
             gone = (name for name in deed.free if name != self.life.logits)
-            late = self.life.late
-            out += [self.free(name, CACHE if name in cached else LATE if name in late else FREE) for name in gone]
+            out += [self.free(name, CACHE if name in cached else self.freeing(name)) for name in gone]
             if deed.frees_held:
                 out.append((DROP, 0, 0, 0))
             if deed.renews:
@@ -144,7 +154,8 @@ def script(life: Life) -> Script:
     dry = slots.acts(life.dry)
     lingers = tuple((slots.of(name), rounded(nbytes)) for name, nbytes in life.lingers)
     return Script(
-        forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry, lingers
+        forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry, lingers,
+        (life.launches[0], life.launches[1] + life.launches[2]),
     )  # fmt: skip
 
 
@@ -196,6 +207,8 @@ class Course:
     """The slots of what lingers of a backward."""
     renewed: tuple[Renewed, Renewed] = ((), []), ((), [])
     """Forward and backward where such is there, which is put into these slots before."""
+    late: tuple[Stretches, Stretches] = ((), ())
+    """Forward and backward block by block, where something of their inside comes back late; empty where nothing."""
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -210,28 +223,34 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
         Whether the first block's weight is the last one's, whose gradient is the one that stays.
     """
     made = _Course(pool, chunk, ends, accumulates, tied)
-    forward, renewed = made.without_waiting(made.forward())
+    whole = made.forward()
+    of_blocks = made.stretches(whole, made.begins, [one.launches[0] for one in chunk])
+    forward, renewed = made.without_waiting(whole)
     before, made.product = made.product, None
     begins = made.begins
     left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
     output = made.out if ends.kept else -1
-    backward, renewed_again = made.without_waiting(made.backward(first=False)[0])
+    whole = made.backward(first=False)[0]
+    again = made.stretches(whole, made.begins_back, [one.launches[1] for one in reversed(chunk)])
+    backward, renewed_again = made.without_waiting(whole)
     lingers = tuple(slot for slots in made.left for slot in slots)
     of_backward, made.product = made.product, None
     gradient = made.gradient
+    late = (of_blocks, again) if made.sends and not lingers else ((), ())
     if accumulates == "there":
         products = before or 0, of_backward or 0
         return Course(
             made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, made.loss, output,
-            gradient, gradient, lingers=lingers, renewed=(renewed, renewed_again),
+            gradient, gradient, lingers=lingers, renewed=(renewed, renewed_again), late=late,
         )  # fmt: skip
     assert not lingers, "gradients of layers with something that lingers are there from the start"
     first, gradients = made.backward(first=True)
+    made.stretches(first, made.begins_back, [0.0] * len(chunk))
     trial = _Course(pool, chunk, ends, accumulates, tied)
     return Course(
         made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), made.loss, output,
         gradient, made.gradient, trial.dry(), trial.num, trial.product or 0,
-        (tuple(begins), tuple(trial.begins)),
+        (tuple(begins), tuple(trial.begins)), late=late,
     )  # fmt: skip
 
 
@@ -250,8 +269,20 @@ class _Course:
         self.cache: list[int] = []
         self.places: list[list[int]] = []
         self.begins: list[int] = []
+        self.begins_back: list[int] = []
+        self.sends = False
         self.left: list[list[int]] = []
         self.waiting: list[list[int]] = []
+
+    def stretches(self, requests: Requests, begins: Sequence[int], launches: Sequence[float]) -> Stretches:
+        """A pass block by block; after it nothing is said of what comes back late any more."""
+        stretches = tuple(
+            (requests[start:stop], issued)
+            for start, stop, issued in zip((0, *begins[1:]), (*begins[1:], len(requests)), launches, strict=True)
+        )
+        self.sends |= any(size == GONE_LATE for size, _ in requests)
+        requests[:] = [(max(size, 0), slot) for size, slot in requests]
+        return stretches
 
     def without_waiting(self, requests: Requests) -> tuple[Requests, Renewed]:
         """Requests of a pass that found nothing lingering, and of one that did."""
@@ -309,7 +340,7 @@ class _Course:
 
     def backward(self, *, first: bool) -> tuple[Requests, tuple[tuple[int, ...], ...]]:
         ends = self.ends
-        self.left = []
+        self.left, self.begins_back = [], []
         out: Requests = [(0, self.out)] if self.out >= 0 and not ends.kept else []
         dy = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.sends and not ends.kept else -1
         self.received = ends.sends and ends.kept
@@ -319,6 +350,7 @@ class _Course:
             if one.given >= 0:
                 place[one.given] = dy
             mine: list[int] = []
+            self.begins_back.append(len(out))
             self.run(one, one.on(self.pool)[1], place, out, mine if first and not (self.tied and n == 0) else None)
             gradients.append(tuple(mine))
             dy = -1
@@ -386,7 +418,9 @@ class _Course:
                     gradients.append(num)
                     num += 1
             elif place[slot] >= 0:
-                if code == HOLD:
+                if code == SENT:
+                    out.append((GONE_LATE, place[slot]))
+                elif code == HOLD:
                     self.held[one.holds[slot]] = place[slot]
                 elif code == CACHE:
                     self.cache.append(place[slot])

@@ -167,6 +167,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     acts, behind = _acts(rows, rank)
     flats = flat_buffers(rows, params, stage, weights)
     waits = waits_for_embedding(rows)
+    ahead = (preallocated and many) or any(one.sent for of_one in lives for one in of_one)
     beside = held_beside(fw, rows.schedule, stages.pp, sum(one.receives for one in ends))
     return Stage(
         weights, flats, stepped(weights, flats),
@@ -183,7 +184,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
-        device_per_host(_costs(rows, names), k) if preallocated and many else 0.0, rows.costs.context.stored,
+        device_per_host(_costs(rows, names), k) if ahead else 0.0, rows.costs.context.stored,
         (boundary,) * beside.at_end,
     )  # fmt: skip
 

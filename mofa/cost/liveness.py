@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import largest_of_parts, stacked, where
+from mofa.blocks.elementwise import FloatK, anywhere, largest_of_parts, stacked, where
 from mofa.blocks.lifetimes import NUMBER, BlockLives
 from mofa.blocks.op import KINDS
 
@@ -287,6 +287,21 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
         large_peak=large, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
         forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
     )  # fmt: skip
+
+
+def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
+    lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
+    sent: list[list[FloatK]] = [[0.0], [0.0]]
+    for one in lives.found:
+        is_sent = tensors[one.owner].sent
+        if anywhere(is_sent):
+            sent[one.end >= lives.boundary].append(where(is_sent, one.bytes, 0.0))
+    launches = [
+        stacked([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
+        for tape in (block.forward, block.backward)
+    ]
+    return np.array([*(stacked(some, num_k).sum(axis=0) for some in sent), *launches])
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:

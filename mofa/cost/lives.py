@@ -95,6 +95,8 @@ class Life:
     """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
     reduced: frozenset[str] = frozenset()
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
+    sent: frozenset[str] = frozenset()
+    """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
     late: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
     the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
@@ -267,12 +269,13 @@ def _life(
         and op.work.kind == "all_reduce"
         and op.work.group == "tp"
     )
+    sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
     first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (), reduced, lingers=tuple(lingers.items()),
+        _dry(block, k) if pipelined else (), reduced, sent, lingers=tuple(lingers.items()),
     )  # fmt: skip
 
 

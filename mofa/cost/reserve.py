@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mofa.cost.liveness import BlockMemory
 from mofa.cost.optimizer import held_width, whole_embedding_gradient
 from mofa.cost.rows import Rows
+from mofa.cost.sent import late_bytes
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
@@ -91,10 +92,11 @@ def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
     made = weights_made(rows)
     lost, pieces = holes_bytes(rows, made, alive.most)
     most, ahead = _beside_holes(rows, made, alive.buffers)
-    ahead = np.maximum(alive.forward - moments, ahead)
-    layers = alive.layers + np.maximum(pieces, widest) + bulk
+    ahead, late = np.maximum(alive.forward - moments, ahead), late_bytes(rows)
+    layers = alive.layers + np.maximum(pieces, widest) + bulk + late
     held = np.maximum(alive.most + np.maximum(lost, pieces), layers)
-    return np.maximum(np.maximum(held, most), _with_loss(rows, alive, ahead, 0.0))  # holes take what is in pieces
+    # holes take what is in pieces
+    return np.maximum(np.maximum(held, most), _with_loss(rows, alive, ahead, 0.0, late))
 
 
 def _bulk(memory: BlockMemory) -> ArrayN:
@@ -108,17 +110,19 @@ def _moments(rows: Rows) -> ArrayN:
     return rows.static.states[rows.grid] * (2.0 / 3.0 if main else 1.0)
 
 
-def _with_loss(rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float) -> ArrayN:
+def _with_loss(
+    rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float, late: ArrayN | float = 0.0
+) -> ArrayN:  # fmt: skip
     """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
 
     Of layers' segments, ``ahead`` of them by the first loss, none is of use to its larger tensors. Later, states and
     gradients that came behind the first loss have taken room of what the layers hold beside it; as much as does not fit
     any more goes into the loss's blocks, smallest first, none of which is whole again for the next loss: so many of its
-    largest are taken once more as hold what did not fit.
+    largest are taken once more as hold what did not fit. So it is with what comes back ``late``.
     """
     memory = rows.costs.head.memory
     bulk, largest = _bulk(memory)[rows.k][:, None], memory.largest[rows.k][:, None]
-    displaced = np.maximum(alive.loss - bulk - ahead, 0.0)
+    displaced = np.maximum(alive.loss + late - bulk - ahead, 0.0)
     again = np.ceil(displaced / np.maximum(largest, 1.0)) * largest
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 

@@ -111,6 +111,11 @@ class LayerArrays:
         return self._grid(lambda c: c.memory.large_peak)
 
     @cached_property
+    def sent_and_launched(self) -> ArrayN:
+        """Rows of :func:`mofa.cost.liveness.sent_and_launched` last."""
+        return self._grid(lambda c: c.sent_and_launched)
+
+    @cached_property
     def cached(self) -> ArrayN:
         return self._grid(lambda c: c.cached)
 

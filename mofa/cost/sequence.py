@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from mofa.cost.acts import Course, Renewed, Requests, course, pool_of
+from mofa.cost.acts import GONE_LATE, Course, Renewed, Requests, Stretches, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
@@ -31,7 +31,7 @@ def reserved_bytes(stage: Stage, limit: float = inf) -> int:
 
 
 class _Sent:
-    """Outputs and inputs' gradients that PyTorch's schedules let go: :mod:`mofa.replay.sends`, of one pool."""
+    """Outputs and inputs' gradients that PyTorch's schedules let go, and what rings send: :mod:`mofa.replay.sends`."""
 
     def __init__(self, stage: Stage, heap: Heap) -> None:
         self.stage, self.heap = stage, heap
@@ -53,7 +53,8 @@ class _Sent:
     def after(self, kind: str, c: int, i: int, slots: list[Piece], of: Course, *, first: bool) -> None:
         """A computation is through."""
         stays = self.stage.output_stays
-        self.launched += self.stage.launches[c][kind]
+        if not any(of.late):  # else block by block
+            self.launched += self.stage.launches[c][kind]
         if kind == "F":
             if stays:
                 self.replaced()
@@ -69,6 +70,19 @@ class _Sent:
             gone, self.gradient = self.gradient, gone
         for piece in gone:
             self.let_go(piece, sent=True)
+
+    def inside(self, blocks: Stretches, slots: list[Piece]) -> None:
+        """Play a pass inside of which something comes back late."""
+        for requests, launches in blocks:
+            begin = 0
+            for at, (size, slot) in enumerate(requests):
+                if size == GONE_LATE:
+                    self.heap.play(requests[begin:at], slots)
+                    self.let_go(slots[slot], sent=True)
+                    begin = at + 1
+            self.heap.play(requests[begin:], slots)
+            self.launched += launches
+            self.before()
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""
@@ -213,7 +227,13 @@ class _Pool:
         for n, (kind, c, i) in enumerate(() if idle else s.acts):
             of = self.courses[c]
             sent.before()
-            if kind == "F":
+            late = of.late[kind == "B"] if sent.lags else ()
+            if late:
+                slots = passes.pop((c, i)) if kind == "B" else [NOTHING] * of.num_slots
+                sent.inside(late, slots)
+                if kind == "F":
+                    passes[c, i] = slots
+            elif kind == "F":
                 if s.buckets:
                     self.bucket()
                 slots = passes[c, i] = [NOTHING] * of.num_slots

@@ -34,6 +34,7 @@ from mofa.replay.script import (
     DROP_CARRIED,
     FREE,
     FREE_REDUCED,
+    FREE_SENT,
     GRADIENT,
     HOLD,
     INPUT,
@@ -442,8 +443,8 @@ class Player:
                 elif kind == LATE:
                     self.late.append((old, act))
                     slots[slot] = None
-                elif kind == FREE_REDUCED:
-                    self.sends.drop_late((old, act))
+                elif kind in (FREE_REDUCED, FREE_SENT):
+                    self.sends.drop_late((old, act), sent=kind == FREE_SENT)
                     slots[slot] = None
         for kept in carried.values():
             self.drop(kept)

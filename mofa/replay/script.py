@@ -10,12 +10,14 @@ from mofa.cost.lives import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW, FREE_SENT = range(
+    14
+)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
 what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
-free at the end of the backward; free what lingered of the block's last backward."""
+free at the end of the backward; free what lingered of the block's last backward; free what a stream of NCCL's uses."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -85,6 +87,14 @@ class _Slots:
     def shown_in(self, name: str, op: str) -> str:
         return f"scratch of {op}" if name.startswith(SCRATCH) else self.shown(name)
 
+    def freeing(self, name: str) -> int:
+        """How a tensor is let go."""
+        if name in self.life.reduced:
+            return FREE_REDUCED
+        if name in self.life.sent:
+            return FREE_SENT
+        return LATE if name in self.life.late else FREE
+
     def act(self, code: int, name: str, op: str, item: New | None = None) -> Act:
         shown = self.shown_in(name, op)
         if shown in (INPUT, GRADIENT):
@@ -137,8 +147,7 @@ class _Slots:
                 if name in cached:
                     out.append(self.act(CACHE, name, deed.op))
                 elif (freed is None or name in freed) and name != self.life.logits:
-                    late = LATE if name in self.life.late else FREE
-                    out.append(self.act(FREE_REDUCED if name in self.life.reduced else late, name, deed.op))
+                    out.append(self.act(self.freeing(name), name, deed.op))
             if deed.frees_held:
                 out.append(Act(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", deed.op))
             if deed.renews:

@@ -1,5 +1,5 @@
 """What PyTorch's pipeline schedules hold of a stage's outputs and input gradients, and until when; and what of
-DeepSpeed's comes back late because a collective has it.
+DeepSpeed's, and of a ring of context parallelism, comes back late because NCCL has it.
 
 A schedule holds an output until the backward of its micro-batch is through (torch/distributed/pipelining/stage.py,
 ``backward_one_chunk``). ``Schedule1F1B`` has the latest output and the latest input gradient in variables besides,
@@ -35,6 +35,8 @@ class Sends:
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
+        self.rings = any(piece.life.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        """Whether blocks send what comes back late."""
         self.launched = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
@@ -100,14 +102,19 @@ class Sends:
             self.let_go(dy, GRADIENT, sent=True)
 
     def passed(self, phase: str, life: Life) -> None:
-        """A block is through, where tensor parallelism's sums come back late: as :meth:`before`."""
-        if self.reduces:
+        """A block is through, where something of its inside comes back late: as :meth:`before`."""
+        if self.late_inside:
             self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
             self.before()
 
-    def free_reduced(self, block: Block) -> None:
-        """Free what tensor parallelism has summed: at once, or once the device has."""
-        behind = self.lag() if self.reduces else 0.0
+    @property
+    def late_inside(self) -> bool:
+        """Whether something that blocks let go comes back late."""
+        return self.reduces or self.rings
+
+    def free_late(self, block: Block, *, sent: bool = False) -> None:
+        """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
+        behind = self.lag() if (self.rings if sent else self.reduces) else 0.0
         if not behind:
             self.player.free(block)
             return
@@ -115,12 +122,12 @@ class Sends:
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
-    def drop_late(self, kept: Kept) -> None:
-        """The same of what a collective outside a block has used."""
+    def drop_late(self, kept: Kept, *, sent: bool = False) -> None:
+        """The same, written down."""
         block, act = kept
         self.player.journal.new_acts.append(act)
         self.player.journal.new_sizes.append(-block.size)
-        self.free_reduced(block)
+        self.free_late(block, sent=sent)
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""

@@ -29,7 +29,7 @@ class Steady:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
-        self.repeats = skip_rounds and not player.sends.reduces
+        self.repeats = skip_rounds and not player.sends.late_inside
         self.routines: dict[Which, Routine] = {}
         self.tries: dict[Which, int] = {}
         self.played: set[tuple[str, int]] = set()

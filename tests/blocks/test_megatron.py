@@ -14,11 +14,12 @@ from mofa.blocks.frameworks import megatron
 from mofa.blocks.frameworks.recompute import modes, unsupported
 from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.cost.lives import life
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
-from tests.blocks.small import EXPERTS, LATENT, build, context, framework, kept, llama, primitives, size
+from tests.blocks.small import EXPERTS, LATENT, build, context, framework, in_fp8, kept, llama, primitives, size
 
 S, B, H, A, K, D, F = 256, 2, 512, 8, 4, 64, 1536
 TOKENS = S * B
@@ -465,3 +466,26 @@ def test_scaled_cosines_take_the_eager_rotation() -> None:
     assert fused.work.bytes == 2 * nbytes
     assert eager.work.bytes == pytest.approx(12 * nbytes + 44 * table)
     assert eager.launches == 12
+
+
+def test_frames_and_fused_nodes_hold_what_they_have() -> None:
+    """As te1-llama8b-4l-first-traced has it: queries in heads, and the product for q, k and v, go behind attention's
+    output projection; values are copied behind the rotary embedding; the gradient of a linear's output goes with the
+    norm's, whose linear it is."""
+    ctx = context(llama(), framework("megatron"), seq_len=4096, micro_batch=1)
+    tapes = build(ctx)
+    names = [op.name for op in tapes.forward.ops]
+    assert names.index("k.rope") < names.index("v.copy") < names.index("attn.core") < names.index("proj")
+    deeds = {
+        name: deed.op for part in (life(tapes).forward, life(tapes).backward) for deed in part for name in deed.free
+    }
+    assert deeds["q.heads"] == deeds["qkv.out"] == "attention returns"
+    assert deeds["d:qkv.out"] == "attn_norm.backward"
+    assert deeds["d:mlp.fc1.out"] == "mlp_norm.backward"
+
+
+def test_a_dense_layer_has_what_its_second_linear_casts() -> None:
+    """``intermediate_parallel`` of MLP.forward, which only a cast of it is kept of."""
+    ctx = in_fp8(context(llama(), framework("megatron"), seq_len=4096, micro_batch=1), "blockwise")
+    (gone,) = [deed.op for deed in life(build(ctx)).forward if "mlp.act" in deed.free]
+    assert gone == "mlp returns"

@@ -10,6 +10,7 @@ import pytest
 
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, block
+from mofa.blocks.elementwise import value
 from mofa.blocks.op import CP_POOL, Attention, Collective, Tape
 from mofa.cost.lives import STREAMS, life
 from tests.blocks.small import context, framework, kept, llama, primitives, size
@@ -95,14 +96,20 @@ def test_the_stream_beside_has_a_pool_of_its_own() -> None:
 
 
 def test_a_rings_buffers_by_hand() -> None:
-    """Forward joins its own keys and values and receives others': two buffers, three from the third step on. Back two
-    of keys and values with their gradients: of one the returned gradients are views, which keep it."""
+    """Forward joins its own keys and values and receives others': two buffers, three from the third step on, the last
+    of which the backward has in place of keys and values. Back two of keys and values with their gradients: of one the
+    returned gradients are views, which keep it. NCCL uses all of them."""
     for cp, buffers in ((2, 2), (4, 3)):
         kv = 2 * 2 * S // cp * K * D
         tapes = of("ring", cp)
         assert size(tapes.forward, "attn.kv_joined") + size(tapes.forward, "attn.kv_received") == buffers * kv
-        given = size(tapes.backward, "d:attn.k.turned")
-        assert given + kv / 2 == 2 * kv  # with the values' own
+        assert size(tapes.forward, "attn.k.turned") == size(tapes.forward, "attn.v.turned") == 0
+        given = [size(tapes.backward, f"d:attn.{name}.turned") for name in "kv"]
+        assert given == [0, 2 * kv]
+        assert size(tapes.backward, "d:attn.partial") == 2 * kv
+        tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
+        sent = {name for name, tensor in tensors.items() if value(tensor.sent)}
+        assert sent == {"attn.kv_joined", "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
 
 
 @pytest.mark.parametrize("kind", ["ring", "allgather", "a2a"])

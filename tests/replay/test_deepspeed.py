@@ -132,7 +132,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
         player = Player(rank, Allocator(None))
         player.step = step
         player.sends.passed("forward", block)
-        player.sends.free_reduced(player.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
+        player.sends.free_late(player.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
         counts = [len(player.sends.waiting)]
         player.sends.begin("B")
         counts.append(len(player.sends.waiting))

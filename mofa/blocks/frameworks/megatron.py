@@ -30,6 +30,8 @@ from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
     embedding_backward_scratch,
+    hold,
+    leave_frame,
     linear,
     sp_gather,
     stream,
@@ -55,12 +57,20 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
            back=Back(2 * t * (q_width + 2 * kv_width) * e, 1, like="copy"))
     )  # fmt: skip
     q = query_copy(b, ctx, q, t * q_width * e)
-    v = v_part  # without rotary embedding part of one interleaved tensor, which fused attention takes as it is
-    if ctx.model.positions == "rope":
-        v = b.tensor("v", t * kv_width * e)
-        stream(b, "v.copy", (v_part,), v, bytes_=2 * t * kv_width * e, back_bytes=0.0, back_launches=0, like="copy")
     issue(b, since, call(ctx, "self_attention"))
-    return q, k, v
+    return q, k, v_part
+
+
+def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
+    """Values apart from queries and keys, as fused attention copies them behind a rotary embedding (te's utils.py,
+    ``get_qkv_layout``); without one, part of one interleaved tensor, which it takes as it is."""
+    if ctx.model.positions != "rope" or ctx.model.attention.kind == "mla":
+        return v
+    nbytes = b.tensors[v].bytes
+    hold(b, "attention", v)
+    return stream(
+        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0, like="copy"
+    )
 
 
 def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
@@ -103,6 +113,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     if ctx.model.rope_scale != 1.0:
         return unfused_rope(b, ctx, q, k)
     outs = []
+    for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
+        hold(b, "attention", x)
     for name, x in (("q", q), ("k", k)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
@@ -160,11 +172,20 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
-    """Fused attention (cuDNN or flash), the module that recompute calls core_attn."""
-    b.region, since = "core_attn", len(b.ops)
+    """Fused attention (cuDNN or flash), the module that recompute calls core_attn.
+
+    The module around it has what it is given until it returns, and itself the copy of the values.
+    """
+    since = len(b.ops)
+    v = value_copy(b, ctx, v)
+    for x in (q, k):
+        hold(b, "attention", x)
+    hold(b, "core attention", v)
+    b.region = "core_attn"
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)
     issue(b, since, call(ctx, "attention", where(ctx.cp > 1, where(ctx.cp_ring, ctx.cp, 2.0), 0.0)))
     b.region = ""
+    leave_frame(b, "core attention")
     return out
 
 

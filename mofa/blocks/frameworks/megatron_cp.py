@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention
+from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold, leave_frame
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -73,7 +73,9 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
         )
 
     def sent(name: str) -> None:
+        hold(b, "exchange", parts[name])
         parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
+        hold(b, "exchange", parts[name])
 
     copied("q")
     copied("k")
@@ -84,6 +86,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     for name in parts:
         out = b.tensor(f"attn.{name}.heads", sizes[name])
         parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
+    leave_frame(b, "exchange")
     return parts["q"], parts["k"], parts["v"]
 
 
@@ -105,12 +108,14 @@ def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool
 def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
     ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
+    hold(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
-    joined = b.tensor("attn.out.joined", s.out)
-    return b.add(
-        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,), (joined,), present=s.a2a, pool=CP_POOL,
-           back=Back(2 * s.out, 1, like="copy"))
+    out = b.add(
+        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,),
+           (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL, back=Back(2 * s.out, 1, like="copy"))
     )  # fmt: skip
+    leave_frame(b, "exchange of the output")
+    return out
 
 
 def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, windowed: bool) -> str:
@@ -124,23 +129,24 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     received = _received(b, ctx, s, k, v)
     first: tuple[str, ...] = ()
     if anywhere(s.ring):
-        # the first step's output, and from the third step on one more
+        # the first step's output, and from the third step on one more; back a buffer of the exchange is there as long
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
-        first = (b.tensor("attn.partial", partial, grad_bytes=0.0 * s.out),)
-        ring_scratch = attention_backward_scratch(ctx) + 2.0 * s.kv
+        sent = where(s.ring, 2.0 * s.kv, 0.0)
+        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_sent=s.ring),)
         body = Attention(ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads)
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
-                 back=Back(0.0, 3.0 * steps, ring_scratch)))  # fmt: skip
-        k = _turned(b, ctx, s, k)
+                 back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
+        k, v = _turned(b, ctx, s, k, v)
     k = _scattered(b, ctx, s, k)
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
     b.add(Op("attn.side", "memory_bound", None, (), (side,), launches=0, pool=CP_POOL))
     out, lse = b.tensor("attn.out", s.out), b.tensor("attn.lse", s.lse, grad=False)
     last = Attention(ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads)
-    kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, 3.0 * s.kv + s.query, 0.0))
+    kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
     at_once = where(s.gathers, 2.0, 1.0)
-    b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), (q, k, v, out, lse),
+    saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
+    b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), saved,
              launches=at_once, back=Back(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + kept)))  # fmt: skip
     return _merged(b, ctx, s, out, (side, *received))
 
@@ -156,17 +162,18 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     """What is there of other ranks' keys and values while attention runs forward.
 
     A ring joins its own in a buffer, and receives in a second one while a step works; a third is there from the third
-    step on. All-gather makes a second copy of all, in order.
+    step on. The last one is kept for the backward in place of keys and values. All-gather makes a second copy of all,
+    in order.
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     found: list[str] = []
     if anywhere(s.ring):
-        joined = b.tensor("attn.kv_joined", where(s.ring, s.kv, 0.0), "buffer", grad=False)
+        joined = b.tensor(
+            "attn.kv_joined", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False, sent=s.ring
+        )
         b.add(Op("attn.kv_join", "memory_bound", Stream(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
                  launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
-        received = b.tensor(
-            "attn.kv_received", where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0), "buffer", grad=False
-        )
+        received = b.tensor("attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, sent=s.ring)
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         found += [joined, received]
@@ -190,16 +197,28 @@ def _side(ctx: Context, s: _Sizes) -> ArrayK:
     return where(s.ring, (1.0 + more) * (s.out + s.lse) + more * s.kv, where(s.gathers, 0.5 * (s.out + s.lse), 0.0))
 
 
-def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
+def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[str, str]:
     """Where a ring's backward exchanges keys and values with their gradients, beside all steps but one.
 
-    Two buffers hold both of each: one of them is what is returned, views of it, and the other temporary.
+    Two buffers hold both of each. One is what is returned, by views of it that are both gradients: it is there for
+    values, whose gradient is read last. The other one goes with the first output's gradient. Of keys and values
+    nothing is kept for the backward but what was received last.
     """
-    out = b.tensor("attn.k.turned", s.key, grad_bytes=where(s.ring, 2.0 * s.kv - s.value, s.key))
+    other, turned = opposite(s.ring), []
     work = Collective("send_recv", "cp", 2.0 * maximum(ctx.cp - 1.0, 0.0) * s.kv)
     back = Back(work=work, family="cp", present=s.ring, view=True, stream="cp",
                 launches=4.0 * maximum(ctx.cp - 1.0, 1.0))  # fmt: skip
-    return b.add(Op("attn.k.turn", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))
+    for name, x, nbytes, grad_bytes, exchange in (
+        ("k", k, s.key, where(s.ring, 0.0, s.key), None), ("v", v, s.value, where(s.ring, 2.0 * s.kv, s.value), back),
+    ):  # fmt: skip
+        out = b.tensor(
+            f"attn.{name}.turned", where(s.ring, 0.0, nbytes), grad_bytes=grad_bytes,
+            grad_sent=s.ring if exchange else False,
+        )  # fmt: skip
+        turned.append(
+            b.add(Op(f"attn.{name}.turn", "memory_bound", None, (x,), (out,), view=other, launches=0, back=exchange))
+        )
+    return turned[0], turned[1]
 
 
 def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:

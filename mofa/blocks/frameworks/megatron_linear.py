@@ -9,7 +9,7 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import HEAD, heads_norm_back, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import HEAD, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 
 
 class WeightGrad(TypedDict, total=False):
@@ -27,11 +27,22 @@ def weight_grad(ctx: Context) -> WeightGrad:
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads."""
+    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads.
+
+    Both are one function of autograd's, which has the gradient of the linear's output until it returns
+    (te/module/layernorm_linear.py; te1-llama8b-4l-first-traced).
+    """
     since = len(b.ops)
     out = norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+    op = b.ops[-1]
+    if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
+        b.ops[-1] = op._replace(back=op.back._replace(holds=(f"{BEHIND[name]}.out",)))
     issue(b, since, call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
     return out
+
+
+BEHIND = {"attn_norm": "qkv", "mlp_norm": "mlp.fc1", "q_norm": "q_up", "kv_norm": "kv_up"}
+"""The linear that each norm is fused with, where it is (gpt_layer_specs.py)."""
 
 
 def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
@@ -84,8 +95,10 @@ def row_linear(
 
 
 def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
-    """The row-parallel linear behind attention, which keeps its output itself."""
-    return row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    """The row-parallel linear behind attention, which keeps its output itself; then the module returns."""
+    out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    leave_frame(b, "attention")
+    return out
 
 
 @one_module

@@ -10,6 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
+from mofa.blocks.parts import hold, leave_frame
 
 
 def activation(
@@ -70,6 +71,8 @@ def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     # the router keeps the shared experts' input as well (moe/shared_experts.py)
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
+    hold(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    leave_frame(b, name)
     b.region = ""
     return y
