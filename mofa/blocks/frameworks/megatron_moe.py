@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, anywhere, opposite
+from mofa.blocks.elementwise import BoolK, anywhere, opposite, where
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue
 from mofa.blocks.frameworks.megatron_linear import weight_grad
@@ -235,7 +235,8 @@ def _sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, kept
 def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, kept: ArrayK) -> str:
     hidden = float(ctx.model.hidden)
     moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
-    y, place = b.tensor(out, kept * hidden * ctx.element), b.tensor(f"{name}_map", kept * 4.0, grad=False)
+    y = b.tensor(out, kept * hidden * ctx.element)
+    place = b.tensor(f"{name}_map", where(_sorts(ctx), kept * 4.0, 0.0), grad=False)
     back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = Stream(moved, "te sort_fwd", elements, hidden)
     return b.add(
