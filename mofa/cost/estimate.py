@@ -140,22 +140,23 @@ class Estimator:
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        if self.loads.over:
-            runs = self.runs(table)
-            out.exposed *= runs
-            out.hidden *= runs
+        runs = self.runs(table) if self.loads.over else np.ones(len(table))
+        out.exposed *= runs
+        out.hidden *= runs
         share = self.drains[which]
         if share.any():
             other = self.drained.rows(which, recompute_layers=layers)
             out.exposed += share * (other.exposed_s - out.exposed)
             out.hidden += share * (other.hidden_s - out.hidden)
         if self.rests:
-            self._rest(out, which, layers)
+            self._rest(out, which, layers, runs)
         return out.breakdown()
 
-    def _rest(self, out: _Collector, which: NDArray[np.intp], layers: NDArray[np.int64]) -> None:
-        """Put rows at the clock that their pipeline's waits leave them."""
-        idle = self._idle(out.exposed)
+    def _rest(
+        self, out: _Collector, which: NDArray[np.intp], layers: NDArray[np.int64], runs: NDArray[np.float64]
+    ) -> None:
+        """Put rows at the clock that their pipeline's waits leave them, in each of a step's runs."""
+        idle = self._idle(out.exposed / runs)
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED

@@ -135,17 +135,16 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])
 def test_closed_form_and_closer_look_are_the_replays(pp: int, vpp: int) -> None:
-    """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks; of
-    what is sent and received the closed form has two too many."""
+    """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks; what
+    is sent and received is there in all three."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed = stage_bytes(rows)
     closely = closer(rows, closed)
-    sent = 2 * 4 * 4096 * 512 * 2 if pp > 1 else 0
     looked = []
     for r, rank in enumerate(ranks):
         played = play(rank)
-        assert float(closed.allocated[0, r]) - sent == pytest.approx(played.allocated, rel=0.003), r
+        assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
         if closely.reserved[0, r] != closed.reserved[0, r]:
             looked.append(float(closely.reserved[0, r]) / played.peak_reserved - 1)
     assert looked and max(map(abs, looked)) < 0.001

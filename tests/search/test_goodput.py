@@ -29,6 +29,8 @@ from mofa.specs.load import load_faults
 JOB = mofa.load_workload("llama3-8b", tokens="1T")
 NODES = mofa.load_cluster("h100-hgx", 64, overrides={"gpu.memory_bytes": "81.5 GiB"})
 """As much more memory than an H100 has as lets plans fit of which the tests compare the long runs."""
+SMALL = mofa.load_workload("llama3-8b", tokens="1T", global_batch=256)
+"""Of few micro-batches: the fastest step has two pipeline stages, the best run under frequent failures one."""
 MEGATRON = mofa.load_framework("megatron")
 FIX = {"fix": {"recompute": "none"}, "without": ("vpp", "cp")}
 
@@ -77,9 +79,9 @@ def test_a_faster_step_may_lose() -> None:
     and write slowly."""
     slow = {"value": "1 GB/s", "provenance": "assumed", "source": "a test"}
     harsh = facts(reliability__failures_per_node_day=60.0, storage__node_bytes_per_s=slow, spares=0)
-    by_run = mofa.find_long_runs(JOB, NODES, harsh, framework=MEGATRON, top=1, replay=False).report.plans[0]
-    by_step = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=1, replay=False).report.plans[0]
-    judge = LongRuns(JOB, NODES, MEGATRON, harsh)
+    by_run = mofa.find_long_runs(SMALL, NODES, harsh, framework=MEGATRON, top=1, replay=False).report.plans[0]
+    by_step = mofa.find_plans(SMALL, NODES, framework=MEGATRON, top=1, replay=False).report.plans[0]
+    judge = LongRuns(SMALL, NODES, MEGATRON, harsh)
     lost = judge.finished(by_step)
     assert by_step.strategy.pp > by_run.strategy.pp
     assert by_step.step_s < by_run.step_s
@@ -283,10 +285,10 @@ def test_replanned_variants_are_the_best_by_their_long_run() -> None:
     """Every way to keep checkpoints has the plan that runs best with it, not the one with the fastest step."""
     slow = {"value": "1 GB/s", "provenance": "assumed", "source": "a test"}
     harsh = facts(reliability__failures_per_node_day=60.0, storage__node_bytes_per_s=slow)
-    point = goodput_by_scale(JOB, NODES, harsh, [64], MEGATRON, replan=True).points[0]
+    point = goodput_by_scale(SMALL, NODES, harsh, [64], MEGATRON, replan=True).points[0]
     chosen = point.variants["blocking"]
     alone = mofa.find_long_runs(
-        JOB, NODES, harsh.model_copy(update={"spares": 0}), framework=MEGATRON, top=1, replay=False
+        SMALL, NODES, harsh.model_copy(update={"spares": 0}), framework=MEGATRON, top=1, replay=False
     ).report.plans[0]  # fmt: skip
     assert chosen.strategy == alone.strategy != point.strategy
     assert chosen.step_s > (point.step_s or 0)
