@@ -135,8 +135,8 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])
 def test_closed_form_and_closer_look_are_the_replays(pp: int, vpp: int) -> None:
-    """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks; what
-    is sent and received is there in all three."""
+    """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
+    what is sent and received is there in all three."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed = stage_bytes(rows)

@@ -216,8 +216,8 @@ def test_micro_batches_of_other_loads() -> None:
 
 
 def test_an_order_of_ones_own() -> None:
-    """All forwards first on both ranks: as GPipe, not sooner than 1F1B but for its host behind exchanges, which is little
-    beside large micro-batches; with a cycle, an error that says who waits."""
+    """All forwards first on both ranks: as GPipe, not sooner than 1F1B but for its host behind exchanges, which is
+    little beside large micro-batches; with a cycle, an error that says who waits."""
     case = ("llama3-8b", "h100-hgx", 8, "tp=4 pp=2 micro_batch=4", "megatron", 32)
     ours = time_of(estimator(case), order=order_of("gpipe", "megatron", 2, 1, 8))
     assert ours.step_s >= time_of(estimator(case)).step_s * (1 - 1e-3)
