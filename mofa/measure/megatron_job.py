@@ -222,6 +222,7 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         "tied": model.tied_embeddings,
         "positions": "rope" if model.positions == "rope" else "learned_absolute",
         "seq_len": batch.seq_len,
+        "max_positions": run.model.max_positions or batch.seq_len,
         "cp": s.cp,
         "micro_batch": batch.micro,
         "num_micro_batches": run.num_micro_batches,

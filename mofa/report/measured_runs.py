@@ -79,8 +79,11 @@ def _repeats(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def host_bound_table(records: Iterable[Record]) -> str:
-    """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured."""
-    lines = []
+    """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured;
+    below it those whose repeats are due."""
+    from mofa.measure.records import REPEATS
+
+    lines, due = [], []
     for of_it in _repeats(records):
         if not any(record.measured.host_bound for record in of_it):
             continue
@@ -92,7 +95,10 @@ def host_bound_table(records: Iterable[Record]) -> str:
         ends = dict.fromkeys((f"{steps[0] * 1e3:.1f}", f"{steps[-1] * 1e3:.1f}"))
         times = f"{' to '.join(ends)} ms"
         lines.append(f"| {name} | {span} | {len(of_it)} | {times} |\n")
-    return _HOST_HEAD + "".join(sorted(lines))
+        if len(of_it) < len(REPEATS):
+            due.append(f"`{name}`")
+    missing = f"\nMeasured less than three times, repeats still due: {', '.join(sorted(due))} ({len(due)}).\n"
+    return _HOST_HEAD + "".join(sorted(lines)) + (missing if due else "")
 
 
 def with_table(text: str, records: Sequence[Record]) -> str:

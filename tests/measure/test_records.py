@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -175,12 +176,16 @@ def test_every_routed_token_is_counted(record: Record) -> None:
     moe = run.model["moe"]
     s = run.strategy
     dp = run.gpus // (s["tp"] * s["cp"] * s["pp"])
-    split_over = s["cp"] * (s["tp"] if s["sp"] and run.framework["name"] == "megatron-local" else 1)
+    split_over = s["cp"] * (s["tp"] if s["sp"] and run.framework["name"].startswith("megatron") else 1)
     routed = run.batch.global_ // dp * run.batch.seq_len // split_over * moe["top_k"]
     for per_rank in counts:
         for layer in per_rank:
             assert len(layer) == moe["num_experts"]
             assert sum(layer) == pytest.approx(routed, rel=0.01)
+
+
+SHORT_POSITIONS = {"te1-gpt13-20l-2k", "te1-gpt13-20l-tensorwise"}
+"""Built with a row of learned positions per token of a sequence, fewer than their models have; later runs have all."""
 
 
 @pytest.mark.parametrize(
@@ -192,6 +197,8 @@ def test_the_frameworks_built_the_model_that_the_run_describes(record: Record) -
     from mofa.specs.model import ModelSpec
 
     model = ModelSpec.model_validate(record.run.model)
+    if record.run.id in SHORT_POSITIONS:
+        model = model.model_copy(update={"max_positions": record.run.batch.seq_len})
     bias_buffers = model.num_moe_layers * model.moe.num_experts if model.moe and model.moe.correction_bias else 0
     built = record.measured.facts["local_params"]
     assert built == pytest.approx(num_params(model) - bias_buffers, rel=2e-3)
@@ -319,11 +326,21 @@ CUT = {
 }  # fmt: skip
 """Bound by the host, and the call that measured them ended before their repeats; or only where they were traced."""
 
+DUE, DUE_DAY = "Transformer Engine", "2026-11-26"
+"""The first runs on Transformer Engine have repeats due, which docs/measure.md lists; runs of other days have none."""
+
 
 def test_what_the_host_bounds_was_measured_three_times(repeats: list[list[Record]]) -> None:
     bound = [of for of in repeats if any(one.measured.host_bound for one in of)]
     assert len(bound) >= 20
-    assert {min((one.run.id for one in of), key=len) for of in bound if len(of) < 3} == CUT
+    fewer = [of for of in bound if len(of) < 3]
+    due = [of for of in fewer if all(DUE in one.source and one.source.endswith(DUE_DAY) for one in of)]
+    names = {min((one.run.id for one in of), key=lambda id: (len(id), id)) for of in due}
+    assert {min((one.run.id for one in of), key=len) for of in fewer} - names == CUT
+    page = (FOLDER.parents[1] / "docs" / "measure.md").read_text(encoding="utf-8")
+    _, _, said = page.partition("Measured less than three times, repeats still due: ")
+    listed = re.findall(r"`([^`]+)`", said.partition("\n")[0])
+    assert names <= set(listed) <= names | CUT
 
 
 def test_six_runs_have_a_profile_and_the_allocations_of_a_step() -> None:

@@ -113,7 +113,7 @@ def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
             config=config,
             transformer_layer_spec=_block_spec(config, job, vp_stage),
             vocab_size=job["padded_vocab"],
-            max_sequence_length=job["seq_len"],
+            max_sequence_length=job["max_positions"],
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=job["tied"],
