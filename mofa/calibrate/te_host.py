@@ -43,6 +43,14 @@ IN_FP8 = ("linear", "norm_linear")
 SPLIT_NODES = 5.0
 """Plain nodes of autograd's between a linear and attention: the split, views and the reshape of queries. [-]"""
 FP8 = ("fp8-blockwise", "fp8-delayed", "fp8-tensorwise")
+QK_NORM, QUERIES = "model_qk_norm", "SelfAttention.get_query_key_value_tensors"
+"""A model with norms over heads, and the method that calls them."""
+LATENT = "model_latent"
+LATENT_LAYER = {
+    "norm": 1.0, "linear": 4.0, "norm_linear": 3.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0,
+    "bias_dropout_add": 2.0, "layer": 1.0,
+}  # fmt: skip
+"""A dense layer with latent attention, but for that one's own Python."""
 DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
 
 
@@ -87,6 +95,12 @@ class Times:
         """What a part of a model's step takes beside its layers."""
         line = self._by_layers(model, part, BF16)
         return None if line is None else line[0]
+
+    def within(self, model: str, part: str) -> float | None:
+        """What a layer of a model takes of a part whose ends take what a dense model's do."""
+        ends, found = self.ends(DENSE, part), self.by.get((model, part, BF16), [])
+        each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in found if shape["micro_batches"] == 1]
+        return None if ends is None or not each else median(each)
 
     def _by_layers(self, model: str, part: str, dtype: str) -> tuple[float, float] | None:
         by: dict[int, list[float]] = defaultdict(list)
@@ -156,7 +170,9 @@ def modules_of(times: Times) -> dict[str, Ways]:
             _put(found, name + end, called, None if behind is None else back * behind)
         if ways := _grouped(times, dtype, ahead, back):
             found["grouped_linear" + end] = ways
+    _norms(times, found)
     _dense(times, found, back)
+    _latent(times, found)
     _experts(times, found, back)
     _parallel(times, found)
     return found
@@ -236,10 +252,30 @@ def _rest(whole: float | None, parts: float | None) -> float | None:
     return None if whole is None or parts is None else max(whole - parts, 0.0)
 
 
+def _norms(times: Times, found: dict[str, Ways]) -> None:
+    """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
+
+    Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
+    add 0.45 ms to what lies between the projection and the rotation.
+    """
+    made, plain = (times.call(model, QUERIES) for model in (QK_NORM, DENSE))
+    copy = times.one("silu", "fwd")
+    if made is not None and plain is not None and copy is not None and "norm" in found:
+        found["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
+
+
+def _latent(times: Times, found: dict[str, Ways]) -> None:
+    """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
+    ahead, behind = (
+        _rest(times.within(LATENT, part), _sum(found, f"{part}_s", LATENT_LAYER)) for part in ("forward", "backward")
+    )
+    _put(found, "latent_attention", ahead, behind)
+
+
 def _dense(times: Times, found: dict[str, Ways], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
     plain = times.one("silu", "bwd")
-    made = times.call(DENSE, "SelfAttention.get_query_key_value_tensors")
+    made = times.call(DENSE, QUERIES)
     own = _rest(made, _sum(found, "forward_s", {"norm_linear": 1.0}))
     _put(found, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     whole = _sum(found, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row, append_row, read_rows
-from mofa.calibrate.te_host import MOE_LAYER, Times, module_facts, modules_of
+from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, module_facts, modules_of
 
 SMALL_S = 10e-6
 """A small op on the machine of these rows. [s]"""
@@ -74,6 +74,23 @@ def test_what_is_left_is_a_module_s_own() -> None:
     assert found["self_attention"] == pytest.approx({"forward_s": 19.0, "backward_s": 5.0 * BACK})
     assert found["layer"] == pytest.approx({"forward_s": 0.8})
     assert "router" not in found
+
+
+def test_norms_are_timed_over_heads() -> None:
+    """Two norms make a projection 404 us longer, of which the copy of the keys takes 5."""
+    queries = {**DENSE, "SelfAttention.get_query_key_value_tensors": 804}
+    rows = [*case("norm", 50, 100, experts=8), *model("model_qk_norm", 2, queries)]
+    assert modules_of(Times.of([*ROWS, *rows]))["norm"]["forward_s"] == pytest.approx(19.95)
+
+
+def test_latent_attention_is_what_its_layer_takes_more() -> None:
+    """Its layer with three linears with norms, four without and a norm, less those; a model's ends as a dense one's."""
+    known = modules_of(Times.of([*ROWS, *case("norm", 50, 100, experts=8)]))
+    rows = [*case("norm", 50, 100, experts=8), *model("model_latent", 2, {}, forward=6000, backward=8508)]
+    found = modules_of(Times.of([*ROWS, *rows]))["latent_attention"]
+    for way, layer in (("forward", (6000 - 1000) / 2), ("backward", (8508 - 1508) / 2)):
+        others = sum(n * known[name].get(f"{way}_s", 0.0) for name, n in LATENT_LAYER.items())
+        assert found[f"{way}_s"] == pytest.approx(layer / 10 - others)
 
 
 CHAINED = ("norm", "permute", "unpermute", "sort_chunks", "weighted_swiglu", "router_gate", "router_topk")

@@ -140,7 +140,7 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=Back(2 * s * (rank + rope_dim) * e, 1), call=call(ctx, "self_attention"))
+           back=Back(2 * s * (rank + rope_dim) * e, 1), call=call(ctx, "latent_attention"))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
