@@ -107,7 +107,7 @@ def test_the_plans_in_the_docs_are_those_of_today() -> None:
     assert said is not None
     job = mofa.load_workload("memfine-model-2").model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")})
     for strategy, step_s in ((said[1], said[2]), (said[3], said[4])):
-        plan = mofa.estimate(job, cluster(52.0), strategy + " micro_batch=1", framework=MEGATRON)
+        plan = mofa.estimate(job, cluster(52.0), strategy, framework=MEGATRON)
         assert plan.memory.fits, strategy
         assert plan.step_s == pytest.approx(float(step_s), rel=0.01), strategy
     assert "token_chunks=2" in said[1] and "token_chunks" not in said[3]
