@@ -116,6 +116,10 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     assert tied_grads(rows_of(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
+UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
+"""Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/design.md)."""
+
+
 def test_measured_memory() -> None:
     """The runs that may be learned from: peaks over the steps after the first, of the fullest rank.
 
@@ -123,7 +127,7 @@ def test_measured_memory() -> None:
     allocated, reserved = [], []
     for name in fitting_configurations():
         run = load(name)
-        if not run.settled:
+        if not run.settled or name in UNPLAYED:
             continue
         ranks = _played(run)
         allocated.append(max(r.peak.allocated for r in ranks) / run.allocated - 1)
