@@ -34,7 +34,7 @@ from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import SCHEDULES, StrategyTable
 
 SEED = 5
-MEMORY_BAR, TIME_BAR = 0.02, 0.03
+MEMORY_BAR, TIME_BAR = 0.02, 0.035
 SKEWED: dict[str, object] = {"routing": {"kind": "zipf", "s": 0.3}}
 # name, cluster, GPUs, global batch, framework, what is changed
 JOBS: tuple[tuple[str, str, int, int, str, dict[str, object]], ...] = (
