@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import FloatK, anywhere, largest_of_parts, stacked, where
+from mofa.blocks.elementwise import FloatK, anywhere, largest_of_parts, maximum, stacked, where
 from mofa.blocks.lifetimes import NUMBER, BlockLives
 from mofa.blocks.op import KINDS
 
@@ -292,11 +292,16 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
 def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
     lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
-    sent: list[list[FloatK]] = [[0.0], [0.0]]
+    # pieces of one tensor's life follow on each other: it is let go once, where the last of them ends
+    let_go: dict[str, list[FloatK]] = {}
     for one in lives.found:
         is_sent = tensors[one.owner].sent
         if anywhere(is_sent):
-            sent[one.end >= lives.boundary].append(where(is_sent, one.bytes, 0.0))
+            by_pass = let_go.setdefault(one.owner, [0.0, 0.0])
+            at = int(one.end >= lives.boundary)
+            by_pass[at] = maximum(by_pass[at], where(is_sent, one.bytes, 0.0))
+    forward = [where(back > 0, 0.0, ahead) for ahead, back in let_go.values()]
+    sent: list[list[FloatK]] = [[0.0, *forward], [0.0, *(back for _, back in let_go.values())]]
     launches = [
         stacked([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
         for tape in (block.forward, block.backward)
