@@ -306,10 +306,13 @@ def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tupl
         return ()
     host, hosts = cluster.gpu.curves.host, cluster.gpu.curves.hosts
     share = host_idle_s / step_s
-    note = f"the device waits for its host {share:.0%} of the step, at {_us(host.eager_op_s.value)} a small op"
+    pace = host.eager_op_s.value
+    fast, slow = (pace, pace) if hosts is None else (times.value * pace for times in (hosts.fast, hosts.slow))
+    undisturbed = hosts is not None and cluster.node.hosts == "own"
+    note = f"the device waits for its host {share:.0%} of the step, at {_us(fast if undisturbed else pace)} a small op"
     if hosts is not None:
-        fast, slow = (_us(times.value * host.eager_op_s.value) for times in (hosts.fast, hosts.slow))
-        note += f", the median of machines that were timed (8 in 10: {fast} to {slow}); `mofa calibrate run --families "
+        whose = "an undisturbed machine's" if undisturbed else "the median of machines that were timed"
+        note += f", {whose} (8 in 10 timed: {_us(fast)} to {_us(slow)}); `mofa calibrate run --families "
         note += "host` times yours, --host-issue says it"
     return (note,)
 

@@ -101,7 +101,8 @@ def test_a_skew_costs_memory_and_time() -> None:
 def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) -> None:
     """A folder with one layer, each quantity the prediction times a factor."""
     case = replace(next(c for c in chunked_cases(2) if c.size("chunks") == 2))
-    said = predict_layer(case.shape, load_cluster("h200-hgx", 2), load_framework("torchtitan"))
+    machines = load_cluster("h200-hgx", 2).on_shared_hosts()
+    said = predict_layer(case.shape, machines, load_framework("torchtitan"))
     names = {"step": "step_s", "forward": "forward_s", "backward": "backward_s"}
     folder.mkdir(exist_ok=True)
     for op in ops:

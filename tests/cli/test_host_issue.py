@@ -39,7 +39,9 @@ def test_it_is_the_pace_of_the_cluster_s_host(cli: Cli) -> None:
 
 def test_it_narrows_the_band(cli: Cli) -> None:
     typical = told(cli, *ESTIMATE, "--framework", "torchtitan")
-    own_us = mofa.load_cluster("h100-hgx", 8).gpu.curves.host.eager_op_s.value * 1e6
+    curves = mofa.load_cluster("h100-hgx", 8).gpu.curves
+    assert curves.hosts is not None
+    own_us = curves.hosts.fast.value * curves.host.eager_op_s.value * 1e6
     known = told(cli, *ESTIMATE, "--framework", "torchtitan", "--host-issue", f"{own_us} us")
     assert known["step_s"] == pytest.approx(typical["step_s"])
     low, high = typical["step_s_band"]
