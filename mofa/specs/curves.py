@@ -19,7 +19,6 @@ from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
 from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import latest_of as latest_of
-from mofa.specs.fitted import mixed_clock as mixed_clock
 from mofa.specs.fitted import slowest_of as slowest_of
 from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm

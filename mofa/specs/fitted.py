@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from math import sqrt
 from statistics import NormalDist
@@ -74,37 +73,6 @@ class PoweredCurve(Curve):
         """
         slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
         return np.minimum(self.alone + slope * (1.0 - share), 1.0)
-
-
-def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:
-    """Clock that the power limit leaves a mix of kernels, over the full clock.
-
-    Parameters
-    ----------
-    shares
-        Of the time, one for each kind of kernel; the rest is idle and draws nothing. (K,) each [-]
-    clocks
-        That each kind keeps alone, over the full clock. [-]
-
-    Notes
-    -----
-    A kind that alone keeps the clock ``c`` at the limit draws ``(f / c)^2`` of it at the clock f; what is drawn on
-    average over the mix is the limit: ``f = (sum of share / c^2)^-1/2``, at most 1. Power that grows with the square
-    of the clock is assumed (dynamic power grows with its cube, static power not at all); one clock holds for all
-    kernels of the mix, because the limit is kept over milliseconds.
-
-    Examples
-    --------
-    Half products, half kernels that never reach the limit:
-
-    >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
-    array([0.849])
-    """
-    drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
-    if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call
-        return min(float(max(drawn, 1e-12) ** -0.5), 1.0)
-    clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)
-    return clock
 
 
 @cache
