@@ -170,6 +170,8 @@ def modules_of(times: Times) -> dict[str, Ways]:
             _put(found, name + end, called, None if behind is None else back * behind)
         if ways := _grouped(times, dtype, ahead, back):
             found["grouped_linear" + end] = ways
+        ways_of_choice = (_choice(times, dtype, way, products) for way, products in CHOSEN.items())
+        _put(found, "kernel_choice" + end, *ways_of_choice)
     _norms(times, found)
     _dense(times, found, back)
     _latent(times, found)
@@ -229,6 +231,23 @@ def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
             return {}
         made[f"{name}_s"], made[f"{name}_each_s"] = (cold * value for value in line)
     return made
+
+
+CHOSEN = {"fwd": 1, "bwd": 2}
+"""Products of an expert in a grouped linear, each way: back one for each gradient. [-]"""
+
+
+def _choice(times: Times, dtype: str, way: str, products: int) -> float | None:
+    """What each product of a grouped linear takes longer, each way, whose number of rows was never there: the mean of
+    all experts of a linear, the median of linears."""
+    seen = {_apart(shape): value for shape, value in times.by.get(("grouped_seen_rows", way, dtype), [])}
+    new = times.by.get(("grouped_new_rows", way, dtype), [])
+    longer = [
+        (value - seen[_apart(shape)]) / (products * int(shape["experts"]))
+        for shape, value in new
+        if _apart(shape) in seen
+    ]
+    return median(longer) if longer else None
 
 
 def _line(values: Mapping[int, float]) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
-from mofa.blocks.fp8 import FP8_RECIPES
+from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Format, Tape
 from mofa.blocks.tapes import label, model_tapes
@@ -323,7 +323,8 @@ def block_context(
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
     ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
-    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"])
+    multiple = ALIGNED_ROWS if recipe else 1.0
+    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"], multiple)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
@@ -343,17 +344,19 @@ def block_context(
 
 
 def _unseen(
-    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK
-) -> tuple[ArrayK, ArrayK]:
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
+    multiple: float,
+) -> tuple[ArrayK, ArrayK]:  # fmt: skip
     """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
     kernels that are loaded for a number. (n,), (n,) [-]"""
-    if framework.experts != "sequential":
+    if not framework.multiplies_by_expert:
         return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
     moe = workload.model.moe
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
-    return loads.unseen(table.ep.astype(float), np.broadcast_to(copies, (len(table),)), chunks, inner, ends)
+    copies = np.broadcast_to(copies, (len(table),))
+    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, multiple)
 
 
 def _plain(column: NDArray[Any]) -> Any:

@@ -1,9 +1,11 @@
 """How often the library of matrix products meets a shape that it does not remember, and chooses a kernel anew; and how
 often that is one that no product has used yet, which the driver then loads.
 
-Experts that run one after the other multiply as many rows as they got tokens, a number that changes with every
-micro-batch. Each new number takes a choice for each product of it, forward and back; those of other experts and layers
-are of the same weights' shape and serve as well.
+Experts whose products are kernels of their own, one after the other or on several streams, multiply as many rows as
+they got tokens, a number that changes with every micro-batch. Each new number takes a choice for each product of it,
+forward and back; those of other experts and layers are of the same weights' shape and serve as well. PyTorch's product
+asks the library each time, and so does Transformer Engine's (2.20, common/gemm/cublaslt_gemm.cu: ``cublas_gemm`` calls
+cublasLtMatmulAlgoGetHeuristic); in fp8 the numbers are padded to a multiple, so that there are fewer of them.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ Places = tuple[FloatN, FloatN, FloatN]
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
-def unseen_share(means: FloatN, draws: float, spread: float = 0.0, places: Places | None = None) -> float:
+def unseen_share(
+    means: FloatN, draws: float, spread: float = 0.0, places: Places | None = None, multiple: float = 1.0
+) -> float:
     """Share of numbers of tokens that are new to the library, or forgotten. [-]
 
     Parameters
@@ -62,7 +66,9 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0, places: Place
     spread
         As :func:`wandering` has it. [-]
     places
-        :func:`densities` of both, where they are known.
+        :func:`densities` of all of these, where they are known.
+    multiple
+        That numbers are padded to. [tokens]
 
     Notes
     -----
@@ -74,27 +80,29 @@ def unseen_share(means: FloatN, draws: float, spread: float = 0.0, places: Place
 
     Examples
     --------
-    Eight experts of 2048 tokens each are soon remembered; 64 of very different popularity are forgotten:
+    Eight experts of 2048 tokens each are soon remembered; 64 of very different popularity are forgotten, but not where
+    numbers are padded to 16:
 
     >>> even, uneven = np.full(8, 2048.0), np.geomspace(200.0, 20000.0, 64)
     >>> [round(unseen_share(even, n), 2) for n in (0.0, 100.0, 1000.0, np.inf)]
     [1.0, 0.55, 0.04, 0.0]
-    >>> round(unseen_share(uneven, np.inf), 2)
-    0.73
+    >>> [round(unseen_share(uneven, np.inf, multiple=m), 2) for m in (1.0, 16.0)]
+    [0.73, 0.0]
     """
-    _, density, weights = densities(means, spread) if places is None else places
+    _, density, weights = densities(means, spread, multiple) if places is None else places
     remembered = min(draws, _longest(density, weights))
     return float((weights * np.exp(-remembered * density)).sum())
 
 
 def new_kernels(
-    means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0, places: Places | None = None
+    means: FloatN, draws: float, ways: Sequence[Sequence[float]], spread: float = 0.0, places: Places | None = None,
+    multiple: float = 1.0,
 ) -> float:  # fmt: skip
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]
 
     Parameters
     ----------
-    means, draws, spread, places
+    means, draws, spread, places, multiple
         As of :func:`unseen_share`.
     ways
         Width of the output of each of an expert's products, by way: forward, and for the inputs' gradients. [-]
@@ -129,16 +137,17 @@ def new_kernels(
     """
     if not np.isfinite(draws):
         return 0.0
-    numbers, density, weights = densities(means, spread) if places is None else places
+    numbers, density, weights = densities(means, spread, multiple) if places is None else places
     unseen = np.exp(-draws * density)
     found = 0.0
     for way in ways:
         waves = numbers * np.array(way)[:, None, None] / WAVE
         alike = RESEMBLES * waves**FALLS
         stretch = np.minimum(ALIKE, alike)
-        change = -np.expm1(-1.0 / (stretch * numbers))
+        different = stretch * numbers / multiple
+        change = -np.expm1(-1.0 / different)
         between = change / (1.0 - (1.0 - change) * unseen)
-        reached = draws * density * stretch * numbers
+        reached = draws * density * different
         near = reached / (1.0 + reached) * 2.0 * (alike - stretch) / stretch
         far = _within(waves, weights * between * (1.0 - unseen) / density) * AGAIN * np.log2(1.0 + waves)
         found += float((weights * unseen * between**2 * np.exp(-near - far)).sum())
@@ -174,15 +183,17 @@ def wandering(means: FloatN) -> float:
     return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
-def densities(means: FloatN, spread: float) -> Places:
-    """Numbers of tokens around each mean, the density of all experts' there, and the weights of these places. (n, 9)"""
+def densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
+    """Numbers of tokens around each mean, the share of all experts' that have the same one, padded to a multiple, and
+    the weights of these places. (n, 9)"""
     means = np.sort(np.maximum(means, 1.0))
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
     variance = means + (spread * means) ** 2
     numbers = means[:, None] + NODES * np.sqrt(variance)[:, None]
     apart = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
-    density = (np.exp(-apart) / np.sqrt(2.0 * np.pi * variance)).mean(axis=-1)
+    same = np.minimum(multiple / np.sqrt(2.0 * np.pi * variance), 1.0)
+    density = (np.exp(-apart) * same).mean(axis=-1)
     return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
 
 

@@ -409,8 +409,8 @@ class Calls:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
-    seconds hold the launches of all of them. A collective that a module launches comes on top, and so does what a
-    checkpoint of Megatron's does ahead of an op that it repeats.
+    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
+    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
     """
 
     def __init__(self, host: HostCurve) -> None:
@@ -434,7 +434,14 @@ class Calls:
         begun = self.begun.get((id(call), forward), False)
         seconds = where(begun, 0.0, once + call.members * each)
         self.begun[id(call), forward] = begun | op.present
+        if anywhere(op.choices) and not op.name.endswith("~"):  # computed again, it was chosen for a moment ago
+            seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
+
+    def choice_s(self, format_: str, *, forward: bool) -> float:
+        """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
+        fact = self.host.module("kernel_choice", format_)
+        return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]
 
 
 SHARDING = ("fsdp.", "efsdp.")

@@ -70,7 +70,7 @@ def loading(
     ([0.0, 0.5, 0.0, 4.0, 4.0], [0.0, 0.0, 2.0, 2.0, 2.0])
     """
     some = [loads for op in tape.ops if type(loads := op.loads) is not float or loads != 0.0]
-    if not (some and any(map(anywhere, some))):  # nearly always
+    if load_s == 0.0 or not (some and any(map(anywhere, some))):  # nearly always
         return tape, list(seconds), list(issue)
     out: list[tuple[Op, FloatK, FloatK]] = []
     at = 0

@@ -67,8 +67,9 @@ class RoutingLoads:
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
 
     def unseen(
-        self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float]
-    ) -> tuple[FloatN, FloatN]:
+        self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
+        multiple: float = 1.0,
+    ) -> tuple[FloatN, FloatN]:  # fmt: skip
         """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
         for the first time, on the rank where those are most. (n,), (n,) [-]
 
@@ -84,6 +85,8 @@ class RoutingLoads:
             Width of an expert on one rank. (n,) [-]
         ends
             Width of a token, and of what an expert makes of it first over its own. [-], [-]
+        multiple
+            That an expert's rows are padded to. [tokens]
 
         Examples
         --------
@@ -97,7 +100,7 @@ class RoutingLoads:
             return np.zeros(len(ep)), np.zeros(len(ep))
         keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
         hidden, up = ends
-        given = self.shares.tobytes(), self.shares.shape, self.steps_before
+        given = self.shares.tobytes(), self.shares.shape, self.steps_before, multiple
         found = [
             _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
             for degree, sent, each, width in keys.T.tolist()
@@ -139,8 +142,8 @@ BALANCED = RoutingLoads({}, {})
 
 @lru_cache(maxsize=256)
 def _unseen(
-    shares: bytes, shape: tuple[int, int], steps_before: float, ep: int, copies: float, chunks: float,
-    ways: tuple[tuple[float, float], ...],
+    shares: bytes, shape: tuple[int, int], steps_before: float, multiple: float, ep: int, copies: float,
+    chunks: float, ways: tuple[tuple[float, float], ...],
 ) -> tuple[float, float]:  # fmt: skip
     """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,
     and a replay costs one several times."""
@@ -150,8 +153,8 @@ def _unseen(
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
     spread = wandering(means) if np.isfinite(draws) else 0.0
-    places = [densities(mean, spread) for mean in each]
+    places = [densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
-    kernels = [new_kernels(mean, draws, ways, spread, of) for mean, of in zip(each, places, strict=True)]
+    kernels = [new_kernels(mean, draws, ways, spread, of, multiple) for mean, of in zip(each, places, strict=True)]
     local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
     return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local

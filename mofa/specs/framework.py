@@ -194,6 +194,11 @@ class FrameworkSpec(Spec):
         """The library of layers that it runs, if any."""
         return "transformer-engine" if self.layers == "transformer-engine" else None
 
+    @property
+    def multiplies_by_expert(self) -> bool:
+        """Whether each expert's product is a kernel of its own, which the library chooses by the number of rows."""
+        return self.experts == "sequential" or self.grouped_kernel == "multi-stream"
+
     def gathered_bytes_per_param(self, gemm: str) -> float:
         """Of Megatron's parameters as data parallelism gathers them; the embedding's, always bf16, are taken alike.
         [B/param]"""

@@ -11,8 +11,8 @@ from mofa.specs.base import Fact, SecondsFact, ShareFact, Spec
 
 Module = Literal[
     "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "experts", "grouped_linear", "head",
-    "latent_attention", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope", "router",
-    "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
+    "kernel_choice", "latent_attention", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope",
+    "router", "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
 ]  # fmt: skip
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules and functions of Transformer Engine and Megatron-Core, whose host time is mostly Python.
@@ -21,7 +21,8 @@ MODULES: tuple[Module, ...] = get_args(Module)
 micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the linears of several experts, whose members
 are these; members of ``attention`` are the steps of context parallelism. ``self_attention``, ``latent_attention``,
 ``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
-tokens and copies the counts to the host, and a ``collective`` is one launched within a module.
+tokens and copies the counts to the host, and a ``collective`` is one launched within a module. ``kernel_choice`` is
+what a product of a grouped linear takes longer whose shape the library does not remember.
 """
 ModuleKey = Annotated[str, Field(pattern=rf"^({'|'.join(MODULES)})( [a-z0-9-]+)?$")]
 

@@ -116,6 +116,26 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
         assert others + products + own.get(f"{way}_s", 0.0) == pytest.approx(layer)
 
 
+def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
+    """Eight experts' 8 products 480 us longer forward and 16 back 1440; 32's twice as long each, and the middle one
+    counts. In fp8 never below nothing."""
+    rows = [
+        *case("grouped_seen_rows", 200, 300, experts=8, width=1024),
+        *case("grouped_new_rows", 680, 1740, experts=8, width=1024),
+        *case("grouped_seen_rows", 500, 900, experts=32, width=1024),
+        *case("grouped_new_rows", 4340, 12420, experts=32, width=1024),
+        *case("grouped_seen_rows", 200, 300, experts=8, width=2048),
+        *case("grouped_new_rows", 840, 2060, experts=8, width=2048),
+        *case("grouped_new_rows", 840, 2060, experts=4, width=2048),
+        *case("grouped_seen_rows", 300, 300, "fp8-delayed", experts=8, width=1024),
+        *case("grouped_new_rows", 700, 290, "fp8-delayed", experts=8, width=1024),
+    ]
+    found = modules_of(Times.of([*ROWS, *rows]))
+    assert found["kernel_choice"] == pytest.approx({"forward_s": 8.0, "backward_s": 11.0})
+    assert found["kernel_choice fp8-delayed"] == pytest.approx({"forward_s": 5.0, "backward_s": 0.0})
+    assert "kernel_choice" not in modules_of(Times.of(ROWS))
+
+
 def test_two_ranks_say_what_collectives_and_steps_of_attention_take() -> None:
     """A layer of 1500 us takes 1980 under tensor parallelism, over four collectives 120 each, and back 1746 + 6 x 60;
     over two steps of context parallelism 2 x 300 more each way, in the middle one of three kinds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,25 @@ def test_members_cost_each() -> None:
     each = {"grouped_linear": (100.0, 200.0, 5.0, 20.0)}
     assert issued((product,), each) == pytest.approx([140.0])
     assert issued((product._replace(name="experts.fc1.dgrad"),), each) == pytest.approx([360.0])
+
+
+def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
+    """Of eight experts half: 4 x 50 beside 100 forward, 4 x 70 for either gradient beside 200 back, nothing where it is
+    made again; in another format 4 x 90; where choices were not timed, what PyTorch's product takes."""
+    one = Call("grouped_linear", members=8.0)
+    product = op("experts.fc1", Grouped(8, 8, 8, 8), one, choices=4.0)
+    each = {"grouped_linear": (100.0, 200.0, 0.0, 0.0), "kernel_choice": (50.0, 70.0, 0.0, 0.0)}
+    assert issued((product,), each) == pytest.approx([300.0])
+    again, dgrad, wgrad = (product._replace(name=f"experts.fc1{end}") for end in ("~", ".dgrad", ".wgrad"))
+    assert issued((again, dgrad, wgrad), each) == pytest.approx([100.0, 480.0, 280.0])
+    wide = product._replace(call=Call("grouped_linear", "fp8-delayed", 8.0))
+    assert issued((wide,), {**each, "kernel_choice fp8-delayed": (90.0, 0.0, 0.0, 0.0)}) == pytest.approx([460.0])
+    one_gpu = machine({"grouped_linear": each["grouped_linear"]})
+    host = with_facts(one_gpu.cluster.gpu.curves.host, gemm_choice_s=30e-6)
+    curves = one_gpu.cluster.gpu.curves.model_copy(update={"host": host})
+    gpu = one_gpu.cluster.gpu.model_copy(update={"curves": curves})
+    untimed = replace(one_gpu, cluster=one_gpu.cluster.model_copy(update={"gpu": gpu}))
+    assert issue_seconds((product,), untimed)[0, 0] == pytest.approx(220e-6)
 
 
 def test_a_collective_within_a_module_comes_on_top() -> None:

@@ -452,14 +452,8 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) ->
     for product in ("experts.fc1", "experts.fc2"):
         base.by_python(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
-        multiplies = op.family == "grouped_gemm"
-        chosen = ctx.local_experts * ctx.unseen if multiplies else 0.0
-        # forward and for the input's gradient alike, hardly any for the weight's
-        loaded = ctx.local_experts * ctx.new_kernels / 4.0 if multiplies else 0.0
         work = replace(op.work, uneven=ctx.uneven) if isinstance(op.work, Grouped) else op.work
-        b.ops[i] = op._replace(
-            work=work, choices=chosen, loads=loaded, loops_met=ctx.loops_met, rounds=ctx.local_experts
-        )
+        b.ops[i] = op._replace(work=work, loops_met=ctx.loops_met, rounds=ctx.local_experts)
     joined = b.tensor("experts.joined", kept * row)
     return b.add(
         Op("experts.cat", "memory_bound", Stream(2 * rows * row, "copy"), (y,), (joined,), present=several,

@@ -341,7 +341,8 @@ def _products(
 ) -> str:  # fmt: skip
     """A product of each expert with its rows: ``shape`` is (rows, features out, features in).
 
-    fp8's on several streams were measured whole, without what they add to main gradients.
+    fp8's on several streams were measured whole, without what they add to main gradients. Kernels that are loaded are
+    the forward product's and the input gradient's alike, hardly ever the weight gradient's.
     """
     x, saves, ready = operand
     rows, n, k = shape
@@ -355,7 +356,8 @@ def _products(
     return b.add(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1, prepared=ready,
            weight=name, weight_params=params, weight_bytes=params * apart / (local if sequential else 1.0),
-           accumulate_bytes_per_param=added - within, num_weights=local)
+           accumulate_bytes_per_param=added - within, num_weights=local, choices=local * ctx.unseen,
+           loads=local * ctx.new_kernels / 4.0, loops_met=ctx.loops_met)
     )  # fmt: skip
 
 
