@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, maximum, where
+from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
 from mofa.blocks.op import (
     RENEWAL,
     Attention,
@@ -47,11 +47,22 @@ def hold(b: TapeBuilder, frame: str, x: str) -> None:
     b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0))
 
 
-def leave_frame(b: TapeBuilder, frame: str) -> None:
-    """The end of a module's forward, up to which its local variables are held."""
+def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
+    """The end of a module's forward, up to which its local variables are held where it is ``present``."""
     held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
     if held:
-        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0))
+        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0, present=present))
+
+
+def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:
+    """A module's output, at whose gradient ``x`` is made again where Megatron discards it.
+
+    A hook of the output does so before anything of the module goes back, whoever reads ``x`` in it
+    (tensor_parallel/random.py, ``discard_output_and_register_recompute``).
+    """
+    like = b.tensors[out]
+    hooked = b.tensor(f"{name}.hooked", like.bytes, grad_bytes=like.grad_bytes, grad_sent=like.grad_sent)
+    return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 
 def renew(b: TapeBuilder) -> None:

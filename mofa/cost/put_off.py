@@ -60,7 +60,11 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
     sizes = stacked([f.bytes for f in found], num_k) if found else np.zeros((0, num_k))
     start, end, since = (np.array([getattr(f, name) for f in found], dtype=int) for name in ("start", "end", "since"))
     saved = (since < lives.boundary) & (start <= lives.boundary)
-    end = np.where(saved & (end < late), len(lives.ops) - 1, end)
+    stays = saved & (end < late)
+    end = np.where(stays, len(lives.ops) - 1, end)
+    # what stays is one piece to the end, whatever its life is cut into
+    whole = {f.owner for f, one in zip(found, stays, strict=True) if one}
+    sizes[[f.owner in whole and not one for f, one in zip(found, stays, strict=True)]] = 0.0
     at = np.arange(lives.boundary, len(lives.ops))[:, None]
     there = (start <= at) & (at <= end)
     scratch = stacked([op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k)
@@ -72,7 +76,7 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
-    waits = (since >= lives.boundary) & (start < late) & (end >= late)
+    waits = (since >= lives.boundary) & (since < late) & (start <= late) & (end >= late)
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
     return PutOff(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)

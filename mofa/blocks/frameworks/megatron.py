@@ -33,6 +33,7 @@ from mofa.blocks.parts import (
     hold,
     leave_frame,
     linear,
+    made_again_behind,
     sp_gather,
     stream,
     tp_copy,
@@ -186,7 +187,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     issue(b, since, call(ctx, "attention", where(ctx.cp > 1, where(ctx.cp_ring, ctx.cp, 2.0), 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
-    return out
+    return made_again_behind(b, "attn", out, q) if ctx.model.attention.kind == "mla" else out
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:

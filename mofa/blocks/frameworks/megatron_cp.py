@@ -86,7 +86,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     for name in parts:
         out = b.tensor(f"attn.{name}.heads", sizes[name])
         parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
-    leave_frame(b, "exchange")
+    leave_frame(b, "exchange", s.a2a)
     return parts["q"], parts["k"], parts["v"]
 
 
@@ -114,7 +114,7 @@ def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
         Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,),
            (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL, back=Back(2 * s.out, 1, like="copy"))
     )  # fmt: skip
-    leave_frame(b, "exchange of the output")
+    leave_frame(b, "exchange of the output", s.a2a)
     return out
 
 
@@ -225,7 +225,7 @@ def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
     """Where the backward of all-gather scatters the gradients that it made of all ranks' keys and values."""
     if not anywhere(s.gathers):
         return k
-    out = b.tensor("attn.k.scattered", s.key)
+    out = b.tensor("attn.k.scattered", s.key, grad_bytes=where(s.ring, 0.0, s.key))  # a ring's: :func:`_turned`
     back = Back(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
                 stream="cp", launches=2.0)  # fmt: skip
     return b.add(Op("attn.k.scatter", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))

@@ -68,8 +68,7 @@ def column_linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
             regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
         )  # fmt: skip
-    elements = b.tensors[h].bytes / ctx.element
-    operand = fp8.cast_input(b, ctx, h, name, elements, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
+    operand = fp8.cast_input(b, ctx, h, name, ctx.shard * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
     full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
     received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
@@ -87,7 +86,7 @@ def row_linear(
     if ctx.fp8 is None:
         partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
         return tp_reduce(b, ctx, partial, name, n)
-    operand = fp8.cast_input(b, ctx, x, name, b.tensors[x].bytes / ctx.element, kept_anyway=kept_anyway)
+    operand = fp8.cast_input(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
     received = fp8.cast_gradient(b, ctx, name, ctx.shard * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
                      prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip

@@ -28,7 +28,7 @@ from mofa.blocks.op import (
     Stream,
     TapeBuilder,
 )
-from mofa.blocks.parts import hold, leave_frame, linear, renew, stream
+from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -95,6 +95,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         )
     leave_frame(b, "moe")
     b.region = ""
+    y = made_again_behind(b, "moe", y, h)
     assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
     return y
 
