@@ -339,13 +339,24 @@ def _fp8(workload: WorkloadSpec) -> list[str]:
 
 
 def _ranks(reference: Reference, plan: Plan) -> tuple[float, ...]:
-    """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks."""
+    """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks.
+
+    Within it those of an expert-parallel group follow on each other, over what splits an expert. Where tokens are
+    uneven and their counts known, each rank is predicted with its own.
+    """
     measured = reference.outcome.ranks_allocated_bytes
     if not measured:
         return ()
     per_stage = len(measured) // plan.strategy.pp
-    stages = plan.memory.by_stage
-    return tuple(stages[rank // per_stage].allocated_bytes / m - 1 for rank, m in enumerate(measured))
+    s = plan.strategy
+
+    def predicted(rank: int) -> float:
+        stage = plan.memory.by_stage[rank // per_stage]
+        if stage.ranks is None or not stage.ranks.tokens_over_mean:
+            return stage.allocated_bytes
+        return stage.ranks.allocated_bytes(rank % per_stage // s.etp % s.ep)
+
+    return tuple(predicted(rank) / m - 1 for rank, m in enumerate(measured))
 
 
 def _strategy_text(plan: Plan) -> str:
