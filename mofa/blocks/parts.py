@@ -128,6 +128,11 @@ BACKENDS: dict[str, Backend] = {"flash": "flash", "flash1": "flash1"}
 """Library of a framework's fused attention, where it says more than that it is fused: cuDNN's elsewhere."""
 
 
+def attention_backend(ctx: Context) -> Backend:
+    """Library of the framework's fused attention."""
+    return BACKENDS.get(ctx.framework.attention, "cudnn")
+
+
 def fused_attention(
     b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3,
     beside: tuple[str, ...] = (),
@@ -147,7 +152,7 @@ def fused_attention(
     workspace = attention_backward_scratch(ctx)
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
-    backend = BACKENDS.get(ctx.framework.attention, "cudnn")
+    backend = attention_backend(ctx)
     back = Back(0.0, back_launches, workspace)
     if not anywhere(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)

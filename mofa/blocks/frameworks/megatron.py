@@ -108,9 +108,9 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where cosine and sine are scaled,
-    which Transformer Engine's kernel does not do (rope_utils.py:279)."""
-    if ctx.model.rope_scale != 1.0:
+    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where it is off, or cosine and
+    sine are scaled, which Transformer Engine's kernel does not do (rope_utils.py:279)."""
+    if ctx.model.rope_scale != 1.0 or not ctx.framework.fused_rope:
         return unfused_rope(b, ctx, q, k)
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns

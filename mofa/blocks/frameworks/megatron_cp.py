@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold, leave_frame
+from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -126,6 +126,7 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     pairs = ctx.attention_pairs(windowed) * where(s.a2a, cp, 1.0)
     heads, kv_heads = (n / where(s.a2a, cp, 1.0) for n in (ctx.heads, ctx.kv_heads))
     length = ctx.seq_len / where(s.a2a, 1.0, cp)
+    backend = attention_backend(ctx)
     received = _received(b, ctx, s, k, v)
     first: tuple[str, ...] = ()
     if anywhere(s.ring):
@@ -133,7 +134,9 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
         sent = where(s.ring, 2.0 * s.kv, 0.0)
         first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_sent=s.ring),)
-        body = Attention(ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads)
+        body = Attention(
+            ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
+        )
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
@@ -142,7 +145,9 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
     b.add(Op("attn.side", "memory_bound", None, (), (side,), launches=0, pool=CP_POOL))
     out, lse = b.tensor("attn.out", s.out), b.tensor("attn.lse", s.lse, grad=False)
-    last = Attention(ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads)
+    last = Attention(
+        ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
+    )
     kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
     at_once = where(s.gathers, 2.0, 1.0)
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
