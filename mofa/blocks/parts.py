@@ -180,6 +180,16 @@ def fused_attention(
     return out
 
 
+def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
+    """The output of a product whose bias another kernel adds for nothing: backward sums the gradient's rows."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"{name}.biased", nbytes)
+    back = Back(work=Stream(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
+    return b.add(
+        Op(f"{name}.bias", "memory_bound", None, (x,), (out,), view=True, launches=0, region=b.region, back=back)
+    )
+
+
 HEAD = 256.0
 """Longest row of a norm over heads; the measured norms over the model's width begin at 512. [-]"""
 SPLIT_ROWS = 65536.0

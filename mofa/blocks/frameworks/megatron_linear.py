@@ -9,7 +9,7 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import HEAD, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 
 
 class WeightGrad(TypedDict, total=False):
@@ -95,8 +95,12 @@ def row_linear(
 
 
 def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
-    """The row-parallel linear behind attention, which keeps its output itself; then the module returns."""
-    out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    """The row-parallel linear behind attention, which keeps its output itself; then the module returns.
+
+    What adds its bias sums its gradient's rows (fused_bias_dropout.py).
+    """
+    out, a = row_linear(b, ctx, x, name, n, k, kept_anyway=True), ctx.model.attention
+    out = biased(b, out, name, n) if a.kind == "gqa" and a.out_bias else out
     leave_frame(b, "attention")
     return out
 

@@ -10,7 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import hold, leave_frame
+from mofa.blocks.parts import biased, hold, leave_frame
 
 
 def activation(
@@ -94,15 +94,21 @@ def _any_width(ctx: Context, name: str) -> BoolK:
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
-    """Dense feed-forward: gate and up in one product."""
-    f = width / ctx.tp
+    """Dense feed-forward: gate and up in one product.
+
+    Biases are added by what follows (``skip_bias_add``): by the activation, whose function returns a gradient of every
+    row that autograd sums (fused_bias_gelu.py), and with the residual.
+    """
+    f, bias = width / ctx.tp, ctx.model.mlp.bias
     n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
     b.region = "mlp" if name == "mlp" else b.region
     # the router keeps the shared experts' input as well (moe/shared_experts.py)
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
+    fc1 = biased(b, fc1, f"{name}.fc1", width) if bias else fc1
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
     hold(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    y = biased(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
     leave_frame(b, name)
     b.region = ""
     return y
