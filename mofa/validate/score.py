@@ -15,14 +15,14 @@ from mofa.replay.collection import collected_at_the_end
 from mofa.search.band import Band, num_nodes
 from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan
-from mofa.specs.base import PROVENANCES, Provenance, Spec
+from mofa.specs.base import PROVENANCES, Library, Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.coverage import Coverage
-from mofa.validate.reference import LeftOut, Reference
+from mofa.validate.reference import LeftOut, Reference, Switch
 from mofa.validate.spread import Spread
 
 SCHEMA_VERSION: Final = "1.4"
@@ -100,6 +100,12 @@ class RunScore(Spec):
     split: HalfName = Field(default="judging", description="Whether bands of steps may be learned from it.")
     num_nodes: int = Field(default=1, ge=1, description="Nodes that it ran on. [-]")
     band: Band | None = Field(default=None, description="The band of the step as predicted.")
+    switches: tuple[Switch, ...] = Field(
+        default=(), description="Switches that nothing was learned from on Transformer Engine."
+    )
+    gemm: str = Field(default="bf16", description="Precision of its products, as a workload writes it.")
+    has_experts: bool = Field(default=False, description="Whether its model has experts.")
+    library: Library | None = Field(default=None, description="The library of layers that its framework runs.")
 
     @property
     def false_fit(self) -> bool:
@@ -170,6 +176,7 @@ class NotScored(Spec):
     id: str
     group: str
     reason: str
+    gpu: str | None = Field(default=None, description="As its source names it; null of measured runs.")
 
 
 class Layer(Spec):
@@ -295,6 +302,10 @@ def _scored(
         split=reference.split,
         num_nodes=num_nodes(cluster),
         band=plan.band,
+        switches=reference.switches,
+        gemm=workload.precision.gemm,
+        has_experts=workload.model.moe is not None,
+        library=framework.library,
     )
 
 
@@ -440,7 +451,7 @@ def score(
         if progress is not None:
             progress(len(runs), len(references))
     ordered = [runs[i] for i in range(len(references))]
-    return ordered, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
+    return ordered, [NotScored(id=x.id, group=x.group, reason=x.reason, gpu=x.gpu) for x in left_out]
 
 
 def _expected(reference: Reference) -> tuple[int, ...]:
