@@ -23,8 +23,8 @@ LEFT_OUT: Columns = (("reason", "left"), ("rows", "left"))
 WORDS = """\
 Megatron-Core on Transformer Engine, from the tables of others; what their recipes say is in
 [published.md](published.md). A row is in a set by its columns and its recipe alone: dense in bf16, dense in fp8, or
-with experts. Rows with a switch that our own runs on Transformer Engine never had are in none. Of rows with experts there
-are few: each stands for itself, and no mean is claimed."""
+with experts. Rows with a switch that our own runs on Transformer Engine never had are in none. Of rows with experts
+there are few: each stands for itself, and no mean is claimed."""
 
 
 def hopper_parts(report: ValidationReport) -> list[str]:

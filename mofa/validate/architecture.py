@@ -44,7 +44,7 @@ def source_of(row: Row) -> str:
 def is_mlperf_gpt3(row: Row) -> bool:
     """Whether a row is of MLPerf's GPT-3 175B: one of MLPerf's, or NeMo's of its configuration, with micro-batches of 2
     (NeMo-Framework-Launcher, conf/training/gpt3/175b_mlperf.yaml)."""
-    return source_of(row) == "mlperf" or (source_of(row) == "nemo" and row["mbs"] == "2" and row["params_b"] == "175")
+    return source_of(row) == "mlperf" or (source_of(row) == "nemo" and row["mbs"] == "2" and "175B" in row["model"])
 
 
 def headed(row: Row) -> Row:
