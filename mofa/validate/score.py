@@ -25,7 +25,7 @@ from mofa.validate.coverage import Coverage
 from mofa.validate.reference import LeftOut, Reference, Switch
 from mofa.validate.spread import Spread
 
-SCHEMA_VERSION: Final = "1.4"
+SCHEMA_VERSION: Final = "1.5"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 100_000
@@ -193,7 +193,7 @@ class Layer(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.4"] = SCHEMA_VERSION
+    schema_version: Literal["1.5"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
