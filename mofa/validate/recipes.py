@@ -28,9 +28,9 @@ class Reading(NamedTuple):
 
 
 READINGS = (
-    # "all overlaps OFF; CE fusion" (its overlap_notes)
-    Reading(("simumax",), "", {"overlap_grad_reduce": False, "overlap_param_gather": False,
-                               "cross_entropy_fusion": True}),
+    # "all overlaps OFF; CE fusion" (its overlap_notes), which is Transformer Engine's (docs/strategy.md) of 2.11
+    # (docs/b200/b200_real_repro_guide.md)
+    Reading(("simumax",), "", {"overlap_grad_reduce": False, "overlap_param_gather": False, **TE_LOSS}),
     # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041);
     # bf16 rows ran mosaicml/pytorch:2.1.0_cu121-nightly20230827 (its benchmarking/h100new.md)
     Reading(("foundry",), "", {"pytorch": "2.1", "attention": "flash1", "optimizer": "for-loop", "fused_qkv": True,
@@ -171,7 +171,8 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
         found.pop("tp_overlap", None)
     if not in_fp8:
         found.pop("fp8_params", None)
-    return found | CARDS.get((row["model"], gpu), {}).get("framework", {})
+    found |= CARDS.get((row["model"], gpu), {}).get("framework", {})
+    return found
 
 
 MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama", "simumax")
