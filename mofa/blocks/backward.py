@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mofa.blocks.chunks import CHUNK
-from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import (
     BACK_FORMATS,
     GRADIENT,
@@ -68,10 +68,13 @@ class _Differentiator:
         self.group_of = {op.name: recompute.group_of(op) for op in forward.ops}
         self.kept_ops = recompute.keep_outputs.intersection(self.group_of)
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
+        self.makers = {op.name: op for op in forward.ops}
         self.replayed: set[str] = set()
         self.behind = self._behind_chunks()
         self.framed = self._framed() if recompute.reentrant else {}
         self.given: set[str] = set()
+        self.let_go: list[Op] = []
+        """Ops that hold what the op behind which they come reads for some candidates alone."""
         self.lingers: tuple[str, ...] = ()
 
     def run(self) -> Tape:
@@ -88,6 +91,8 @@ class _Differentiator:
             began = len(self.ops)
             self._differentiate(op)
             self._issue(op, began)
+            self.ops += self.let_go
+            self.let_go = []
             if group in self.framed and op.name == self.framed[group].first:
                 self._return_from(group)
         ops = tuple(self.ops)
@@ -179,7 +184,38 @@ class _Differentiator:
         return name
 
     def _saved(self, reader: Op, name: str) -> str:
-        """The name under which a backward op finds a tensor that its forward op kept."""
+        """The name under which a backward op finds a tensor that its forward op kept.
+
+        What is a discarded tensor's memory for some candidates alone is read by them as made again.
+        """
+        kept = self._kept(reader, name)
+        source, shared = self._discarded(name) if kept == name and self.recompute.discard else ("", False)
+        if not source or not anywhere(shared):
+            return kept
+        again = self._kept(reader, source)
+        if everywhere(shared):
+            return again
+        either = f"{name} restored"
+        if either not in self.tensors:
+            self.tensors[either] = Tensor(either, 0.0 * self.forward.tensors[name].bytes, "activation", False)
+            self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0))
+        behind = Op(f"{either} or kept", "memory_bound", None, (name,), (), launches=0, present=opposite(shared))
+        self.let_go.append(behind)
+        return either
+
+    def _discarded(self, name: str) -> tuple[str, BoolK]:
+        """The discarded tensor that views and absent ops pass on as this one, and for which candidates; else none."""
+        shared: BoolK = True
+        while (maker := self.producer.get(name)) is not None:
+            if self.group_of[maker] in self.recompute.discard:
+                return name, shared
+            op = self.makers[maker]
+            if not op.reads or name != op.writes[0] or not anywhere(op.shares()):
+                break
+            name, shared = op.reads[0], shared & op.shares()
+        return "", False
+
+    def _kept(self, reader: Op, name: str) -> str:
         producer = self.producer.get(name)
         if producer is None or producer in self.kept_ops or producer in self.behind:
             return name

@@ -45,6 +45,8 @@ class Context:
     imbalance: ArrayK
     uneven: ArrayK = 0.0
     """Standard deviation of the rows of a rank's experts over their mean. [-]"""
+    fixed_rows: bool = False
+    """Whether every expert gets its capacity of rows, so that no host asks how many there are."""
     scheduled: BoolK = False
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     unseen: ArrayK = 0.0

@@ -36,50 +36,64 @@ class Interval(NamedTuple):
 
 
 _Extension = tuple[int, BoolK, str]
-"""Up to where a view keeps its source alive, for which candidates, and the view."""
+"""Up to where a tensor's memory lives on, for which candidates, and whose name keeps it: its own or a view's."""
 
 
 class Lifetimes:
-    """Intervals of allocation over the joined op list."""
+    """Intervals of allocation over the joined op list; an op reads and writes where it is present alone."""
 
     def __init__(self, ops: tuple[Op, ...], tensors: dict[str, Tensor]) -> None:
         self.ops, self.tensors = ops, tensors
         self.birth: dict[str, int] = {}
         self.death: dict[str, int] = {}
+        """The last use that all candidates have."""
+        self.partly: dict[str, list[tuple[int, BoolK]]] = {}
+        """Uses by ops that some candidates do not have, and which do."""
         for i, op in enumerate(ops):
-            for name in op.reads:
-                self.death[name] = i
+            runs: BoolK = op.present if op.present is True else _plain(op.present)
+            for name in (*op.reads, *op.writes):
+                if runs is True:
+                    self.death[name] = i
+                elif runs is not False:
+                    self.partly.setdefault(name, []).append((i, runs))
             for name in op.writes:
                 self.birth.setdefault(name, i)
-                self.death[name] = i
+
+    def uses(self, name: str) -> bool:
+        """Whether any candidate has an op that reads or writes it."""
+        return name in self.death or name in self.partly
 
     def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[Interval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
         shares = self.shares
         death = {**self.death, **end_of}
-        extension: dict[str, list[_Extension]] = {}
+        extension: dict[str, list[_Extension]] = {
+            name: [(i, runs, name) for i, runs in uses] for name, uses in self.partly.items() if name not in end_of
+        }
         # a name that is always a view pushes its death to its source; one that sometimes is, extends it there
         for name in sorted(shares, key=lambda n: -self.birth[n]):
             source, mask = shares[name]
-            end = death.get(name, self.birth[name])
+            end = death.get(name)
             if mask is True:
-                death[source] = max(death.get(source, 0), end)
+                if end is not None:
+                    death[source] = max(death.get(source, 0), end)
                 extension.setdefault(source, []).extend(extension.pop(name, []))
-            else:
-                extension.setdefault(source, []).append((end, mask, name))
-                for later, other, leaf in extension.get(name, []):
-                    extension[source].append((later, other & mask, leaf))
+                continue
+            there = extension.setdefault(source, [])
+            if end is not None:
+                there.append((end, mask, name))
+            for later, other, leaf in extension.get(name, []):
+                if anywhere(both := other & mask):
+                    there.append((later, both, leaf))
         result = []
         for name, start in {**starts, **self.birth}.items():
             mask = shares[name][1] if name in shares else False
-            if mask is True or (name not in death and name not in starts):
+            if mask is True:
                 continue
-            tensor, end = self.tensors[name], death.get(name, start)
-            own, kind = where(mask, 0.0, tensor.bytes), NUMBER[tensor.kind]
+            tensor, end = self.tensors[name], max(death.get(name, start), start)
+            own, kind = self._own_bytes(name, mask), NUMBER[tensor.kind]
             result.append(Interval(name, kind, start, end, own, start, name))
-            if name not in extension:
-                continue
-            leaves = sorted((item for item in extension[name] if item[0] > end), key=lambda item: item[0])
+            leaves = sorted((item for item in extension.get(name, ()) if item[0] > end), key=lambda item: item[0])
             for i, (later, _, leaf) in enumerate(leaves):
                 if later > end:  # up to here the memory lives on where any leaf does that ends here or later
                     needed: BoolK = False
@@ -89,22 +103,36 @@ class Lifetimes:
                     end = later
         return result
 
+    def _own_bytes(self, name: str, shared: BoolK) -> FloatK:
+        """What a tensor allocates: nothing where it is another's memory, or the op that writes it does not run."""
+        own = where(shared, 0.0, self.tensors[name].bytes)
+        at = self.birth.get(name)
+        if at is None or (op := self.ops[at]).present is True or not op.reads or name == op.writes[0]:
+            return own
+        return where(op.present, own, 0.0)
+
     @cached_property
     def shares(self) -> dict[str, tuple[str, BoolK]]:
-        """Names whose memory is another's, whose, and for which candidates; True where for all."""
+        """Names whose memory is another's, whose, and for which candidates; True where for all.
+
+        A view's outputs all are its source's memory, of an op that is not there the first.
+        """
         shares: dict[str, tuple[str, BoolK]] = {}
         for op in self.ops:
             if (op.view is False and op.present is True) or not op.reads:  # most ops
                 continue
-            mask = op.shares()
-            if not anywhere(mask):
-                continue
-            if everywhere(mask):
-                mask = True
-            for name in op.writes if everywhere(op.view) else op.writes[:1]:
-                if name not in shares:
-                    shares[name] = op.reads[0], mask
+            for mask, names in ((op.shares(), op.writes[:1]), (op.view & op.present, op.writes[1:])):
+                mask = _plain(mask) if names else False
+                for name in names if mask is not False else ():
+                    shares.setdefault(name, (op.reads[0], mask))
         return shares
+
+
+def _plain(mask: BoolK) -> BoolK:
+    """A mask as True or False where it is the same for all candidates."""
+    if everywhere(mask):
+        return True
+    return mask if anywhere(mask) else False
 
 
 @dataclass(frozen=True)
@@ -133,7 +161,7 @@ class BlockLives:
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
         end_of.update((name, boundary - 1) for op in forward.ops if op.name == "fsdp.hold" for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
-        found = lives.intervals({name: at for name, at in starts.items() if name in lives.death}, end_of)
+        found = lives.intervals({name: at for name, at in starts.items() if lives.uses(name)}, end_of)
         return cls(ops, boundary, found, *_kept(ops, found, boundary), _pools(ops, found))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from mofa.blocks.backward import moved_back
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import Back, FloatK, Op, Stream, Tape
@@ -65,7 +66,13 @@ def index_only(forward: Tape, ctx: Context) -> Tape:
             )  # fmt: skip
             ops.append(_left_out(op._replace(name="moe.gather"), here))
         elif op.name in LEFT_OUT:
-            ops.append(_left_out(op, here))
+            rest = op.writes[1:]  # a map of the rows is no view of them: it is not made
+            for name in rest:
+                tensors[name] = tensors[name]._replace(bytes=where(here, 0.0, tensors[name].bytes))
+            if rest and here is not True:
+                maps = Op(f"{op.name}.maps", "memory_bound", None, (), rest, launches=0, present=op.present)
+                ops.append(maps._replace(region=op.region))
+            ops.append(_left_out(op._replace(writes=op.writes[:1], reads=(*op.reads, *rest)), here))
         elif op.name == "moe.row_map":
             ops.append(op._replace(present=opposite(here)))
         elif op.name == "experts.fc1":
@@ -88,11 +95,15 @@ def _left_out(op: Op, here: BoolK) -> Op:
     """A copy of rows that is a view here, each way."""
     assert isinstance(op.work, Stream) and op.back is not None
     back, none = op.back, 0.0
-    again = Stream(where(here, none, back.bytes), back.like)
+    if anywhere(back.launches):
+        again = moved_back(back)._replace(bytes=where(here, none, back.bytes))
+        back = back._replace(
+            work=again, launches=where(here, none, back.launches), view=here, family=op.family, present=op.present,
+            stream=op.stream,
+        )  # fmt: skip
     return op._replace(
         work=op.work._replace(bytes=where(here, none, op.work.bytes)), view=here,
-        launches=where(here, none, op.launches), saves=() if here is True else op.saves,
-        back=Back(work=again, launches=where(here, none, back.launches), view=here, family=op.family),
+        launches=where(here, none, op.launches), saves=() if here is True else op.saves, back=back,
     )  # fmt: skip
 
 

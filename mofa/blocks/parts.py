@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import anywhere, maximum, where
+from mofa.blocks.elementwise import BoolK, anywhere, maximum, where
 from mofa.blocks.op import (
     RENEWAL,
     Attention,
@@ -47,11 +47,22 @@ def hold(b: TapeBuilder, frame: str, x: str) -> None:
     b.add(Op(alias, "memory_bound", None, (x,), (alias,), view=True, launches=0))
 
 
-def leave_frame(b: TapeBuilder, frame: str) -> None:
-    """The end of a module's forward, up to which its local variables are held."""
+def leave_frame(b: TapeBuilder, frame: str, present: BoolK = True) -> None:
+    """The end of a module's forward, up to which its local variables are held where it is ``present``."""
     held = tuple(name for name in b.tensors if name.startswith(f"{frame} has "))
     if held:
-        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0))
+        b.add(Op(f"{frame} returns", "memory_bound", None, held, (), launches=0, present=present))
+
+
+def made_again_behind(b: TapeBuilder, name: str, out: str, x: str) -> str:
+    """A module's output, at whose gradient ``x`` is made again where Megatron discards it.
+
+    A hook of the output does so before anything of the module goes back, whoever reads ``x`` in it
+    (tensor_parallel/random.py, ``discard_output_and_register_recompute``).
+    """
+    like = b.tensors[out]
+    hooked = b.tensor(f"{name}.hooked", like.bytes, grad_bytes=like.grad_bytes, grad_sent=like.grad_sent)
+    return b.add(Op(f"{name}.hook", "memory_bound", None, (out,), (hooked,), (x,), view=True, launches=0))
 
 
 def renew(b: TapeBuilder) -> None:
@@ -128,6 +139,11 @@ BACKENDS: dict[str, Backend] = {"flash": "flash", "flash1": "flash1"}
 """Library of a framework's fused attention, where it says more than that it is fused: cuDNN's elsewhere."""
 
 
+def attention_backend(ctx: Context) -> Backend:
+    """Library of the framework's fused attention."""
+    return BACKENDS.get(ctx.framework.attention, "cudnn")
+
+
 def fused_attention(
     b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool, *, back_launches: int = 3,
     beside: tuple[str, ...] = (),
@@ -147,7 +163,7 @@ def fused_attention(
     workspace = attention_backward_scratch(ctx)
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
-    backend = BACKENDS.get(ctx.framework.attention, "cudnn")
+    backend = attention_backend(ctx)
     back = Back(0.0, back_launches, workspace)
     if not anywhere(cp > 1):
         work = Attention(ctx.micro_batch, heads, q_len, pairs, a.d_qk, a.d_v, kv_heads=ctx.kv_heads, backend=backend)
@@ -173,6 +189,16 @@ def fused_attention(
     b.add(Op("attn.core", "attention", last, (q, k, v, received, first), (out, lse, *beside), (q, k, v, out, lse),
              back=back))  # fmt: skip
     return out
+
+
+def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
+    """The output of a product whose bias another kernel adds for nothing: backward sums the gradient's rows."""
+    nbytes = b.tensors[x].bytes
+    out = b.tensor(f"{name}.biased", nbytes)
+    back = Back(work=Stream(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
+    return b.add(
+        Op(f"{name}.bias", "memory_bound", None, (x,), (out,), view=True, launches=0, region=b.region, back=back)
+    )
 
 
 HEAD = 256.0

@@ -330,7 +330,7 @@ def block_context(
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
         micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
-        uneven=_plain(load.uneven),
+        uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
         unseen=_plain(unseen), new_kernels=_plain(kernels),
         whole=_plain(table.pp == 1),
         loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),

@@ -158,8 +158,8 @@ def _beside(acts: _Acts) -> _Graph:
     """Computations alone: on streams of their own for each pair of ranks hand-overs do not queue, as one is shorter
     than a computation, and each is a part of the computation that needs it.
 
-    Follows :func:`mofa.orders.exchange.overlapped`: behind every computation the next receive is launched, and before
-    the first one its own.
+    Follows :func:`mofa.orders.exchange.overlapped`: behind every forward the next one's receive is launched, backwards
+    likewise, the first backward's behind the last forward but one.
     """
     order, (pp, n) = acts.order, acts.stage.shape
     last = order.num_stages - 1
@@ -169,17 +169,29 @@ def _beside(acts: _Acts) -> _Graph:
     of[acts.backward * 1, acts.stage, acts.micro_batch] = node
     source = acts.stage + np.where(acts.backward, 1, -1)
     receives, sends = (source >= 0) & (source <= last), np.where(acts.backward, acts.stage > 0, acts.stage < last)
-    ahead = receives[:, :1] * 1  # receives that are launched before the first computation
-    launched = np.cumsum(receives, axis=1) - 1 - ahead  # behind which computation each is
+    launched = _launched_behind(acts.backward)
     behind = np.where(launched < 0, 0, np.take_along_axis(node, np.maximum(launched, 0), axis=1))
-    coming = np.arange(n - 1) + ahead < receives.sum(axis=1, keepdims=True)
-    beside = np.concatenate([receives[:, :1], sends[:, :-1] | coming], axis=1)
+    beside = np.zeros((pp, n + 1), dtype=bool)
+    beside[np.nonzero(receives)[0], launched[receives] + 1] = True
+    beside[:, 1:] |= sends
+    beside = beside[:, :n]
     made = of[acts.backward * 1, np.clip(source, 0, last), acts.micro_batch]
     sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
     return _Graph(
         np.concatenate([[0], acts.weight(beside).ravel()]), np.stack([node.ravel(), before.ravel()], axis=1),
         np.concatenate(sent), node,
     )  # fmt: skip
+
+
+def _launched_behind(backward: NDArray[np.bool_]) -> IntA:
+    """Behind which computation of its rank each one's input is begun to be received, -1 before the first. (pp, n)"""
+    at = np.arange(backward.shape[1])
+    behind = np.full(backward.shape, -1)
+    for which in (~backward, backward):
+        latest = np.maximum.accumulate(np.where(which, at, -1), axis=1)
+        earlier = np.concatenate([np.full((len(backward), 1), -1), latest[:, :-1]], axis=1)
+        behind = np.where(which, np.where(earlier < 0, np.maximum(at - 2, -1), earlier), behind)
+    return behind
 
 
 def _queued(acts: _Acts, program: Program) -> _Graph:

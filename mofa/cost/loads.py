@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -65,6 +65,22 @@ class RoutingLoads:
     """Steps that the run has made before. [-]"""
     by_layer: Mapping[int, FloatN] = field(default_factory=dict)
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
+    emptiest: Mapping[int, float] = field(default_factory=dict)
+    """Rows of the emptiest rank over the mean, by as rare a quantile as ``memory``; of a missing degree those. [-]"""
+
+    def at_emptiest(self, ep: int) -> RoutingLoads | None:
+        """The same with the rows of the emptiest rank in memory; None where ranks are alike.
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({2: 1.2}, {2: 1.5}, emptiest={2: 0.5})
+        >>> loads.at_emptiest(2).memory, loads.at_emptiest(4)
+        ({2: 0.5}, None)
+        """
+        least = self.emptiest.get(ep)
+        if ep == 1 or least is None or least >= self.memory[ep]:
+            return None
+        return replace(self, memory={**self.memory, ep: least})
 
     def unseen(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],

@@ -60,19 +60,29 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> PutOff:
     sizes = stacked([f.bytes for f in found], num_k) if found else np.zeros((0, num_k))
     start, end, since = (np.array([getattr(f, name) for f in found], dtype=int) for name in ("start", "end", "since"))
     saved = (since < lives.boundary) & (start <= lives.boundary)
-    end = np.where(saved & (end < late), len(lives.ops) - 1, end)
+    kind = np.array([f.kind for f in found], dtype=int)
+    staying = [n for n, f in enumerate(found) if saved[n] and f.end < late]
+    rest = np.zeros((len(staying), num_k))
+    for more, n in zip(rest, staying, strict=True):
+        # a life may be cut into pieces that some candidates lack: it stays where none reaches the backward by weights
+        later = [m for m, f in enumerate(found) if f.owner == found[n].owner and f.start > found[n].end]
+        stays = np.all(sizes[[m for m in later if found[m].end >= late]] == 0.0, axis=0)
+        more[:] = np.where(stays, sizes[n], 0.0)
+        sizes[later] = np.where(stays, 0.0, sizes[later])
+    sizes = np.concatenate([sizes, rest])
+    start, end = np.append(start, end[staying] + 1), np.append(end, np.full(len(staying), len(lives.ops) - 1))
+    since, kind = np.append(since, since[staying]), np.append(kind, kind[staying])
     at = np.arange(lives.boundary, len(lives.ops))[:, None]
     there = (start <= at) & (at <= end)
     scratch = stacked([op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for op in ops], num_k)
     alive = there.astype(float) @ sizes + scratch
     behind = late - lives.boundary
     most = behind + alive[behind:].argmax(axis=0)
-    kind = np.array([f.kind for f in found], dtype=int)
     kinds = np.array([
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
-    waits = (since >= lives.boundary) & (start < late) & (end >= late)
+    waits = (since >= lives.boundary) & (since < late) & (start <= late) & (end >= late)
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
     return PutOff(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)

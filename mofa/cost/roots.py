@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import per_combination
 from mofa.blocks.frameworks.megatron import vocab_per_rank
 from mofa.cost.rows import Rows
 from mofa.specs.framework import PYTORCH_MODULES
@@ -60,4 +61,4 @@ def tied_grads(rows: Rows) -> ArrayN | float:
     if not waits_for_embedding(rows):
         return 0.0
     nbytes = 2.0 * np.asarray(vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
-    return np.asarray(np.broadcast_to(nbytes, (int(rows.k.max()) + 1,))[rows.k])[:, None]
+    return per_combination(nbytes, rows.costs.machine.num_k)[rows.k][:, None]

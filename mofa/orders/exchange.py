@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from mofa.orders.order import Action, Exchange, Item, Order, Program
 
@@ -113,30 +114,38 @@ def megatron_one_f_one_b(order: Order) -> Program:
 def overlapped(order: Order) -> Program:
     """Sends and receives beside computing: Megatron's interleaved schedule with ``overlap_p2p_comm``, or an ideal link.
 
-    A receive is launched one computation ahead of the one that needs it. Each direction between two ranks has its own
-    stream here; Megatron orders them by even and odd ranks on communicators of each pair.
+    Behind a forward its result is sent and the next forward's input received, so that both run beside the backward
+    between them; backwards likewise. The first backward's input is received from behind the last forward of the warm-up
+    on (Megatron-Core 0.16.1, pipeline_parallel/schedules.py, ``pp_post_forward`` and ``pp_post_backward``). Each
+    direction between two ranks has its own stream here; Megatron orders them by even and odd ranks on communicators of
+    each pair.
     """
     ranks: list[tuple[Item, ...]] = []
     streams = _Streams(order)
     for acts in order.ranks:
-        out: list[Item] = []
-        needs = [received(order, act) for act in acts]
-        coming = [Exchange((op,), streams.of(op), False) for op in needs if op is not None]
-        launched = needed = 0
-        for act, need in zip(acts, needs, strict=True):
-            if need is not None:
-                needed += 1
-                if launched < needed:
-                    out.append(coming[launched])
-                    launched += 1
+        coming: list[list[Item]] = [[] for _ in range(len(acts) + 1)]
+        for act, behind in zip(acts, _launched_behind(acts), strict=True):
+            if (need := received(order, act)) is not None:
+                coming[behind + 1].append(Exchange((need,), streams.of(need), False))
+        out: list[Item] = list(coming[0])
+        for act, launched in zip(acts, coming[1:], strict=True):
             out.append(act)
             if (send := _send(order, act)) is not None:
                 out.append(Exchange((send,), streams.of(send), False))
-            if launched < len(coming):
-                out.append(coming[launched])
-                launched += 1
+            out += launched
         ranks.append(tuple(out))
     return Program(order, tuple(ranks))
+
+
+def _launched_behind(acts: Sequence[Action]) -> list[int]:
+    """Behind which computation of its rank each one's input is begun to be received, -1 before the first."""
+    last: dict[bool, int] = {}
+    behind = []
+    for i, act in enumerate(acts):
+        behind.append(last.get(act.kind == "F", max(i - 2, -1)))
+        if act.kind != "W":
+            last[act.kind == "F"] = i
+    return behind
 
 
 class _Streams:

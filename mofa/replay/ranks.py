@@ -27,7 +27,7 @@ from mofa.cost.unshard import by_chunk
 from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
 from mofa.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank, Weight
-from mofa.replay.routed import Routed
+from mofa.replay.routed import Routed, rows_by_layer
 from mofa.replay.wander import Moving, Wander
 from mofa.specs.strategy import SCHEDULES
 
@@ -59,6 +59,29 @@ def makers_of_extremes(estimator: Estimator) -> tuple[tuple[Callable[[int], Rank
     """The same, and what makes the one with the fewest tokens of the first of them; they share their lives."""
     make = _makes(estimator)
     return tuple(partial(make, False, data_rank) for data_rank in ends_of_shards(estimator)), partial(make, True, 0)
+
+
+def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
+    """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
+    empty where the counts of its layers are not known, or it has none with experts. [-]"""
+    rows = rows_of(estimator)
+    known, model = rows_by_layer(estimator), rows.workload.model
+    if known is None:
+        return ()
+    stages = rows.layout.stages
+    order = order_of(rows.schedule, rows.framework.name, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
+    places = [routed.index(layer) for layer in _layers(rows, order, r) if model.is_moe_layer(layer)]
+    return tuple(known[places].mean(axis=0).tolist()) if places else ()
+
+
+def _layers(rows: Rows, order: Order, r: int) -> list[int]:
+    """The layers of a pipeline rank, chunk by chunk."""
+    stages, starts = rows.layout.stages, _first_layers(rows)
+    held = [
+        next(s for s in range(c * stages.pp, (c + 1) * stages.pp) if order.rank_of(s) == r) for c in range(stages.vpp)
+    ]
+    return [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
 
 
 def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
@@ -130,7 +153,7 @@ def _rank(
     seen = 0
     starts = _first_layers(rows)
     held = [next(s for s in range(c * pp, (c + 1) * pp) if order.rank_of(s) == r) for c in range(vpp)]
-    layers = [starts[stage] + j for c, stage in enumerate(held) for j in range(len(stages.layers[r][c]))]
+    layers = _layers(rows, order, r)
     life_of, routers = routed.of_rank(layers, emptiest), routed.routers(layers, emptiest)
     of_rank: list[dict[int, Moving | None]] = []
     for c, stage in enumerate(held):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import MemoryPlayed, Playing, may_be_fullest
+from mofa.replay.play import MemoryPlayed, Playing, may_be_fullest, play
 from mofa.replay.rank import Rank
-from mofa.replay.ranks import makers_of_extremes, outside_of
+from mofa.replay.ranks import makers_of_extremes, outside_of, rank_maker, tokens_over_mean
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.routed import rows_by_layer
 from mofa.replay.step import time_of
@@ -27,6 +28,14 @@ def on_average(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
     if share := float(estimator.drains[0]):
         played = between(played, time_of(estimator.drained, detail=False, spans=False), share)
     return again(played, float(estimator.runs(estimator.table)[0]))
+
+
+class Held(NamedTuple):
+    """What a rank whose experts get so many tokens over the mean allocates and reserves at most. [-], [B]"""
+
+    tokens_over_mean: float
+    allocated: float
+    reserved: float
 
 
 class Replayer:
@@ -49,6 +58,9 @@ class Replayer:
         self.num_ranks = int(estimator.table.pp[0])
         self._played: dict[int, MemoryPlayed] = {}
         self._repertoire = Repertoire()
+        self._others: dict[int, tuple[bool, Rank, MemoryPlayed]] = {}
+        """Of pipeline ranks whether the one that reserves most has the fewest tokens, and the other end of routing."""
+        self._ends: dict[int, tuple[Held, Held] | None] = {}
 
     @cached_property
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
@@ -71,6 +83,9 @@ class Replayer:
             def playing(one: Rank) -> Playing:
                 return Playing(one, capacity=int(room), expandable=expandable, repertoire=known)
 
+            def reserves(n: int) -> tuple[int, int]:
+                return every[n].peak_reserved, every[n].allocated
+
             # steps with other tokens are played of the one that reserves most without them
             tried = [playing(one) for one in ranks]
             every = [one.told() for one in tried]
@@ -78,9 +93,58 @@ class Replayer:
                 left = [playing(one) for one in ends if all(one is not other for other in fullest)]
                 tried += left
                 every += [one.told() for one in left]
-            most = max(range(len(every)), key=lambda n: (every[n].peak_reserved, every[n].allocated))
+            most = max(range(len(every)), key=reserves)
+            if emptiest:
+                few = len(fullest)
+                other = max((n for n in range(len(every)) if n != few), key=reserves) if most == few else few
+                self._others[r] = most == few, tried[other].rank, every[other]
             self._played[r] = every[most] if tried[most].rank.wander is None else tried[most].wandered()
         return self._played[r]
+
+    def ends_of_routing(self, r: int) -> tuple[Held, Held] | None:
+        """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
+
+        Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
+        """
+        if r not in self._ends:
+            self._ends[r] = self._by_layer(r) if self._makers[1] else self._by_quantile(r)
+        return self._ends[r]
+
+    def tokens_over_mean(self, r: int) -> tuple[float, ...]:
+        """As :func:`mofa.replay.ranks.tokens_over_mean`, of a pipeline rank."""
+        return tokens_over_mean(self.estimator, r)
+
+    def _by_layer(self, r: int) -> tuple[Held, Held] | None:
+        tokens = self.tokens_over_mean(r)
+        if not tokens or max(tokens) == min(tokens):
+            return None
+        own = self.rank(r)
+        own_is_emptiest, rank, other = self._others[r]
+        if rank.wander is not None:  # of what was compared, later steps were played of one alone
+            other = self._play(rank, r)
+        few, many = (own, other) if own_is_emptiest else (other, own)
+        return (
+            Held(min(tokens), float(few.allocated), float(few.peak_reserved)),
+            Held(max(tokens), float(many.allocated), float(many.peak_reserved)),
+        )
+
+    def _by_quantile(self, r: int) -> tuple[Held, Held] | None:
+        estimator, ep = self.estimator, int(self.estimator.table.ep[0])
+        least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+        if least is None:
+            return None
+        emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
+        few, many = self._play(rank_maker(emptier)(r), r), self.rank(r)
+        if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
+            return None
+        return (
+            Held(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
+            Held(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
+        )
+
+    def _play(self, rank: Rank, r: int) -> MemoryPlayed:
+        room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes[r]
+        return play(rank, capacity=int(room), expandable=self.estimator.framework.allocator == "expandable")
 
     def _may_not_fit(self, reserved: int, room: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""

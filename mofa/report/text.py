@@ -98,6 +98,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     print_memory(console, estimate.memory, "What fills the memory of the fullest rank")
     if len(estimate.memory.by_stage) > 1:
         print_stages(console, estimate.memory)
+    print_ranks(console, estimate.memory)
     print_peak(console, estimate.memory)
     _print_grounds(console, estimate)
     _print_defaults(console, estimate.defaults)
@@ -223,6 +224,28 @@ def print_stages(console: Console, memory: Memory) -> None:
     ]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
     print_table(console, f"Memory per pipeline stage{cut}", columns, rows)
+
+
+def print_ranks(console: Console, memory: Memory) -> None:
+    """Print the ranks with the fewest and the most tokens of each stage where they differ; of many, the fullest."""
+    uneven = [stage for stage in memory.by_stage if stage.ranks is not None]
+    shown = sorted(sorted(uneven, key=lambda stage: -stage.device_bytes)[:MAX_STAGE_ROWS], key=lambda one: one.stage)
+    rows = [
+        [
+            str(stage.stage), name, f"{rank.tokens_over_mean:.2f}", format_bytes(rank.allocated_bytes),
+            format_bytes(rank.reserved_bytes), format_bytes(rank.device_bytes),
+        ]
+        for stage in shown if stage.ranks is not None
+        for name, rank in (("emptiest", stage.ranks.emptiest), ("fullest", stage.ranks.fullest))
+    ]  # fmt: skip
+    if not rows:
+        return
+    columns = [
+        ("stage", "right"), ("rank", "left"), ("tokens / mean", "right"), ("allocated", "right"),
+        ("reserved", "right"), ("device", "right"),
+    ]  # fmt: skip
+    cut = "" if len(shown) == len(uneven) else f" ({len(shown)} of {len(uneven)} stages shown)"
+    print_table(console, f"Ranks with the fewest and the most tokens{cut}", columns, rows)
 
 
 def print_peak(console: Console, memory: Memory) -> None:

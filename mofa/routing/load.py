@@ -99,6 +99,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     over: dict[int, float] = {}
     by_layer: dict[int, FloatA] = {}
     uneven: dict[int, float] = {}
+    emptiest: dict[int, float] = {}
     least = 1.0
     if routing.capacity_factor is not None:
         shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
@@ -113,6 +114,8 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         memory[ep] = min(max(held, least), max(cap, routing.capacity_factor or 0.0))
         if routing.kind == "counts" and budget is None and not routing.pad_to_capacity:
             by_layer[ep] = np.quantile(ratios, routing.memory_quantile, axis=0, method="inverted_cdf")
+        if budget is None and not routing.pad_to_capacity:  # else all ranks hold as many
+            emptiest[ep] = float(np.quantile(ratios, 1.0 - routing.memory_quantile, method="inverted_cdf"))
         if budget is not None and ep > 1:
             sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)
             over[ep] = rerun_fraction(ratios, budget)
@@ -120,7 +123,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
         time, memory, sent=sent, over=over, uneven=uneven, shares=None if padded else shares[0], steps_before=before,
-        by_layer=by_layer,
+        by_layer=by_layer, emptiest=emptiest,
     )  # fmt: skip
 
 

@@ -301,6 +301,12 @@ def _mtp(job: Job, t: StrategyTable) -> FloatN:
     return np.full(len(t), float(layers))
 
 
+def _rotary(job: Job, t: StrategyTable) -> FloatN:
+    """Eager rotary embeddings of latent attention under Transformer Engine, which have no tape."""
+    eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
+    return np.full(len(t), float(eager and job.workload.model.attention.kind == "mla"))
+
+
 def _tied(job: Job, t: StrategyTable) -> FloatN:
     """A stage of torchtitan is a module of its own, which must have both (qwen3/model/model.py, init_weights)."""
     if job.framework.name not in PYTORCH_MODULES or not job.workload.model.tied_embeddings:
@@ -354,6 +360,8 @@ CHECKS: tuple[Check, ...] = (
     Check("multi_token_prediction", "layers", _mtp, lambda j, t: (
         f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
         "workload.model.num_mtp_layers=0")),
+    Check("rotary_embedding", "switch", _rotary, lambda j, t: (
+        f"{j.framework.name}: fused_rope false is not modelled for latent attention; leave it out")),
     Check("gpus", "GPUs", _gpus, lambda j, t: (
         f"gpus ({j.cluster.num_gpus}) must be a multiple of {one(t, 'tp', 'cp', 'pp')}; change one of them")),
     Check("fsdp1", "ranks", _fsdp1, lambda j, t: (

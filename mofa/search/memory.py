@@ -69,8 +69,40 @@ class MemoryCurve(Spec):
         return self
 
 
+class RankMemory(Spec):
+    """Memory of one of the ranks of a stage, which differ by the tokens that their experts get."""
+
+    tokens_over_mean: float = Field(
+        ge=0, description="Tokens that its experts get over the mean of all ranks: mean over the stage's layers. [-]"
+    )
+    allocated_bytes: float = Field(ge=0, description="Peak of the live tensors. [B]")
+    reserved_bytes: float = Field(ge=0, description="Peak of what the caching allocator holds. [B]")
+    device_bytes: float = Field(ge=0, description="Reserved plus CUDA context plus communicators. [B]")
+
+
+class StageRanks(Spec):
+    """The ranks of a stage whose experts get the fewest and the most tokens under uneven routing."""
+
+    emptiest: RankMemory = Field(description="The one with the fewest; its torn blocks may reserve more.")
+    fullest: RankMemory = Field(description="The one with the most.")
+    tokens_over_mean: tuple[float, ...] = Field(
+        default=(),
+        description="Of every rank of an expert-parallel group, where each layer's counts are known; else empty. [-]",
+    )
+
+    def allocated_bytes(self, ep_rank: int) -> float:
+        """Peak of the live tensors of a rank of the group, between those of the two ends by its tokens. [B]
+
+        Activations are linear in tokens; what else a peak holds is the same. Needs counts of every rank.
+        """
+        low, high = self.emptiest, self.fullest
+        span = high.tokens_over_mean - low.tokens_over_mean
+        share = (self.tokens_over_mean[ep_rank] - low.tokens_over_mean) / span if span else 1.0
+        return low.allocated_bytes + share * (high.allocated_bytes - low.allocated_bytes)
+
+
 class StageMemory(Spec):
-    """Memory of the fullest rank of one pipeline stage."""
+    """Memory of the rank of one pipeline stage that reserves most."""
 
     stage: int = Field(ge=0, description="Index of the pipeline stage, from 0. [-]")
     num_layers: int = Field(ge=0, description="Transformer layers of the stage, over all its chunks. [-]")
@@ -90,6 +122,9 @@ class StageMemory(Spec):
         "sums to device_bytes. [B]"
     )
 
+    ranks: StageRanks | None = Field(
+        default=None, description="What its ranks differ by under uneven routing; null where they are alike."
+    )
     costed_by: CostedBy = Field(default="closed_form", description="What predicted this stage's numbers.")
     tensors: tuple[LiveTensors, ...] = Field(
         default=(), description="What is alive at the allocated peak, largest first; of the replay."
@@ -170,7 +205,7 @@ class Memory(Spec):
 
         rows = []
         for stage in self.by_stage:
-            row = stage.model_dump(exclude={"by_component", "tensors", "out_of_memory", "curve"})
+            row = stage.model_dump(exclude={"by_component", "tensors", "out_of_memory", "curve", "ranks"})
             row["layers_by_chunk"] = " ".join(map(str, stage.layers_by_chunk))
             row.update({f"{name}_bytes": value for name, value in stage.by_component.items()})
             rows.append(row)

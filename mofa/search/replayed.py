@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.cost.breakdown import LIVE_COMPONENTS
-from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, StageMemory
+from mofa.cost.breakdown import LIVE_COMPONENTS, Breakdown, StageDetail
+from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, RankMemory, StageMemory, StageRanks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,11 +37,47 @@ def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None 
         reserved_bytes=float(rank.peak_reserved),
         device_bytes=replayer.device_bytes(closed.stage),
         by_component=parts,
+        ranks=_ranks(closed.stage, replayer),
         costed_by="replay",
         tensors=_tensors(rank.peak.tensors),
         out_of_memory=_out_of_memory(rank),
         curve=_curve(curve),
     )
+
+
+def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
+    """What the ranks of a stage differ by, played."""
+    ends = replayer.ends_of_routing(stage)
+    if ends is None:
+        return None
+    outside = replayer.context_bytes + replayer.communicator_bytes[stage]
+    few, many = (
+        RankMemory(
+            tokens_over_mean=held.tokens_over_mean, allocated_bytes=held.allocated, reserved_bytes=held.reserved,
+            device_bytes=held.reserved + outside,
+        )
+        for held in ends
+    )  # fmt: skip
+    return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
+
+
+def ranks_of_stage(
+    stage: int, detail: StageDetail, fewest: float, emptier: Breakdown, most: float
+) -> StageRanks | None:  # fmt: skip
+    """What the ranks of a stage differ by in closed form, None where it has no experts.
+
+    ``fewest`` and ``most`` are tokens over the mean. [-]
+    """
+
+    def rank(tokens: float, of: StageDetail) -> RankMemory:
+        held = {
+            name: float(getattr(of, name)[0, stage]) for name in ("allocated_bytes", "reserved_bytes", "device_bytes")
+        }
+        return RankMemory(tokens_over_mean=tokens, **held)
+
+    assert emptier.detail is not None
+    few, many = rank(fewest, emptier.detail), rank(most, detail)
+    return None if few.allocated_bytes == many.allocated_bytes else StageRanks(emptiest=few, fullest=many)
 
 
 def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:

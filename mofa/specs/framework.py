@@ -80,7 +80,8 @@ class FrameworkSpec(Spec):
     """Whether experts read copies of their tokens, or gather them by index (MoEBlaze; no released framework does),
     which needs ep 1 and etp 1; ``either`` gathers by index there and copies elsewhere."""
     attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
-    """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2, ``flash1`` the first one's."""
+    """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2 (Transformer Engine's with
+    ``NVTE_FUSED_ATTN=0`` or ``--attention-backend flash``), ``flash1`` the first one's."""
     chunk_overlap: bool = False
     """With token chunks, whether the next chunk is dispatched while the experts compute on this one."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
@@ -144,7 +145,9 @@ class FrameworkSpec(Spec):
     """fsdp1: a block's parameters are views of one gathered tensor; its gradients are concatenated and divided."""
     fuses_wgrad_accumulation: bool = True
     fused_swiglu: bool = True
+    """Megatron: SwiGLU is one compiled function (``bias_activation_fusion``), not a kernel for each step."""
     fused_rope: bool = True
+    """Megatron: the rotary embedding is one kernel (``apply_rope_fusion``), not a kernel for each step."""
     fused_softmax: bool = False
     """Unfused attention: scale, mask and softmax are one 16-bit kernel that keeps its output (Apex), not fp32 steps."""
     scatters_pipeline_sends: bool = False
@@ -294,8 +297,8 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
     "module_calls": (("megatron",), {}),
     "loss_metrics": (("fsdp1",), {}),
     "fused_softmax": (LOCAL_LAYERS, {}),
-    "fused_rope": (LOCAL_LAYERS, {"megatron": True}),
-    "fused_swiglu": (LOCAL_LAYERS, {"megatron": True}),
+    "fused_rope": (MEGATRON, {}),
+    "fused_swiglu": (MEGATRON, {}),
     "scatters_pipeline_sends": (("megatron", *LOCAL_LAYERS), {}),
 }
 """Which frameworks' layers read a fact, and what it is for those others where it is not false: set to anything else it
@@ -312,7 +315,7 @@ OFFERED: dict[Family, dict[str, tuple[str, ...]]] = {
     },
     "megatron": {
         "data_parallel": ("distributed-optimizer", "ddp"),
-        "attention": ("fused",),
+        "attention": ("fused", "flash"),
         "optimizer": ("te", "fused", "foreach"),
         "experts": ("grouped", "sequential"),
         "dispatcher": ("alltoall", "allgather", "deepep"),

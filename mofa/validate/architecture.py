@@ -36,6 +36,17 @@ NHEADS=64`` stands over that section of the lab book (bigscience, train/tr11-176
 are all of 181B, as 72 such layers are."""
 
 
+def source_of(row: Row) -> str:
+    """Source of a row: its id without the number."""
+    return row["id"].rpartition("-")[0]
+
+
+def is_mlperf_gpt3(row: Row) -> bool:
+    """Whether a row is of MLPerf's GPT-3 175B: one of MLPerf's, or NeMo's of its configuration, with micro-batches of 2
+    (NeMo-Framework-Launcher, conf/training/gpt3/175b_mlperf.yaml)."""
+    return source_of(row) == "mlperf" or (source_of(row) == "nemo" and row["mbs"] == "2" and "175B" in row["model"])
+
+
 def headed(row: Row) -> Row:
     """A row with what stands over its table.
 
@@ -131,7 +142,7 @@ def _dense(row: Row, name: str) -> dict[str, Any]:
         del model["max_positions"]
     # Megatron's defaults, which BLOOM inherits as well (bigscience, train/tr11-176B-ml/README.md, Optimizer); MLPerf's
     # GPT-3 has none (training_results_v3.1, NVIDIA's gpt3, conf/custom.yaml: hidden_dropout, attention_dropout)
-    if gpt and not row["id"].startswith("mlperf-"):
+    if gpt and not is_mlperf_gpt3(row):
         model["dropout"] = 0.1
     return model
 

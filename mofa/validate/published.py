@@ -19,7 +19,7 @@ from mofa.specs.base import Spec
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import LeftOut, Outcome, Reference
+from mofa.validate.reference import LeftOut, Outcome, Reference, Switch
 
 UNUSABLE = "unusable.csv"
 
@@ -46,6 +46,8 @@ class PublishedRun(Spec):
     group: str = Field(pattern=r"^published-[a-z0-9-]+$")
     model: str
     measured: PublishedOutcome
+    switches: tuple[Switch, ...] = ()
+    """Switches of Transformer Engine's runs that nothing was learned from."""
     source: str = Field(min_length=10)
     notes: tuple[str, ...] = ()
     split: Split = "judging"
@@ -79,7 +81,7 @@ def published_references(folder: Path) -> tuple[list[Reference], list[LeftOut]]:
             )
             run = item.run
             reference = Reference(run.id, item.group, item.model, item.source, run, folder, outcome, item.notes)
-            references.append(replace(reference, split=item.split))
+            references.append(replace(reference, split=item.split, switches=item.switches))
     return references, _left_out(folder / UNUSABLE)
 
 
@@ -87,4 +89,4 @@ def _left_out(path: Path) -> list[LeftOut]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [LeftOut(row["id"], row["group"], row["reason"]) for row in csv.DictReader(file)]
+        return [LeftOut(row["id"], row["group"], row["reason"], row["gpu"]) for row in csv.DictReader(file)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
@@ -28,6 +29,9 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.validate.hosts import MachineHost, host_op_s, machine_of, read_hosts
 from mofa.validate.spread import Spread
 
+Switch = Literal["tp_overlap", "layout"]
+"""Tensor-parallel communication beside products (Transformer Engine's user buffers); layers that are laid out over
+pipeline stages by hand."""
 MAX_SPREAD = 0.10
 """Steps whose quartiles lie further apart, as a fraction of a step, say something of memory and little of time. [-]"""
 
@@ -92,6 +96,8 @@ class Reference:
     """Name of the device in its record, if it has one."""
     rests_on: tuple[str, ...] = ()
     """Whose host and which routing it is predicted with, in words."""
+    switches: tuple[Switch, ...] = ()
+    """Switches of Transformer Engine's runs that nothing was learned from."""
     split: Split = "judging"
     """Whether it may be learned from. Of GPUs other than the H200 the bands of steps alone are."""
 
@@ -125,6 +131,8 @@ class LeftOut:
     id: str
     group: str
     reason: str
+    gpu: str | None = None
+    """As the source names it; None where it has a record."""
 
 
 def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:

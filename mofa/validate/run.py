@@ -14,6 +14,7 @@ from mofa.errors import SpecError
 from mofa.search.find import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import coverage
+from mofa.validate.hopper import set_of
 from mofa.validate.hosts import known_hosts
 from mofa.validate.published import published_references
 from mofa.validate.reference import LeftOut, Reference, measured_references
@@ -165,6 +166,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
+    "published-hopper-te-dense-bf16": lambda run: set_of(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: set_of(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
-H100 and H200 in bf16 whose configuration is complete."""
+H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

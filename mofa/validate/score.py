@@ -15,17 +15,17 @@ from mofa.replay.collection import collected_at_the_end
 from mofa.search.band import Band, num_nodes
 from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan
-from mofa.specs.base import PROVENANCES, Provenance, Spec
+from mofa.specs.base import PROVENANCES, Library, Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.attribute import Attribution
 from mofa.validate.coverage import Coverage
-from mofa.validate.reference import LeftOut, Reference
+from mofa.validate.reference import LeftOut, Reference, Switch
 from mofa.validate.spread import Spread
 
-SCHEMA_VERSION: Final = "1.4"
+SCHEMA_VERSION: Final = "1.5"
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
 MAX_PLAYED = 100_000
@@ -100,6 +100,12 @@ class RunScore(Spec):
     split: HalfName = Field(default="judging", description="Whether bands of steps may be learned from it.")
     num_nodes: int = Field(default=1, ge=1, description="Nodes that it ran on. [-]")
     band: Band | None = Field(default=None, description="The band of the step as predicted.")
+    switches: tuple[Switch, ...] = Field(
+        default=(), description="Switches that nothing was learned from on Transformer Engine."
+    )
+    gemm: str = Field(default="bf16", description="Precision of its products, as a workload writes it.")
+    has_experts: bool = Field(default=False, description="Whether its model has experts.")
+    library: Library | None = Field(default=None, description="The library of layers that its framework runs.")
 
     @property
     def false_fit(self) -> bool:
@@ -170,6 +176,7 @@ class NotScored(Spec):
     id: str
     group: str
     reason: str
+    gpu: str | None = Field(default=None, description="As its source names it; null of measured runs.")
 
 
 class Layer(Spec):
@@ -186,7 +193,7 @@ class Layer(Spec):
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.4"] = SCHEMA_VERSION
+    schema_version: Literal["1.5"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
@@ -295,6 +302,10 @@ def _scored(
         split=reference.split,
         num_nodes=num_nodes(cluster),
         band=plan.band,
+        switches=reference.switches,
+        gemm=workload.precision.gemm,
+        has_experts=workload.model.moe is not None,
+        library=framework.library,
     )
 
 
@@ -339,13 +350,24 @@ def _fp8(workload: WorkloadSpec) -> list[str]:
 
 
 def _ranks(reference: Reference, plan: Plan) -> tuple[float, ...]:
-    """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks."""
+    """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks.
+
+    Within it those of an expert-parallel group follow on each other, over what splits an expert. Where tokens are
+    uneven and their counts known, each rank is predicted with its own.
+    """
     measured = reference.outcome.ranks_allocated_bytes
     if not measured:
         return ()
     per_stage = len(measured) // plan.strategy.pp
-    stages = plan.memory.by_stage
-    return tuple(stages[rank // per_stage].allocated_bytes / m - 1 for rank, m in enumerate(measured))
+    s = plan.strategy
+
+    def predicted(rank: int) -> float:
+        stage = plan.memory.by_stage[rank // per_stage]
+        if stage.ranks is None or not stage.ranks.tokens_over_mean:
+            return stage.allocated_bytes
+        return stage.ranks.allocated_bytes(rank % per_stage // s.etp % s.ep)
+
+    return tuple(predicted(rank) / m - 1 for rank, m in enumerate(measured))
 
 
 def _strategy_text(plan: Plan) -> str:
@@ -440,7 +462,7 @@ def score(
         if progress is not None:
             progress(len(runs), len(references))
     ordered = [runs[i] for i in range(len(references))]
-    return ordered, [NotScored(id=item.id, group=item.group, reason=item.reason) for item in left_out]
+    return ordered, [NotScored(id=x.id, group=x.group, reason=x.reason, gpu=x.gpu) for x in left_out]
 
 
 def _expected(reference: Reference) -> tuple[int, ...]:

@@ -15,13 +15,22 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.search.single import one_row
 from mofa.specs.build import build
+from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
-from mofa.specs.workload import OLD_FP8
 from mofa.units import GIB, MIB
-from mofa.validate.architecture import Row, headed, model_of, number, why_no_model, why_not_the_bundled
-from mofa.validate.published import UNUSABLE, PublishedRun
+from mofa.validate import recipes
+from mofa.validate.architecture import (
+    Row,
+    headed,
+    model_of,
+    number,
+    source_of,
+    why_no_model,
+    why_not_the_bundled,
+)
+from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
 from mofa.validate.readings import contradicted, denied
 
 FRAMEWORKS = {
@@ -32,75 +41,6 @@ FRAMEWORKS = {
     "titan": "torchtitan",
 }  # fmt: skip
 """Framework of the sources whose framework is modelled."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    # "all overlaps OFF; CE fusion" (its overlap_notes)
-    "simumax": {"overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": True},
-    # grad_reduce_in_fp32 = False for every model of scripts/performance/configs, whose summary the rows are
-    "bridge": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
-    # the same in NeMo's scripts/performance/llm, for fp8, which its rows are
-    "nemodoc": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2},
-    # NeMo 1 with Apex's distributed Adam: of bf16 parameters the main copy holds the other 16 bits alone
-    # (megatron_base_model.py, setup_optimization: store_param_remainders), 2 of 12 bytes less
-    "nemo": {"states_bytes_per_param": 10},
-    "nemolauncher": {"states_bytes_per_param": 10},
-    # --grad-reduce-in-bf16 --cross-entropy-loss-fusion (Megatron-LM, examples/llama/train_llama3_8b_h100_fp8.sh)
-    "mlmllama": {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2, "cross_entropy_fusion": True},
-    # its sweep's default until March 2024, a FlashAttention 1 in Triton (submit_benchmarks.py, llm-foundry pull 1041);
-    # bf16 rows ran mosaicml/pytorch:2.1.0_cu121-nightly20230827 (its benchmarking/h100new.md)
-    "foundry": {
-        "pytorch": "2.1",
-        "attention": "flash1",
-        "optimizer": "for-loop",
-        "fused_qkv": True,
-        "cross_entropy_fusion": True,
-        "loss_metrics": 2,
-    },
-    # "SDPA implementation of Flash attention v2" (its README)
-    "fms": {"attention": "flash"},
-    # PYTORCH_CUDA_ALLOC_CONF of its run_train.sh
-    "titan": {"allocator": "expandable"},
-    # "DP grad all-reduce NOT overlapped with backward" (korth-009); no distributed optimizer in the paper
-    "korth": {"data_parallel": "ddp"},
-}
-FP8_PARAMS = ("bridge", "mlmllama", "nemodoc")
-"""Sources whose fp8 runs hold their parameters in fp8: ``fp8_param_gather`` of bf16_with_fp8_current_scaling_mixed and
-bf16_with_fp8_delayed_scaling_mixed (Megatron-Bridge, training/mixed_precision.py), ``fp8_params`` of NeMo 2's
-bf16_with_fp8_mixed (llm/recipes/precision/mixed_precision.py), --fp8-param-gather (Megatron-LM, examples/llama)."""
-BF16_GRADS = {
-    **dict.fromkeys(("nemo", "nemolauncher"), r"GPT3-(5|20|175)B|LLAMA3-(8|70)B|Nemotron-340B"), "mlperf": "GPT3-175B",
-}  # fmt: skip
-"""Models whose fp8 script sets ``grad_sync_dtype=bf16``: NeMo-Framework-Launcher, examples/training/gpt/h100 and
-llama/h100 (llama2_7b_fp8.sh does not), conf/training/nemotron/nemotron_340b.yaml; MLPerf training v4.0, NVIDIA's gpt3,
-conf/optim/distributed_fused_adam.yaml, taken for v4.1 too; gradients are accumulated in that buffer
-(``contiguous_grad_buffer``)."""
-CROSS_ENTROPY_FUSIONS = {"nemo": r"LLAMA2-7B|LLAMA3-70B|Nemotron-340B"}
-"""Models whose recipe has ``cross_entropy_loss_fusion``: NeMo-Framework-Launcher, conf/training."""
-BF16_MOMENTS = {"bridge": r"DeepSeek|Kimi"}
-"""Models whose recipe holds Adam's moments in bf16 (``use_precision_aware_optimizer`` with ``exp_avg_dtype`` and
-``exp_avg_sq_dtype``): Megatron-Bridge, recipes/deepseek and recipes/kimi."""
-CARDS: dict[tuple[str, str], dict[str, Any]] = {
-    ("deepseek-v3 [pretrain_performance]", "H100"): {
-        "strategy": {"recompute": "selective:mla_up_proj+mlp"},
-        "framework": {"dispatcher": "deepep", "overlap_grad_reduce": False},
-    }
-}
-"""What the recipe that a card names says beyond its columns, which all match: DEEPSEEK_V3_PRETRAIN_CONFIG_H100_BF16_V2
-(Megatron-Bridge, scripts/performance/configs/deepseek, and perf_recipes/deepseek: TP 2, PP 8, VP 4, EP 64, GBS 16384).
-Its HybridEP sends a token once to each node, as DeepEP does."""
-SAID: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"(?i)\bfp8[ _-](primary[ _-])?(param|weight)", {"fp8_params": True}),
-    (r"(?i)\bbf16[ _-](main[ _-])?grad|grad[a-z ]*(=|in|are|:) ?bf16|grad_reduce_in_fp32 ?= ?False",
-     {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
-    (r"(?i)(?<!no )(?<!without )\b(tp[ _-](comm[ _-])?overlap|userbuffers)(?! ?(=|:)? ?(off|false))",
-     {"tp_overlap": True}),
-)  # fmt: skip
-"""What a row of Megatron's says of itself in its notes or those on overlaps, and what that is called here."""
-TP_OVERLAPS = {
-    "bridge": r"LLAMA3\.1_405B", "nemo": r"GPT3-|LLAMA3-70B|Nemotron-340B", "nemolauncher": r"GPT3-|LLAMA3-70B",
-    "nemodoc": r"GPT3-|LLAMA3|Nemotron-340B",
-}  # fmt: skip
-"""Models whose recipe has ``tp_comm_overlap``: Megatron-Bridge, scripts/performance/configs/llama; NeMo-Framework-
-Launcher, conf/training (llama2_70b.yaml has it off); NeMo, scripts/performance/llm with recipes/tp_overlap_configs."""
 NODES = {
     "H100": "h100-hgx", "H100 80GB": "h100-hgx", "H200": "h200-hgx", "A100 80GB": "a100-hgx", "B200": "b200-hgx",
     "GB200": "gb200-nvl72", "H800": "h800-hgx",
@@ -146,11 +86,6 @@ JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
 
-def source_of(row: Row) -> str:
-    """Source of a row: its id without the number."""
-    return row["id"].rpartition("-")[0]
-
-
 def group_of(row: Row) -> str:
     """Group of a row: its source, apart where recomputation is left to the framework's default."""
     source = f"published-{source_of(row)}"
@@ -177,10 +112,6 @@ def _hardware(row: Row) -> str | None:
     return f"GPU has no profile: {row['gpu'] or 'not given'}"
 
 
-SCALINGS = (("current scaling", "fp8-tensorwise"), ("delayed scaling", "fp8-delayed"))
-"""Words of a row's precision that say how fp8 is scaled; a row without any is read as the old spelling is."""
-
-
 def gemm_format(row: Row) -> str | None:
     """Format of the products; None where it is not modelled. Half precision runs at bf16's rate."""
     text = row["precision"]
@@ -188,7 +119,7 @@ def gemm_format(row: Row) -> str | None:
         return "bf16"
     if not re.match(r"fp8($|[(-])", text):
         return None
-    return next((recipe for word, recipe in SCALINGS if word in text), OLD_FP8)
+    return recipes.fp8_of(row)
 
 
 def _precision(row: Row) -> str | None:
@@ -205,15 +136,14 @@ def _degrees(row: Row) -> str | None:
     missing = [c for c in ("n_gpus", "tp", "pp", "mbs", "gbs") if not row[c]]
     if row["moe_experts"] and not row["ep"]:
         missing.append("ep")
-    if row["pp"] not in ("", "1") and not row["vpp"] and source not in STATES_VPP:
+    given = row["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    if row["pp"] not in ("", "1") and not given and source not in STATES_VPP:
         missing.append("vpp")
     if missing:
         return f"configuration is not given: {', '.join(missing)}"
     ranks = [number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
     if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != number(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
-    if source == "simumax" and ranks[2] > 1:
-        return "context parallelism by all-to-all over heads is not modelled"
     if FRAMEWORKS[source].startswith("megatron") and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
     if FRAMEWORKS[source] == "fsdp1" and row["zero_stage"] != "3":
@@ -234,9 +164,8 @@ def _recompute(row: Row) -> str | None:
 
 
 def _features(row: Row) -> str | None:
-    for pattern, reason in UNMODELLED_OVERLAPS:
-        if re.search(pattern, f"{row['overlap_notes']} {row['notes']}"):
-            return reason
+    if reason := recipes.unmodelled(row, UNMODELLED_OVERLAPS) or recipes.doubted(row):
+        return reason
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
     return None
@@ -270,15 +199,20 @@ def run_of(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
     source, gpu = source_of(row), gpu_of(row)
     strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
-    for column in ("vpp", "cp", "ep", "etp"):
-        value = number(row, column)
+    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
+    given["vpp"] = given["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
         if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
             strategy[column] = value
+    if source == "simumax" and strategy.get("cp", 1) > 1:
+        strategy["cp_kind"] = "a2a"
     if row["sp"] and strategy["tp"] > 1:
         strategy["sp"] = row["sp"] == "1"
     if recompute := recompute_of(row):
         strategy["recompute"] = recompute
-    framework: dict[str, Any] = {"name": FRAMEWORKS[source], **OPTIONS.get(source, {})}
+    framework: dict[str, Any] = {
+        "name": FRAMEWORKS[source], **recipes.framework_options(row, gpu, in_fp8=gemm_format(row) != "bf16"),
+    }  # fmt: skip
     if not framework["name"].startswith("megatron"):
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
@@ -302,30 +236,13 @@ def run_of(row: Row) -> dict[str, Any]:
         framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
-    recipe = TP_OVERLAPS.get(source)
-    if recipe and re.match(recipe, row["model"]):
-        framework["tp_overlap"] = True
     precision = {"gemm": gemm_format(row)}
-    if re.match(BF16_MOMENTS.get(source, "$^"), row["model"]):
+    if re.match(recipes.BF16_MOMENTS.get(source, "$^"), row["model"]):
         precision["moments"] = "bf16"
-    if re.match(CROSS_ENTROPY_FUSIONS.get(source, "$^"), row["model"]):
-        framework["cross_entropy_fusion"] = True
-    if source in FP8_PARAMS and gemm_format(row) != "bf16":
-        framework["fp8_params"] = True
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    if gemm_format(row) != "bf16" and re.match(BF16_GRADS.get(source, "$^"), row["model"]):
-        framework |= {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}
-    for pattern, said in SAID if framework["name"] == "megatron" else ():
-        if re.search(pattern, f"{row['overlap_notes']}; {row['notes']}"):
-            framework |= said
-    if strategy["tp"] == 1:
-        framework.pop("tp_overlap", None)
-    if precision["gemm"] == "bf16":
-        framework.pop("fp8_params", None)
-    card = CARDS.get((row["model"], gpu), {})
-    strategy |= card.get("strategy", {})
-    framework |= card.get("framework", {})
+    strategy |= recipes.CARDS.get((row["model"], gpu), {}).get("strategy", {})
+    routing = recipes.routing_of(row)
     return {
         "id": row["id"],
         "model": model_of(row),
@@ -335,6 +252,7 @@ def run_of(row: Row) -> dict[str, Any]:
         "strategy": strategy,
         "batch": {"seq_len": number(row, "seq_len"), "micro": number(row, "mbs"), "global": number(row, "gbs")},
         "precision": precision,
+        **({"routing": routing} if routing else {}),
     }
 
 
@@ -365,8 +283,8 @@ def measured_of(row: Row) -> dict[str, Any]:
 def notes_of(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if (row["model"], gpu_of(row)) in CARDS:
-        notes.append("recomputation, dispatcher and overlaps of the recipe that its card names")
+    if (row["model"], gpu_of(row)) in recipes.CARDS:
+        notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
     if gpu_of(row) in POWER_LIMITED:
@@ -399,14 +317,17 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
         reason = why_unusable(row)
         item: dict[str, Any] = {}
         if reason is None:
+            run = run_of(row)
             item = {
-                "run": run_of(row),
+                "run": run,
                 "group": group_of(row),
                 "model": row["model"],
                 "measured": measured_of(row),
                 "source": row["source_url_or_repo_path"],
                 "notes": notes_of(row),
             }
+            if switches := recipes.switches_of(row, run["framework"]):
+                item["switches"] = switches
             if row["id"] in against:
                 item["measured"].pop("device_bytes")
                 item["notes"].append(f"its memory is not used: {against[row['id']]} contradicts it")
@@ -420,7 +341,8 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
         if reason is None:
             usable.append(item)
         else:
-            unusable.append({"id": row["id"], "group": f"published-{source_of(row)}", "reason": reason})
+            group = f"published-{source_of(row)}"
+            unusable.append({"id": row["id"], "group": group, "gpu": gpu_of(row), "reason": reason})
     return usable, unusable
 
 
@@ -445,23 +367,41 @@ def _seen_before(row: Row, item: dict[str, Any], seen: dict[str, str]) -> str | 
     return None if first == row["id"] else f"the same row as {first}"
 
 
-def assign_splits(cells: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Split]:
+def assign_splits(
+    cells: Sequence[tuple[str, str]], dealt: Mapping[tuple[str, str], Split] | None = None
+) -> dict[tuple[str, str], Split]:
     """Deal the models of each source out in turn, in the order of a hash, to judging and fitting.
 
-    Rows of one source and model hang together, so that they share a split.
+    Rows of one source and model hang together, so that they share a split. Those that were ``dealt`` before stay where
+    they are, and others take the turns behind theirs.
 
     Examples
     --------
     >>> assign_splits([("a", "x"), ("a", "y"), ("a", "x"), ("korth", "z")])
     {('a', 'x'): 'judging', ('a', 'y'): 'fitting', ('korth', 'z'): 'judging'}
+    >>> assign_splits([("a", "x"), ("a", "y")], {("a", "y"): "judging"})
+    {('a', 'y'): 'judging', ('a', 'x'): 'fitting'}
     """
-    splits: dict[tuple[str, str], Split] = {}
+    before = {cell: split for cell, split in (dealt or {}).items() if cell in cells}
+    splits: dict[tuple[str, str], Split] = dict(before)
     of_source: dict[str, int] = {}
-    for cell in sorted(set(cells), key=lambda c: (c[0], hashlib.sha256(f"{c[0]} {c[1]}".encode()).hexdigest())):
+    for source, _ in before:
+        of_source[source] = of_source.get(source, 0) + 1
+    new = set(cells) - set(before)
+    for cell in sorted(new, key=lambda c: (c[0], hashlib.sha256(f"{c[0]} {c[1]}".encode()).hexdigest())):
         turn = of_source.get(cell[0], 0)
         of_source[cell[0]] = turn + 1
         splits[cell] = "judging" if turn % 2 == 0 or cell[0] in JUDGING_ONLY else "fitting"
     return splits
+
+
+def dealt_before(folder: Path) -> dict[tuple[str, str], Split]:
+    """The splits of the sources and models that a folder of published runs holds."""
+    found: dict[tuple[str, str], Split] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        for item in build(PublishedFile, load_yaml(path), str(path)).runs:
+            found[item.run.id.rpartition("-")[0], item.model] = item.split
+    return found
 
 
 def import_table(table: Path, folder: Path) -> tuple[int, int]:
@@ -476,7 +416,7 @@ def import_table(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable])
+    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable], dealt_before(folder))
     for item in usable:
         item["split"] = splits[source_of(item["run"]), item["model"]]
         PublishedRun.model_validate(item)
@@ -486,7 +426,7 @@ def import_table(table: Path, folder: Path) -> tuple[int, int]:
         text = yaml.safe_dump({"source": f"{table.name}, rows {name}-*", "runs": items}, sort_keys=False, width=120)
         (folder / f"{name}.yaml").write_text(text)
     with (folder / UNUSABLE).open("w", newline="") as file:
-        writer = csv.DictWriter(file, ("id", "group", "reason"), lineterminator="\n")
+        writer = csv.DictWriter(file, ("id", "group", "gpu", "reason"), lineterminator="\n")
         writer.writeheader()
         writer.writerows(unusable)
     return len(usable), len(unusable)

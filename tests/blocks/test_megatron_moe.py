@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,15 @@ def test_products_run_on_several_streams() -> None:
     products = [op.work for op in (*found.forward.ops, *found.backward.ops) if isinstance(op.work, Grouped)]
     assert len(products) == 6 and {work.kernel for work in products} == {"multi-stream"}
     assert not any(work.sequential for work in products)
+
+
+def test_no_host_asks_for_rows_that_are_padded_to_a_capacity() -> None:
+    """token_dispatcher.py, ``drop_and_pad``: nothing is counted, copied to the host or waited for."""
+    ctx = replace(context(MOE, framework("megatron"), seq_len=S, micro_batch=B, ep=2), fixed_rows=True)
+    asked, padded = (
+        {op.name for op in tape.ops} for tape in (layer(ep=2).forward, build(ctx, moe=True).forward)
+    )  # fmt: skip
+    assert asked - padded == {
+        "moe.count", "moe.counts", "moe.count_sums", "moe.counts_to_host", "moe.sync0",
+    }  # fmt: skip
+    assert padded <= asked

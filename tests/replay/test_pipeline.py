@@ -160,3 +160,13 @@ def test_a_large_pipeline_is_quick() -> None:
     """pp 16 x vpp 4, 256 micro-batches: 32 768 computations."""
     played = play(overlapped(order_of("interleaved", "megatron", 16, 4, 256)), lambda a: 1.0 if a.kind == "F" else 2.0)
     assert played.total == 3.0 * (256 * 4 + 15)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 4, 16), (4, 5, 64), (4, 10, 32), (8, 6, 64)])
+@pytest.mark.parametrize("hop", [0.1, 0.9])
+def test_interleaved_hand_overs_hide_behind_computations(pp: int, vpp: int, m: int, hop: float) -> None:
+    """Shorter than a forward of 1, they cost what a micro-batch takes round the ranks for each further chunk in the
+    warm-up and the cool-down, and nothing in the steady state, where each runs beside a computation."""
+    order = order_of("interleaved", "megatron", pp, vpp, m)
+    alone, sent = (play(overlapped(order), lambda a: 1.0 if a.kind == "F" else 2.0, h).total for h in (0.0, hop))
+    assert sent - alone == pytest.approx(2 * (pp - 1 + (vpp - 1) * pp) * hop)

@@ -22,7 +22,7 @@ def _refused(load: Callable[[], object]) -> str:
     [
         ("megatron", {"shards_params": True}),
         ("torchtitan", {"shards_params": False}),
-        ("megatron", {"fused_rope": False}),
+        ("fsdp1", {"fused_rope": True}),
         ("torchtitan", {"fused_swiglu": True}),
         ("torchtitan", {"scatters_pipeline_sends": True}),
         ("megatron-local", {"fused_qkv": True}),

@@ -155,18 +155,21 @@ def test_fsdp1(tmp_path: Path) -> None:
 
 
 def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:
-    """GPT3-175B's of the launcher has it, LLAMA2-70B's has not; one of MLPerf's rows says so itself."""
+    """LLAMA2-70B's of the launcher has it, GPT3-175B's has not; one of MLPerf's rows says so itself."""
     h100 = {"gpu": "H100", "precision": "fp8", "n_gpus": "64", "tp": "4", "pp": "4", "vpp": "1", "dp": "4"}
     for source, model, notes, has in (
-        ("nemo-001", "GPT3-175B", "", True),
-        ("nemo-002", "LLAMA2-70B", "", False),
+        ("nemo-001", "GPT3-175B", "", False),
+        ("nemo-002", "LLAMA2-70B", "", True),
+        ("nemo-003", "GPT3-20B", "", True),
+        ("mlmllama-002", "Llama3-70B", "", True),
+        ("bridge-002", "LLAMA3.1_405B", "", True),
         ("mlperf-001", "GPT3-175B", "TP comm overlap (userbuffers)", True),
         ("mlperf-002", "GPT3-175B", "", False),
     ):
         run = usable(tmp_path, **h100, id=source, model=model, overlap_notes=notes)["run"]
         assert run["framework"].get("tp_overlap", False) is has
-    run = usable(tmp_path, **{**h100, "tp": "1", "dp": "16"}, id="nemo-003", model="GPT3-175B")["run"]
-    assert "tp_overlap" not in run["framework"]
+    run = usable(tmp_path, **{**h100, "tp": "1", "dp": "16"}, id="nemo-003", model="GPT3-20B")
+    assert "tp_overlap" not in run["run"]["framework"] and "switches" not in run
 
 
 def test_what_a_row_of_megatrons_says_of_itself_is_read(tmp_path: Path) -> None:
@@ -174,8 +177,8 @@ def test_what_a_row_of_megatrons_says_of_itself_is_read(tmp_path: Path) -> None:
     for notes, said in (
         ("fp8 params", {"fp8_params": True}),
         ("fp8 primary weights", {"fp8_params": True}),
-        ("bf16 gradients", {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
-        ("grads in bf16", {"grads_bytes_per_param": 2, "reduced_bytes_per_param": 2}),
+        ("bf16 gradients", {"grads": "bf16"}),
+        ("grads in bf16", {"grads": "bf16"}),
         ("TP overlap", {"tp_overlap": True}),
         ("tp_comm_overlap=off", {}),
         ("no TP-comm overlap", {}),
@@ -224,20 +227,82 @@ def test_gpt_of_mlperf_has_no_dropout_and_bf16_gradients(tmp_path: Path) -> None
     gpt = {
         "model": "GPT3-175B", "layers": "96", "hidden": "12288", "ffn": "49152", "heads": "96", "kv_heads": "96",
         "vocab": "51200", "seq_len": "2048", "precision": "fp8", "tp": "4", "pp": "8", "vpp": "6", "n_gpus": "256",
-        "dp": "8", "mbs": "2", "gbs": "2048", "recompute": "",
+        "dp": "8", "gbs": "2048", "recompute": "", "framework": "NeMo (MLPerf v4.1)",
     }  # fmt: skip
-    mlperf, nemo = (usable(tmp_path, id=f"{source}-001", **gpt)["run"] for source in ("mlperf", "nemo"))
-    assert "dropout" not in mlperf["model"]
+    mlperf, nemo, copied = (
+        usable(tmp_path, id=f"{source}-001", mbs=mbs, **gpt)["run"]
+        for source, mbs in (("mlperf", "2"), ("nemo", "1"), ("nemo", "2"))
+    )
+    assert "dropout" not in mlperf["model"] and "dropout" not in copied["model"]
     assert nemo["model"]["dropout"] == 0.1
-    assert mlperf["framework"]["grads_bytes_per_param"] == mlperf["framework"]["reduced_bytes_per_param"] == 2
-    assert "cross_entropy_fusion" not in nemo["framework"]
+    assert mlperf["framework"] == {"name": "megatron", "fp8_params": True, "grads": "bf16"}
+    assert copied["framework"]["fp8_params"] and copied["framework"]["tp_overlap"]
+    assert "cross_entropy_fusion" not in nemo["framework"] and "fp8_params" not in nemo["framework"]
 
 
 def test_losses_are_fused_where_nemos_recipe_says_so(tmp_path: Path) -> None:
     llama = {"model": "LLAMA2-7B", "precision": "fp8", "tp": "1", "n_gpus": "8", "dp": "8", "recompute": ""}
     nemo, launcher = (usable(tmp_path, id=f"{s}-001", **llama)["run"]["framework"] for s in ("nemo", "nemolauncher"))
-    assert nemo["cross_entropy_fusion"] is True
+    assert nemo["cross_entropy_fusion"] == "native"
     assert "cross_entropy_fusion" not in launcher
+    bridge = usable(tmp_path)["run"]["framework"]
+    assert (bridge["cross_entropy_fusion"], bridge["loss_copies_logits"], bridge["grads"]) == ("te", False, "bf16")
+
+
+def test_nemo_of_2024_disables_cudnns_attention_but_for_gpt3_175b(tmp_path: Path) -> None:
+    """NVTE_FUSED_ATTN of NeMo-Framework-Launcher's conf/config.yaml and examples/training/gpt/h100."""
+    fp8 = {"precision": "fp8", "recompute": ""}
+    found = {
+        (source, model): usable(tmp_path, id=f"{source}-001", model=model, vpp="1", **fp8)["run"]["framework"]
+        for source, model in (("nemo", "LLAMA3-8B"), ("nemolauncher", "LLAMA3-8B"), ("nemo", "GPT3-175B"))
+    }
+    assert [framework["attention"] for framework in found.values()] == ["flash", "flash", "fused"]
+
+
+def test_fp8_is_scaled_as_the_row_or_its_recipe_says(tmp_path: Path) -> None:
+    for changes, recipe in (
+        ({"precision": "fp8"}, "fp8"),
+        ({"precision": "fp8-cs(current scaling)"}, "fp8-tensorwise"),
+        ({"precision": "fp8(delayed scaling era)"}, "fp8-delayed"),
+        ({"precision": "fp8", "notes": "from recipe LLAMA31_405B_PRETRAIN_CONFIG_H100_FP8_CS_V2"}, "fp8-tensorwise"),
+        ({"precision": "fp8", "model": "Qwen3_8B"}, "fp8-tensorwise"),
+    ):
+        assert usable(tmp_path, **changes)["run"]["precision"]["gemm"] == recipe
+
+
+def test_context_parallelism_of_simumax_exchanges_heads(tmp_path: Path) -> None:
+    ring, heads = (usable(tmp_path, id=f"{s}-001", cp="2", dp="4")["run"]["strategy"] for s in ("bridge", "simumax"))
+    assert "cp_kind" not in ring and heads["cp_kind"] == "a2a"
+
+
+def test_tokens_are_dropped_and_padded_where_the_model_says_so(tmp_path: Path) -> None:
+    """Every expert gets its capacity; Megatron-Bridge's experts are whole on a rank where no column says otherwise."""
+    moe = {
+        "model": "Mixtral-8x7B (tokendrop)", "layers": "32", "vocab": "32000", "moe_experts": "8", "moe_topk": "2",
+        "moe_ffn": "14336", "ep": "8", "tp": "2", "dp": "8",
+    }  # fmt: skip
+    run = usable(tmp_path, **moe)["run"]
+    assert run["routing"] == {"capacity_factor": 1.0, "pad_to_capacity": True} and run["strategy"]["etp"] == 1
+
+
+def test_switches_of_runs_that_nothing_was_learned_from_are_told(tmp_path: Path) -> None:
+    assert usable(tmp_path, model="LLAMA3_70B")["switches"] == ["tp_overlap"]
+    assert "switches" not in usable(tmp_path, tp="1", dp="16")
+    deepseek = {
+        "model": "DeepSeek-V3-4L", "layers": "4", "hidden": "7168", "heads": "128", "kv_heads": "128", "ffn": "",
+        "vocab": "129280", "moe_experts": "256", "moe_topk": "8", "moe_ffn": "2048", "ep": "8", "tp": "1", "pp": "2",
+    }  # fmt: skip
+    assert usable(tmp_path, **deepseek)["switches"] == ["layout"]
+
+
+def test_gpt_oss_in_micro_batches_that_no_recipe_has_is_left_out() -> None:
+    """Whatever it gave: its columns alone say so."""
+    oss = {
+        "model": "GPT OSS 120B", "layers": "36", "hidden": "2880", "heads": "64", "kv_heads": "8", "vocab": "201088",
+        "moe_experts": "128", "moe_topk": "4", "moe_ffn": "2880", "ep": "8", "tp": "1", "dp": "16", "recompute": "",
+    }  # fmt: skip
+    assert "not that of any version of its recipe" in str(why_unusable(row(**oss, mbs="4")))
+    assert why_unusable(row(**oss, mbs="1")) is None
 
 
 def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
@@ -269,7 +334,8 @@ def test_a_model_of_fewer_layers_is_what_its_source_made_of_it(tmp_path: Path) -
 def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     runs, unusable = import_rows([row(), row(id="bridge-002")], tmp_path)
     assert len(runs) == 1
-    assert unusable == [{"id": "bridge-002", "group": "published-bridge", "reason": "the same row as bridge-001"}]
+    assert unusable == [{"id": "bridge-002", "group": "published-bridge", "gpu": "H100",
+                         "reason": "the same row as bridge-001"}]  # fmt: skip
 
 
 def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:

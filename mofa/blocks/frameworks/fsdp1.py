@@ -12,14 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.frameworks import torchtitan
 from mofa.blocks.frameworks.torchtitan_linear import linear
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
-
-
-def biased(b: TapeBuilder, x: str, name: str, width: float) -> str:
-    """The output of a product whose epilogue added a bias: backward reads its gradient once more."""
-    nbytes = b.tensors[x].bytes
-    out = b.tensor(f"{name}.biased", nbytes)
-    back = Back(work=Stream(nbytes, "sum_rows", nbytes / 2.0, width), family="memory_bound", view=True)
-    return b.add(Op(f"{name}.bias", "memory_bound", None, (x,), (out,), view=True, launches=0, back=back))
+from mofa.blocks.parts import biased
 
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:

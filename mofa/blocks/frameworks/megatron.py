@@ -33,6 +33,7 @@ from mofa.blocks.parts import (
     hold,
     leave_frame,
     linear,
+    made_again_behind,
     sp_gather,
     stream,
     tp_copy,
@@ -108,9 +109,9 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
-    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where cosine and sine are scaled,
-    which Transformer Engine's kernel does not do (rope_utils.py:279)."""
-    if ctx.model.rope_scale != 1.0:
+    """Fused rotary embedding, a kernel each for q and k, nothing kept; eager kernels where it is off, or cosine and
+    sine are scaled, which Transformer Engine's kernel does not do (rope_utils.py:279)."""
+    if ctx.model.rope_scale != 1.0 or not ctx.framework.fused_rope:
         return unfused_rope(b, ctx, q, k)
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
@@ -186,7 +187,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     issue(b, since, call(ctx, "attention", where(ctx.cp > 1, where(ctx.cp_ring, ctx.cp, 2.0), 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
-    return out
+    return made_again_behind(b, "attn", out, q) if ctx.model.attention.kind == "mla" else out
 
 
 def vocab_per_rank(ctx: Context) -> ArrayK:

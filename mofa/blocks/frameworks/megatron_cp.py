@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
-from mofa.blocks.parts import attention_backward_scratch, fused_attention, hold, leave_frame
+from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
 
 
 def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
@@ -86,7 +86,7 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     for name in parts:
         out = b.tensor(f"attn.{name}.heads", sizes[name])
         parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
-    leave_frame(b, "exchange")
+    leave_frame(b, "exchange", s.a2a)
     return parts["q"], parts["k"], parts["v"]
 
 
@@ -114,7 +114,7 @@ def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
         Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,),
            (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL, back=Back(2 * s.out, 1, like="copy"))
     )  # fmt: skip
-    leave_frame(b, "exchange of the output")
+    leave_frame(b, "exchange of the output", s.a2a)
     return out
 
 
@@ -126,6 +126,7 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     pairs = ctx.attention_pairs(windowed) * where(s.a2a, cp, 1.0)
     heads, kv_heads = (n / where(s.a2a, cp, 1.0) for n in (ctx.heads, ctx.kv_heads))
     length = ctx.seq_len / where(s.a2a, 1.0, cp)
+    backend = attention_backend(ctx)
     received = _received(b, ctx, s, k, v)
     first: tuple[str, ...] = ()
     if anywhere(s.ring):
@@ -133,7 +134,9 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
         partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
         sent = where(s.ring, 2.0 * s.kv, 0.0)
         first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_sent=s.ring),)
-        body = Attention(ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads)
+        body = Attention(
+            ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
+        )
         seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
                  back=Back(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
@@ -142,7 +145,9 @@ def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, wind
     side = b.tensor("attn.side", _side(ctx, s), grad=False)
     b.add(Op("attn.side", "memory_bound", None, (), (side,), launches=0, pool=CP_POOL))
     out, lse = b.tensor("attn.out", s.out), b.tensor("attn.lse", s.lse, grad=False)
-    last = Attention(ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads)
+    last = Attention(
+        ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
+    )
     kept = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
     at_once = where(s.gathers, 2.0, 1.0)
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
@@ -225,7 +230,7 @@ def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
     """Where the backward of all-gather scatters the gradients that it made of all ranks' keys and values."""
     if not anywhere(s.gathers):
         return k
-    out = b.tensor("attn.k.scattered", s.key)
+    out = b.tensor("attn.k.scattered", s.key, grad_bytes=where(s.ring, 0.0, s.key))  # a ring's: :func:`_turned`
     back = Back(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
                 stream="cp", launches=2.0)  # fmt: skip
     return b.add(Op("attn.k.scatter", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))

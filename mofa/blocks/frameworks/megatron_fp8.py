@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import BoolK, anywhere, ceiling, where
+from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.op import GRADIENT, Back, Collective, FloatK, Op, Prepared, Stream, TapeBuilder
 
@@ -81,17 +81,17 @@ def cast_input(
     found = _found_by_norm(b, recipe, x, elements)
     row = b.tensor(f"{name}.fp8", _held(recipe, elements), grad_bytes=elements * ctx.element)
     if again:
-        b.add(_cast(f"{name}.cast", recipe, sources, (row,), moved, 1.0, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, found))
         return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
     if _one_copy(ctx):
-        b.add(_cast(f"{name}.cast", recipe, sources, (row,), moved, 1.0, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, found))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
         return Operand(row, (row,), ops, (), regathered)
     alone = recipe.gathers_rows_alone
     column = b.tensor(f"{name}.fp8_t", _held(recipe, where(_rows_alone(recipe, gathers), 0.0, elements)), grad=False)
-    copies = where(_rows_alone(recipe, gathers), 1.0, 2.0)
+    cast_alone = _rows_alone(recipe, gathers)
     if not alone or gathers is False:
-        b.add(_cast(f"{name}.cast", recipe, sources, (row, column), moved, copies, experts, found))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, found))
         if gathers is False:
             return Operand(row, (column,))
         interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers)
@@ -100,7 +100,7 @@ def cast_input(
     # of candidates that gather the row-wise shard is kept, of the others the transposed copy
     shard = b.tensor(f"{name}.fp8_shard", _held(recipe, where(gathers, elements, 0.0)), grad=False)
     b.tensors[row] = b.tensors[row]._replace(bytes=_held(recipe, where(gathers, 0.0, elements)))
-    b.add(_cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, copies, experts, found))
+    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, found))
     whole, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
     turned, late = _transposed(b, column, whole, f"{name}.again", gathered, gathers)
     return Operand(row, (shard, column), ops, late, turned)
@@ -147,24 +147,23 @@ def cast_gradient(
         sources = (GRADIENT, amax)
     row = b.tensor(f"{base}.fp8", _held(recipe, elements), grad=False)
     if _one_copy(ctx):
-        cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, 1.0, experts, "bf16")
+        cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts, "bf16")
         whole, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
-        return Received((*before, cast, *ops), whole, whole)
+        return Received((*before, *cast, *ops), whole, whole)
     alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{base}.fp8_t", _held(recipe, where(alone, 0.0, elements)), grad=False)
-    copies = where(alone, 1.0, 2.0)
-    cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, copies, experts, "bf16")
+    cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts, "bf16")
     if gathers is False:
-        return Received((cast,), row, column)
+        return Received(cast, row, column)
     whole, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
     if recipe.gathers_rows_alone:
         turned, turn = _transposed(b, column, whole, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
-            return Received((*before, cast, *ops), whole, turned, turn)
-        return Received((*before, cast, *ops, *turn), whole, turned)
+            return Received((*before, *cast, *ops), whole, turned, turn)
+        return Received((*before, *cast, *ops, *turn), whole, turned)
     interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers)
     ordered, order = _in_order(b, recipe, column, interleaved, base, gathered, gathers)
-    return Received((*before, cast, *ops, *columns, *order), whole, ordered)
+    return Received((*before, *cast, *ops, *columns, *order), whole, ordered)
 
 
 def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, FloatK]:
@@ -242,21 +241,38 @@ def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
 
 
 def _cast(
-    name: str, recipe: Fp8Recipe, reads: tuple[str, ...], writes: tuple[str, ...], moved: FloatK, copies: FloatK,
+    name: str, recipe: Fp8Recipe, reads: tuple[str, ...], writes: tuple[str, ...], moved: FloatK, alone: BoolK,
     experts: FloatK, found: str,
-) -> Op:  # fmt: skip
-    """A cast; ``found`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`)."""
-    both = not isinstance(copies, float) or copies > 1.0
-    like = recipe.both_cast if both else recipe.row_cast
+) -> tuple[Op, ...]:  # fmt: skip
+    """A cast, to rows ``alone`` or to both copies, which is another kernel: an op each where candidates differ.
+
+    ``found`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`).
+    """
+    copies = where(alone, 1.0, 2.0)
     if found == "casts":  # all that is left is to transpose
         work = Stream(2.0 * (copies - 1.0) * moved, "fp8_transpose")
-        return Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW)
+        return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
     known = recipe.amax_bytes if found == "finds amax" else 0.0
     launches: FloatK = recipe.launches - (1 if found == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceiling(experts / together)
-    work = Stream((recipe.bytes_of(0) - known + copies) * moved, like)
-    return Op(name, "memory_bound", work, reads, writes, launches=launches, back=VIEW)
+
+    def kernel(copies: float, like: str, runs: BoolK) -> tuple[Stream, FloatK]:
+        nbytes = (recipe.bytes_of(0) - known + copies) * moved
+        return Stream(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
+
+    rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.both_cast, opposite(alone))
+    if everywhere(alone):
+        return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
+    made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
+    if not anywhere(alone):
+        return (made,)
+    return made, Op(f"{name}.rows", "memory_bound", rows[0], writes[:1], (), launches=rows[1], present=alone)
+
+
+def _add(b: TapeBuilder, ops: tuple[Op, ...]) -> None:
+    for op in ops:
+        b.add(op)
 
 
 def _found_by_norm(b: TapeBuilder, recipe: Fp8Recipe, x: str, elements: FloatK) -> str:

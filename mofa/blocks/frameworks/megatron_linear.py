@@ -9,7 +9,7 @@ from mofa.blocks.elementwise import anywhere
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue, one_module
 from mofa.blocks.op import Back, Collective, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import HEAD, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
+from mofa.blocks.parts import HEAD, biased, heads_norm_back, leave_frame, linear, sp_gather, tp_copy, tp_reduce
 
 
 class WeightGrad(TypedDict, total=False):
@@ -68,8 +68,7 @@ def column_linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
             regather=(f"{name}.all_gather",) if anywhere(ctx.gathers) else (), **weight_grad(ctx),
         )  # fmt: skip
-    elements = b.tensors[h].bytes / ctx.element
-    operand = fp8.cast_input(b, ctx, h, name, elements, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
+    operand = fp8.cast_input(b, ctx, h, name, ctx.shard * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
     full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
     received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
@@ -87,7 +86,7 @@ def row_linear(
     if ctx.fp8 is None:
         partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad(ctx))
         return tp_reduce(b, ctx, partial, name, n)
-    operand = fp8.cast_input(b, ctx, x, name, b.tensors[x].bytes / ctx.element, kept_anyway=kept_anyway)
+    operand = fp8.cast_input(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
     received = fp8.cast_gradient(b, ctx, name, ctx.shard * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
                      prepared=fp8.prepared(operand, received), **weight_grad(ctx))  # fmt: skip
@@ -95,8 +94,12 @@ def row_linear(
 
 
 def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
-    """The row-parallel linear behind attention, which keeps its output itself; then the module returns."""
-    out = row_linear(b, ctx, x, name, n, k, kept_anyway=True)
+    """The row-parallel linear behind attention, which keeps its output itself; then the module returns.
+
+    What adds its bias sums its gradient's rows (fused_bias_dropout.py).
+    """
+    out, a = row_linear(b, ctx, x, name, n, k, kept_anyway=True), ctx.model.attention
+    out = biased(b, out, name, n) if a.kind == "gqa" and a.out_bias else out
     leave_frame(b, "attention")
     return out
 

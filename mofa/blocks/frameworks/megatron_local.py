@@ -321,35 +321,14 @@ def _softmax(b: TapeBuilder, ctx: Context, scores: str, num: ArrayK, s: ArrayK) 
 def activation(
     b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
 ) -> str:
-    """SwiGLU or GELU: fused, or SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
+    """SwiGLU or GELU, fused unless SwiGLU is a kernel for each step."""
     if ctx.framework.fused_swiglu or ctx.model.mlp.activation != "swiglu":
         since = len(b.ops)
         out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
         base.by_python(b, since, f"{name}.activation", launches, launches)
         return out
-    held, passed = elements * ctx.element, moved * ctx.element
-    gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
-    b.add(
-        Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
-           back=Back(4 * passed, launches, like="copy"))
-    )  # fmt: skip
-    silu, shifted = b.tensor(f"{name}.silu", held), b.tensor(f"{name}.shifted", held)
-    out = b.tensor(f"{name}.act", held)
-    back = Back(3 * passed, launches, like="gelu_bwd")
-    b.add(
-        Op(f"{name}.silu", "memory_bound", Stream(2 * passed, "silu"), (gate,), (silu,), (gate,), launches=launches,
-           region=region, back=back)
-    )  # fmt: skip
-    b.add(
-        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches,
-           region=region, back=Back(0.0, 0))
-    )  # fmt: skip
-    b.add(
-        Op(f"{name}.product", "memory_bound", Stream(3 * passed, "mul"), (silu, shifted), (out,), (silu, shifted),
-           launches=launches, region=region, back=Back(6 * passed, 2 * launches, like="mul"))
-    )  # fmt: skip
-    return out
+    return megatron_mlp.unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:

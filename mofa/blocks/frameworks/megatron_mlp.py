@@ -10,7 +10,7 @@ from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.frameworks.megatron_linear import column_linear, row_linear
 from mofa.blocks.op import Back, FloatK, Op, Stream, TapeBuilder
-from mofa.blocks.parts import hold, leave_frame
+from mofa.blocks.parts import biased, hold, leave_frame
 
 
 def activation(
@@ -28,6 +28,8 @@ def activation(
     divide each element's index by a width that they read, forward and back once each, and take :data:`ANY_WIDTH`.
     """
     gated = ctx.model.mlp.activation == "swiglu"
+    if gated and not ctx.framework.fused_swiglu:
+        return unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
     out = b.tensor(f"{name}.act", elements * ctx.element)
     wide = 2.0 if gated else 1.0
     like, again = ("compiled swiglu_fwd", "compiled swiglu_bwd") if gated else ("gelu_fwd", "gelu_bwd")
@@ -42,6 +44,34 @@ def activation(
     b.add(
         Op(f"{name}.activation", "memory_bound", Stream(passes * moved * ctx.element, like), (h,), (out,), (h,),
            region=region, launches=launches, back=back, call=by)
+    )  # fmt: skip
+    return out
+
+
+def unfused_swiglu(
+    b: TapeBuilder, ctx: Context, h: str, name: str, elements: ArrayK, moved: ArrayK, region: str, launches: FloatK = 1
+) -> str:
+    """SwiGLU as silu, an added offset and a product, each output kept (mlp.py:218-226)."""
+    held, passed = elements * ctx.element, moved * ctx.element
+    gate, up = b.tensor(f"{name}.gate", held), b.tensor(f"{name}.up", held)
+    b.add(
+        Op(f"{name}.chunk", "memory_bound", None, (h,), (gate, up), view=True, launches=0, region=region,
+           back=Back(4 * passed, launches, like="copy"))
+    )  # fmt: skip
+    silu, shifted = b.tensor(f"{name}.silu", held), b.tensor(f"{name}.shifted", held)
+    out = b.tensor(f"{name}.act", held)
+    back = Back(3 * passed, launches, like="gelu_bwd")
+    b.add(
+        Op(f"{name}.silu", "memory_bound", Stream(2 * passed, "silu"), (gate,), (silu,), (gate,), launches=launches,
+           region=region, back=back)
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.offset", "memory_bound", Stream(2 * passed, "silu"), (up,), (shifted,), launches=launches,
+           region=region, back=Back(0.0, 0))
+    )  # fmt: skip
+    b.add(
+        Op(f"{name}.product", "memory_bound", Stream(3 * passed, "mul"), (silu, shifted), (out,), (silu, shifted),
+           launches=launches, region=region, back=Back(6 * passed, 2 * launches, like="mul"))
     )  # fmt: skip
     return out
 
@@ -64,15 +94,21 @@ def _any_width(ctx: Context, name: str) -> BoolK:
 
 
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
-    """Dense feed-forward: gate and up in one product."""
-    f = width / ctx.tp
+    """Dense feed-forward: gate and up in one product.
+
+    Biases are added by what follows (``skip_bias_add``): by the activation, whose function returns a gradient of every
+    row that autograd sums (fused_bias_gelu.py), and with the residual.
+    """
+    f, bias = width / ctx.tp, ctx.model.mlp.bias
     n = 2 * f if ctx.model.mlp.activation == "swiglu" else f
     b.region = "mlp" if name == "mlp" else b.region
     # the router keeps the shared experts' input as well (moe/shared_experts.py)
     fc1 = column_linear(b, ctx, h, f"{name}.fc1", n, ctx.model.hidden, kept_anyway=name == "shared")
+    fc1 = biased(b, fc1, f"{name}.fc1", width) if bias else fc1
     act = activation(b, ctx, fc1, name, ctx.tokens * f, ctx.tokens * f, b.region)
     hold(b, name, act)  # intermediate_parallel in mlp.py's forward
     y = row_linear(b, ctx, act, f"{name}.fc2", ctx.model.hidden, f)
+    y = biased(b, y, f"{name}.fc2", float(ctx.model.hidden)) if bias else y
     leave_frame(b, name)
     b.region = ""
     return y

@@ -28,7 +28,7 @@ from mofa.blocks.op import (
     Stream,
     TapeBuilder,
 )
-from mofa.blocks.parts import hold, leave_frame, linear, renew, stream
+from mofa.blocks.parts import hold, leave_frame, linear, made_again_behind, renew, stream
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -95,6 +95,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         )
     leave_frame(b, "moe")
     b.region = ""
+    y = made_again_behind(b, "moe", y, h)
     assert ctx.framework.dispatcher in ("alltoall", "allgather", "deepep")
     return y
 
@@ -113,7 +114,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         renew(b)
     since = len(b.ops)
-    on_host = counts(b, ctx, mapped)
+    on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
     issue(b, since, call(ctx, "dispatch"))
     since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
@@ -187,8 +188,11 @@ def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
 
 
 def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present: BoolK) -> None:
-    """The host waits for the counts: before the exchange needs its splits, else before the experts need theirs."""
-    for i in range(ctx.framework.dispatch_syncs):
+    """The host waits for the counts: before the exchange needs its splits, else before the experts need theirs.
+
+    Of rows that are dropped and padded to a capacity it knows them (``drop_and_pad``).
+    """
+    for i in range(0 if ctx.fixed_rows else ctx.framework.dispatch_syncs):
         b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
 
 
