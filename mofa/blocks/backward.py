@@ -16,7 +16,6 @@ from mofa.blocks.op import (
     GRADIENT,
     RENEWAL,
     Attention,
-    Back,
     Collective,
     CollectiveKind,
     Gemm,
@@ -27,7 +26,7 @@ from mofa.blocks.op import (
     Tape,
     Tensor,
 )
-from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
 
 WEIGHT_ENDS = (".wgrad", ".grad_cast", ".whole", ".accumulate")
 """Ends of the names of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
@@ -68,13 +67,12 @@ class _Differentiator:
         self.group_of = {op.name: recompute.group_of(op) for op in forward.ops}
         self.kept_ops = recompute.keep_outputs.intersection(self.group_of)
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
-        self.makers = {op.name: op for op in forward.ops}
+        self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
         self.behind = self._behind_chunks()
         self.framed = self._framed() if recompute.reentrant else {}
         self.given: set[str] = set()
-        self.let_go: list[Op] = []
-        """Ops that hold what the op behind which they come reads for some candidates alone."""
+        self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
         self.lingers: tuple[str, ...] = ()
 
     def run(self) -> Tape:
@@ -97,7 +95,7 @@ class _Differentiator:
                 self._return_from(group)
         ops = tuple(self.ops)
         if self.recompute.early_stop:
-            ops = _without_dead_tail(ops)
+            ops = without_dead_tail(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
         inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)
@@ -189,8 +187,8 @@ class _Differentiator:
         What is a discarded tensor's memory for some candidates alone is read by them as made again.
         """
         kept = self._kept(reader, name)
-        source, shared = self._discarded(name) if kept == name and self.recompute.discard else ("", False)
-        if not source or not anywhere(shared):
+        source, shared = self.recompute.discarded(name, self.makers)
+        if kept != name or not anywhere(shared):
             return kept
         again = self._kept(reader, source)
         if everywhere(shared):
@@ -199,21 +197,8 @@ class _Differentiator:
         if either not in self.tensors:
             self.tensors[either] = Tensor(either, 0.0 * self.forward.tensors[name].bytes, "activation", False)
             self.ops.append(Op(either, "memory_bound", None, (again,), (either,), view=shared, launches=0))
-        behind = Op(f"{either} or kept", "memory_bound", None, (name,), (), launches=0, present=opposite(shared))
-        self.let_go.append(behind)
+        self.let_go.append(Op(f"{name} else", "memory_bound", None, (name,), launches=0, present=opposite(shared)))
         return either
-
-    def _discarded(self, name: str) -> tuple[str, BoolK]:
-        """The discarded tensor that views and absent ops pass on as this one, and for which candidates; else none."""
-        shared: BoolK = True
-        while (maker := self.producer.get(name)) is not None:
-            if self.group_of[maker] in self.recompute.discard:
-                return name, shared
-            op = self.makers[maker]
-            if not op.reads or name != op.writes[0] or not anywhere(op.shares()):
-                break
-            name, shared = op.reads[0], shared & op.shares()
-        return "", False
 
     def _kept(self, reader: Op, name: str) -> str:
         producer = self.producer.get(name)
@@ -392,7 +377,7 @@ class _Differentiator:
         else:
             held = tuple(self.grads[x] for x in back.holds if x in self.grads)
             self.ops.append(
-                Op(name, op.family, moved_back(back), (*dys, *held, *saved), given, scratch=back.scratch,
+                Op(name, op.family, back.moved(), (*dys, *held, *saved), given, scratch=back.scratch,
                    launches=back.launches, present=op.present, stream=op.stream, functions=op.functions,
                    guarded=op.guarded, rounds=op.rounds, nodes=back.nodes, pieces=op.pieces, order=back.order,
                    pool=back.pool)
@@ -403,7 +388,7 @@ class _Differentiator:
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False)
         self.ops.append(
-            Op(f"{op.name}.backward", op.family, moved_back(op.back), (*dys, *saved), (grad,),
+            Op(f"{op.name}.backward", op.family, op.back.moved(), (*dys, *saved), (grad,),
                scratch=op.back.scratch, launches=op.back.launches, present=op.present)
         )  # fmt: skip
         self._accumulate_weight(op, grad)
@@ -513,22 +498,3 @@ class _Differentiator:
                Stream(op.accumulate_bytes_per_param * op.weight_params, "te wgrad_add" if fused else "accumulate"),
                reads=(grad,) if grad else (), launches=0 if fused else op.num_weights, rounds=op.rounds)
         )  # fmt: skip
-
-
-def moved_back(back: Back) -> Stream:
-    """The work of backward kernels that only move bytes."""
-    return Stream(back.bytes, back.like, back.elements, back.width, back.source, back.parts)
-
-
-def _without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Drop trailing recomputed ops whose outputs nobody reads: the recomputation stops early."""
-    alive = list(ops)
-    for i in range(len(alive) - 1, -1, -1):
-        op = alive[i]
-        if not op.name.endswith("~"):
-            continue
-        later = {r for other in alive[i + 1 :] for r in other.reads}
-        if any(w in later for w in op.writes):
-            break
-        del alive[i]
-    return tuple(alive)

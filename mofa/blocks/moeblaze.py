@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from mofa.blocks.backward import moved_back
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, everywhere, opposite, where
 from mofa.blocks.op import Back, FloatK, Op, Stream, Tape
@@ -96,7 +95,7 @@ def _left_out(op: Op, here: BoolK) -> Op:
     assert isinstance(op.work, Stream) and op.back is not None
     back, none = op.back, 0.0
     if anywhere(back.launches):
-        again = moved_back(back)._replace(bytes=where(here, none, back.bytes))
+        again = back.moved()._replace(bytes=where(here, none, back.bytes))
         back = back._replace(
             work=again, launches=where(here, none, back.launches), view=here, family=op.family, present=op.present,
             stream=op.stream,

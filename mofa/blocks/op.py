@@ -246,6 +246,10 @@ class Back(NamedTuple):
     holds: tuple[str, ...] = ()
     """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
 
+    def moved(self) -> Stream:
+        """The work of backward kernels that only move bytes."""
+        return Stream(self.bytes, self.like, self.elements, self.width, self.source, self.parts)
+
 
 GRADIENT = "the gradient of its output"
 """Among what the ops of a :class:`Prepared` read: the gradient that comes back to the linear layer."""

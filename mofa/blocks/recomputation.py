@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mofa.blocks.chunks import CHUNK
+from mofa.blocks.elementwise import BoolK, anywhere
 from mofa.blocks.op import Op
 
 OUTSIDE = "data_parallel"
@@ -46,5 +48,33 @@ class Recompute:
                 return region
         return ""
 
+    def discarded(self, name: str, makers: Mapping[str, Op]) -> tuple[str, BoolK]:
+        """The discarded tensor that views and absent ops pass on as another, and for which candidates; else none.
+
+        ``makers`` are the forward's ops by what they write.
+        """
+        shared: BoolK = True
+        while self.discard and (op := makers.get(name)) is not None:
+            if self.group_of(op) in self.discard:
+                return name, shared
+            if not op.reads or name != op.writes[0] or not anywhere(op.shares()):
+                break
+            name, shared = op.reads[0], shared & op.shares()
+        return "", False
+
 
 NO_RECOMPUTE = Recompute()
+
+
+def without_dead_tail(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Drop trailing recomputed ops whose outputs nobody reads: the recomputation stops early."""
+    alive = list(ops)
+    for i in range(len(alive) - 1, -1, -1):
+        op = alive[i]
+        if not op.name.endswith("~"):
+            continue
+        later = {r for other in alive[i + 1 :] for r in other.reads}
+        if any(w in later for w in op.writes):
+            break
+        del alive[i]
+    return tuple(alive)

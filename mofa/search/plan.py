@@ -26,7 +26,7 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.band import HOST_BOUND, band_of
 from mofa.search.layers import fewer_layers, more_layers
 from mofa.search.memory import Memory, StageMemory
-from mofa.search.replayed import ranks_of_stage, replayed_memory, replayed_stage
+from mofa.search.replayed import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
 from mofa.search.result import Plan, Time
 from mofa.search.stage_time import DUST, stage_times
 from mofa.search.workers import Workers
@@ -180,19 +180,7 @@ class Candidate:
     @cached_property
     def closed(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.sized, self.estimator.stages(), self._ends)
-
-    @property
-    def _ends(self) -> tuple[float, Breakdown, float] | None:
-        """Tokens over the mean of the ranks with the fewest and with the most, and the memory of the former, in closed
-        form; None where ranks are alike."""
-        workload, cluster, framework, row = self.job
-        ep = int(row.ep[0])
-        least = self.loads.at_emptiest(ep) if int(row.balancing[0]) == 0 else None
-        if least is None:
-            return None
-        emptier = Estimator(workload, cluster, framework, row, least).sized()
-        return least.memory[ep], emptier, self.loads.memory[ep]
+        return _memory(self.job[1], self.sized, self.estimator.stages(), ends_of(self.estimator))
 
     def timed(self) -> Plan:
         """The plan whose time was played, its memory in closed form; without a band."""
@@ -200,7 +188,9 @@ class Candidate:
 
     def in_closed_form(self, *, banded: bool = True) -> Plan:
         """The plan of which nothing was played; its band costs two more estimates."""
-        return self._plan(None, _memory(self.job[1], self.costed, self.estimator.stages(), self._ends), banded=banded)
+        return self._plan(
+            None, _memory(self.job[1], self.costed, self.estimator.stages(), ends_of(self.estimator)), banded=banded
+        )
 
     def plan(
         self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
@@ -343,7 +333,7 @@ def _recomputes(row: StrategyTable) -> bool:
 
 
 def _memory(
-    cluster: ClusterSpec, costed: Breakdown, split: Stages, ends: tuple[float, Breakdown, float] | None
+    cluster: ClusterSpec, costed: Breakdown, split: Stages, ends: Ends | None
 ) -> Memory:  # fmt: skip
     capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
     detail = costed.detail
@@ -364,7 +354,7 @@ def _memory(
             in_flight_micro_batches=in_flight, instant=costed.instants[instant], allocated_bytes=allocated,
             reserved_bytes=reserved, device_bytes=device,
             by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
-            ranks=None if ends is None else ranks_of_stage(r, detail, *ends),
+            ranks=None if ends is None else ranks_of_stage(r, detail, ends),
         )
         for r, (layers, recomputed, in_flight, instant, allocated, reserved, device, parts) in enumerate(of_stages)
     ]  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mofa.cost.breakdown import LIVE_COMPONENTS, Breakdown, StageDetail
+from mofa.cost.breakdown import LIVE_COMPONENTS, StageDetail
 from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, RankMemory, StageMemory, StageRanks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mofa.cost.estimate import Estimator
     from mofa.replay.curve import Curve
     from mofa.replay.journal import Live
     from mofa.replay.play import MemoryPlayed
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 
 NAMED = 15
 """Kinds of tensors that are named; the rest is put together. [-]"""
+
+
+class Ends(NamedTuple):
+    """Tokens over the mean of the ranks with the fewest and with the most, and the memory of the former. [-]"""
+
+    fewest: float
+    most: float
+    emptier: StageDetail
 
 
 def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
@@ -61,22 +70,26 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
 
 
-def ranks_of_stage(
-    stage: int, detail: StageDetail, fewest: float, emptier: Breakdown, most: float
-) -> StageRanks | None:  # fmt: skip
-    """What the ranks of a stage differ by in closed form, None where it has no experts.
+def ends_of(estimator: Estimator) -> Ends | None:
+    """The ends of routing of one strategy in closed form; None where ranks are alike."""
+    ep = int(estimator.table.ep[0])
+    least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+    if least is None:
+        return None
+    emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
+    detail = emptier.sized().detail
+    assert detail is not None
+    return Ends(least.memory[ep], estimator.loads.memory[ep], detail)
 
-    ``fewest`` and ``most`` are tokens over the mean. [-]
-    """
+
+def ranks_of_stage(stage: int, detail: StageDetail, ends: Ends) -> StageRanks | None:
+    """What the ranks of a stage differ by in closed form, None where it has no experts."""
 
     def rank(tokens: float, of: StageDetail) -> RankMemory:
-        held = {
-            name: float(getattr(of, name)[0, stage]) for name in ("allocated_bytes", "reserved_bytes", "device_bytes")
-        }
-        return RankMemory(tokens_over_mean=tokens, **held)
+        names = ("allocated_bytes", "reserved_bytes", "device_bytes")
+        return RankMemory(tokens_over_mean=tokens, **{name: float(getattr(of, name)[0, stage]) for name in names})
 
-    assert emptier.detail is not None
-    few, many = rank(fewest, emptier.detail), rank(most, detail)
+    few, many = rank(ends.fewest, ends.emptier), rank(ends.most, detail)
     return None if few.allocated_bytes == many.allocated_bytes else StageRanks(emptiest=few, fullest=many)
 
 
