@@ -19,6 +19,8 @@ SCALE_BYTES = 4.0
 ALIGNED_ROWS = 16.0
 """Rows of an expert's input are padded to a multiple of this under all three recipes (te/quantization.py,
 ``get_align_size_for_quantization``; megatron's fp8_utils.py, ``get_fp8_align_size``). [tokens]"""
+FILLED_ROWS = (ALIGNED_ROWS - 1.0) / 2.0
+"""That it takes to fill up rows of any number, in the mean. [tokens]"""
 TENSORS_PER_CAST = 64.0
 """Tensors that one launch of delayed scaling's cast of several takes (common/transpose/multi_cast_transpose.cu,
 ``kMaxTensorsPerKernel``). [-]"""
