@@ -15,6 +15,7 @@ python scripts/blind.py predict reference_runs/blind_tenth.csv reference_runs/pl
 python scripts/blind.py predict reference_runs/blind_h100_third.csv reference_runs/plans/h100-third.yaml
 python scripts/blind.py predict reference_runs/blind_h100_host.csv reference_runs/plans/h100-host.yaml
 python scripts/blind.py predict reference_runs/blind_te.csv reference_runs/plans/te-{1gpu,2gpu}.yaml
+python scripts/blind.py predict reference_runs/blind_te_near.csv reference_runs/plans/te-near.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -58,6 +59,7 @@ SETS = (
     "blind_tenth",
     "blind_h100_third",
     "blind_h100_host",
+    "blind_te_near",
     "blind_te",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)

@@ -54,7 +54,7 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
-TE_HOST = ("h100-te-host", "h100-2gpu-te-host")
+TE_HOST = ("h100-te-host", "h100-2gpu-te-host", "h100-te-host-second", "h100-2gpu-te-host-second")
 """Folders of the host under Transformer Engine: times over a small op beside them, which hold for every host."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}

@@ -19,6 +19,8 @@ SCALE_BYTES = 4.0
 ALIGNED_ROWS = 16.0
 """Rows of an expert's input are padded to a multiple of this under all three recipes (te/quantization.py,
 ``get_align_size_for_quantization``; megatron's fp8_utils.py, ``get_fp8_align_size``). [tokens]"""
+FILLED_ROWS = (ALIGNED_ROWS - 1.0) / 2.0
+"""That it takes to fill up rows of any number, in the mean. [tokens]"""
 TENSORS_PER_CAST = 64.0
 """Tensors that one launch of delayed scaling's cast of several takes (common/transpose/multi_cast_transpose.cu,
 ``kMaxTensorsPerKernel``). [-]"""
@@ -66,6 +68,9 @@ class Fp8Recipe:
     (``set_save_original_input`` in Megatron's attention.py, multi_latent_attention.py and moe/shared_experts.py)."""
     casts_experts_together: bool
     """One launch for the casts of many experts (csrc/extensions/cast.cpp, ``multi_tensor_quantize_impl``)."""
+    least_cuda: str = ""
+    """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
+    ``_compute_fp8_block_scaling_support``); empty where any has it."""
 
     def bytes_of(self, copies: int) -> float:
         """Moved by a cast to one or two copies, per element: read in bf16, once more for the largest. [B]
@@ -103,7 +108,7 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
         "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, launches=1,
         scale_bytes=SCALE_BYTES / BLOCK, gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
-        casts_experts_together=False,
+        casts_experts_together=False, least_cuda="12.9",
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.amaxes import reduces_amaxes
 from mofa.cost.rows import Rows
 from mofa.cost.topology import Group, product, stacked_groups
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
@@ -65,8 +66,9 @@ def communicators_of(rows: Rows) -> ArrayN:
     pipeline = pipeline_of(rows.schedule, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
     found = communicator_bytes(
-        rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind
-    )
+        rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
+        reduces_amaxes(rows.workload),
+    )  # fmt: skip
     return np.asarray(found[rows.grid])
 
 
@@ -86,7 +88,7 @@ def pipeline_of(schedule: str, pp: int, head_stage: int, shown: IntN) -> Pipelin
 
 def communicator_bytes(
     groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
-    pipeline: Pipeline, cp_kind: IntN | int = 0,
+    pipeline: Pipeline, cp_kind: IntN | int = 0, amaxes: bool = False,
 ) -> ArrayN:  # fmt: skip
     """Device memory of all communicators of the ranks of a pipeline. (n, R) [B]
 
@@ -106,12 +108,16 @@ def communicator_bytes(
         Stage of sharded optimizer states. (n,)
     cp_kind
         Of :data:`mofa.specs.strategy.CP_KINDS`. (n,)
+    amaxes
+        Whether the largest of fp8 tensors are reduced (:func:`mofa.cost.amaxes.reduces_amaxes`).
     """
     spec = cluster.node.communicators
     world = np.atleast_1d(groups["world"].size)[:, None]
     used = _torchtitan(groups, experts, pipeline) if framework.name in PYTORCH_MODULES else _megatron(
         groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline, np.atleast_1d(cp_kind)[:, None]
     )  # fmt: skip
+    if amaxes:
+        used.append(_Used(groups["tp_dp_cp"], _ranks(groups["tp_dp_cp"]) > 1))
     if framework.process_groups == "eager":
         used = [*_eager(groups, pipeline), *(_connected(one) for one in used)]
     total = np.zeros((len(world), len(pipeline.has_head)))

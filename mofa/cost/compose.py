@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, row_max
+from mofa.cost.amaxes import amax_seconds
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.critical_path import WALKED, Durations, critical_path_s
@@ -90,6 +91,7 @@ def step_time(rows: Rows) -> StepTime:
     late = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += late
     exposed[_T["host_idle"]] -= late
+    exposed[_T["dp"]] += amax_seconds(rows)
     exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 

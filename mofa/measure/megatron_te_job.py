@@ -58,7 +58,8 @@ def _moe(run: ExpandedRun) -> dict[str, Any]:
     grouped = run.framework.experts == "grouped"
     return {
         "moe_grouped_gemm": grouped,
-        "moe_permute_fusion": True,
+        "moe_permute_fusion": run.framework.permute_fusion,
+        "moe_router_padding_for_quantization": run.framework.router_padding,
         "moe_router_dtype": "fp32",
         "moe_router_pre_softmax": moe.score == "softmax" and moe.top_k == 1,
         "moe_shared_expert_gate": moe.shared_gate,
@@ -82,8 +83,8 @@ def _fp8(run: ExpandedRun) -> dict[str, Any]:
 def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     """The configuration of Megatron-Core's Transformer Engine layer spec for this run.
 
-    Fusions are those that Megatron-LM's arguments switch on by default, and permutation's; the router computes in
-    fp32 and has no auxiliary loss.
+    Fusions are those that Megatron-LM's arguments switch on by default, and permutation's where it is asked for. The
+    router computes in fp32 and has no auxiliary loss.
 
     Raises
     ------

@@ -30,7 +30,7 @@ REPEATS = ("", "-again", "-third")
 
 
 class RankMemory(Spec):
-    """Device memory of one rank [B], and how long its device was busy in a step [s]."""
+    """Device memory of one rank [B], how long its device was busy in a step, and its host's pace [s]."""
 
     rank: int
     peak_allocated_bytes: int = Field(gt=0)
@@ -54,6 +54,12 @@ class RankMemory(Spec):
     """Of one more, profiled step: time in which the device did anything."""
     device_computing_s: float | None = None
     """Of the same step: time in which it did anything but communicate."""
+    host_issues_s: list[float] = Field(default=[])
+    """One small op's issue on this rank's host before, between and behind rounds of steps."""
+    cpu_ops_at_issues_s: list[float] = Field(default=[])
+    """One small addition on the processor, timed at each of these."""
+    cpu_ops_s: list[float] = Field(default=[])
+    """The same behind each of the steps that count."""
 
     @property
     def peak_device_bytes(self) -> int | None:

@@ -10,6 +10,9 @@ from mofa.measure.expand import ExpandedRun
 from mofa.measure.launch import Outcome
 from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
 
+PACES = ("host_issues_s", "cpu_ops_at_issues_s", "cpu_ops_s")
+"""What a rank's host took for small ops, as the rank and its record name it."""
+
 
 def quartiles_apart(times: list[float]) -> float:
     """From the first to the third quartile of step times; 0 of fewer than two. [s]"""
@@ -35,6 +38,7 @@ def _rank_memory(rank: dict[str, Any]) -> RankMemory:
         alloc_retries=memory["alloc_retries"],
         device_busy_s=rank.get("device_busy_s"),
         device_computing_s=rank.get("device_computing_s"),
+        **{name: [round(s, 9) for s in rank.get(name, [])] for name in PACES},
     )
 
 
@@ -71,7 +75,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
 def record_of(run: ExpandedRun, outcome: Outcome, split: Split) -> Record:
     """The record of a run that gave a result."""
     told = dict(outcome.ranks[0]["environment"])
-    issues = [rank["environment"].get("host_issues_s") or [] for rank in outcome.ranks]
+    issues = [rank.get("host_issues_s") or [] for rank in outcome.ranks]
     if all(issues):
         told["host_issues_s"] = [round(s, 9) for s in max(issues, key=statistics.fmean)]
         told["host_issue_s"] = round(statistics.fmean(told["host_issues_s"]), 9)

@@ -179,6 +179,8 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
         raise run.refuse(
             f"attention: {framework.attention} or dispatcher: {framework.dispatcher}", "use sdpa, alltoall"
         )
+    if not framework.shards_head_norms or framework.repeats_keys:
+        raise run.refuse("heads as before 0.2.2", "leave shards_head_norms and repeats_keys out")
     if s.tp > 1 and not s.sp:
         raise run.refuse("tp without sp", "use sp: true")
     name, args = _model(run)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mofa.cost.amaxes import amax_seconds
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.collectives import collective_s
 from mofa.cost.compose import hop_seconds, norm_seconds, step_end_seconds
@@ -160,8 +161,8 @@ def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, sp
     if tied:
         first, head = 0, rows.layout.stages.head_stage
         meet = max(meet, max(ends[first], ends[head]) + tied)
-    norm = float(norm_seconds(rows)[0])
-    step = meet + norm + max(last) - (max(last) - min(last))
+    norm, amaxes = float(norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
+    step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
     for r, player in enumerate(players):
@@ -171,7 +172,7 @@ def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, sp
         player.idle["drain"] += drain
         exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
         exposed["pp"] += player.pp_s
-        exposed["dp"] += player.added.after_optimizer_s + both
+        exposed["dp"] += player.added.after_optimizer_s + both + amaxes
         exposed["optimizer"] += optimizer[r] + norm
         exposed["bubble"] = player.bubble_s + drain
         shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
@@ -182,7 +183,7 @@ def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, sp
         hiddens.append(hidden)
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
             player.idle[name] = float(counts[2][FAMILY[name]])
-        start = meet + norm
+        start = meet + amaxes + norm
         player.spans.append(Computation("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))

@@ -24,6 +24,7 @@ from mofa.cost.stages import Stages
 from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.band import HOST_BOUND, band_of
+from mofa.search.fp8_notes import fp8_notes
 from mofa.search.layers import fewer_layers, more_layers
 from mofa.search.memory import Memory, StageMemory
 from mofa.search.replayed import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
@@ -36,7 +37,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.workload import OLD_FP8, WorkloadSpec
+from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -476,20 +477,4 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         )
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))
-    return (*notes, *_fp8_notes(workload, cluster))
-
-
-def _fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
-    """How the old spelling is read, and whose rates stand in for kernels that were not measured."""
-    recipe = workload.precision.fp8_recipe
-    old = (
-        "precision.gemm: fp8 is read as fp8-delayed, Megatron-Core's default recipe and what it stood for; say "
-        "fp8-delayed, fp8-tensorwise or fp8-blockwise"
-    )
-    curves = cluster.gpu.curves
-    missing = [name for name in formats_of(recipe) if name not in curves.gemm] if recipe else []
-    stand_in = (
-        f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
-        f"{cluster.gpu.name}: PyTorch's scaled product stands in"
-    )
-    return (*([old] if workload.precision.gemm == OLD_FP8 else []), *([stand_in] if missing else []))
+    return (*notes, *fp8_notes(workload, cluster))

@@ -10,6 +10,7 @@ from mofa.routing.load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import MlaSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
@@ -48,6 +49,20 @@ def with_numerics(
         )
     if framework.fp8_params and not precision.fp8_recipe:
         raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8-delayed")
+    if framework.router_padding and not precision.fp8_recipe:
+        raise SpecError(
+            "router_padding: Megatron-Core refuses it without fp8 products; leave it out or set precision.gemm: "
+            "fp8-blockwise"
+        )
+    if framework.router_padding and (framework.dispatcher != "alltoall" or "deepep" in words):
+        raise SpecError("router_padding: is modelled for the all-to-all dispatcher; use dispatcher: alltoall")
+    attention = workload.model.attention
+    without_flash = isinstance(attention, MlaSpec) or attention.sinks
+    if framework.name == "megatron" and framework.attention == "flash" and without_flash:
+        raise SpecError(
+            "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
+            "fused"
+        )
     if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
         raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
     if workload.optimizer.implementation is not None:

@@ -174,6 +174,7 @@ class Plan(LongRunFigures):
             **{f"hidden_{name}_s": value for name, value in self.time.hidden.items()},
             **{f"memory_{name}_bytes": value for name, value in memory.by_component.items()},
             "assumed_fraction": self.assumed_fraction,
+            "library_fraction": None if self.library_fraction is None else math.fsum(self.library_fraction.values()),
             "costed_by": self.costed_by,
             "flops_convention": self.flops_convention,
         }  # fmt: skip

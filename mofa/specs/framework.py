@@ -82,6 +82,12 @@ class FrameworkSpec(Spec):
     attention: Literal["fused", "sdpa", "flash", "flash1", "unfused"] = "fused"
     """``sdpa`` and ``fused`` take cuDNN's kernels, ``flash`` those of FlashAttention 2 (Transformer Engine's with
     ``NVTE_FUSED_ATTN=0`` or ``--attention-backend flash``), ``flash1`` the first one's."""
+    permute_fusion: bool = True
+    """megatron: whether Transformer Engine's kernels sort rows by expert and back (``moe_permute_fusion``) or PyTorch's
+    ops. Megatron-Core 0.16.1 has it off where nothing is said; Megatron-Bridge's recipes switch it on."""
+    router_padding: bool = False
+    """megatron: with fp8 products the router's map is padded, so that each expert gets whole blocks of rows
+    (``moe_router_padding_for_quantization``), and no copies of them with zeros between are made."""
     chunk_overlap: bool = False
     """With token chunks, whether the next chunk is dispatched while the experts compute on this one."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
@@ -118,6 +124,12 @@ class FrameworkSpec(Spec):
     """torchtitan: whether the embedding, and the last norm with the output layer, are groups of FSDP of their own, as
     since pull request 1094 (end of July 2025). Before, both were the root's: gathered in front of the embedding, there
     until the end of the backward pass (FSDP2 does not shard a root again before it), reduced behind it."""
+    shards_head_norms: bool = True
+    """torchtitan: whether norms over heads are split by tp, as since pull request 1870 (14 October 2025). Before,
+    queries and keys were gathered for them, and turned whole on every rank as well."""
+    repeats_keys: bool = False
+    """torchtitan: whether keys and values are copied for every query head, as until pull request 2259 (27 January
+    2026), which leaves that to the kernel."""
     overlap_input_grads: bool = True
     """Megatron: without sequence parallelism a linear's input gradient is reduced beside its weight gradient."""
     launch_blocking: bool = False
@@ -225,6 +237,10 @@ class FrameworkSpec(Spec):
             raise ValueError(
                 f"routed_copies: {self.routed_copies} is modelled for megatron's grouped experts, not for {self.name}'s"
             )
+        if self.routed_copies != "materialised" and not (self.permute_fusion and not self.router_padding):
+            raise ValueError(
+                f"routed_copies: {self.routed_copies} replaces permute_fusion and router_padding; leave them out"
+            )
         if self.name != "megatron-2022" and (self.deepspeed or self.splits_layers != "even"):
             raise ValueError(f"deepspeed and splits_layers are options of megatron-2022, not of {self.name}")
         for field in NOT_OTHERWISE if self.deepspeed else ():
@@ -299,6 +315,10 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
     "fused_softmax": (LOCAL_LAYERS, {}),
     "fused_rope": (MEGATRON, {}),
     "fused_swiglu": (MEGATRON, {}),
+    "permute_fusion": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), True)),
+    "router_padding": (("megatron",), {}),
+    "repeats_keys": (("torchtitan",), {}),
+    "shards_head_norms": (("torchtitan",), dict.fromkeys(("fsdp1", *MEGATRON), True)),
     "scatters_pipeline_sends": (("megatron", *LOCAL_LAYERS), {}),
 }
 """Which frameworks' layers read a fact, and what it is for those others where it is not false: set to anything else it

@@ -31,7 +31,7 @@ def main() -> None:
     result = {"rank": rank, "outcome": outcome, "memory": memory, "environment": environment, "phase_of_end": "x"}
     if outcome == "ok":
         result |= {"step_times_s": [0.1, 0.1 + rank, 0.3], "warmup_times_s": [1.0], "facts": {"layers": [["0"]]}}
-        environment["host_issues_s"] = [9e-6, 5e-6 + rank * 1e-6, 1e-6]
+        result["host_issues_s"] = [9e-6, 5e-6 + rank * 1e-6, 1e-6]
         result |= {"memory_ready": memory, "memory_whole": memory}
         result |= {"device_busy_s": 0.05 if job["does"] == "idle" else 1.0, "device_computing_s": 0.04}
     else:

@@ -65,6 +65,10 @@ def test_experts_are_grouped_and_routed_in_fp32(tmp_path: Path) -> None:
     config = config_of(tmp_path, model={"base": "qwen3-30b-a3b", "num_layers": 2})
     assert config["moe_grouped_gemm"] and config["moe_permute_fusion"] and config["moe_router_force_load_balancing"]
     assert config["moe_router_dtype"] == "fp32"
+    options = {"name": "megatron", "permute_fusion": False, "router_padding": True}
+    config = config_of(tmp_path, model={"base": "qwen3-30b-a3b", "num_layers": 2}, framework=options,
+                       precision={"gemm": "fp8-delayed"})  # fmt: skip
+    assert config["moe_permute_fusion"] is False and config["moe_router_padding_for_quantization"] is True
 
 
 def test_gradients_losses_and_groups_are_as_asked_for(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mofa.units import MIB
 
 QWEN_235B = {
     "id": "qwen3-235b-256xh800", "model": "qwen3-235b-a22b", "hardware": "h800-hgx", "gpus": 256,
-    "framework": {"name": "megatron", "allocator": "expandable", "cross_entropy_fusion": True},
+    "framework": {"name": "megatron", "allocator": "expandable", "cross_entropy_fusion": "te"},
     "strategy": {"tp": 2, "pp": 32, "vpp": 3, "ep": 8, "etp": 1, "recompute": "selective:moe_act+layernorm"},
     "batch": {"seq_len": 4096, "micro": 1, "global": 2048},
 }  # fmt: skip
@@ -52,3 +52,55 @@ def test_mixtral_on_16_h100_reserves_what_was_printed(tmp_path: Path) -> None:
     assert states == pytest.approx(54251 * MIB, rel=0.003)
     assert memory.reserved_bytes == pytest.approx(61480 * MIB, rel=0.03)
     assert memory.fits
+
+
+TE_LOSS = {
+    "id": "qwen3-30b-16xh100", "model": "qwen3-30b-a3b", "hardware": "h100-hgx", "gpus": 16,
+    "framework": {
+        "name": "megatron", "allocator": "expandable", "grads": "bf16", "permute_fusion": False,
+        "cross_entropy_fusion": "te", "loss_copies_logits": False,
+    },
+    "strategy": {"ep": 16}, "batch": {"seq_len": 4096, "micro": 1, "global": 1024},
+}  # fmt: skip
+
+
+def test_qwen3_30b_on_16_h100_takes_what_was_measured(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, pull requests 3880 and 3862: 42.21 and 41.25 s, 61.35 GB; no overlap of experts'
+    communication, no graphs.
+
+    The fused permutation failed in their PyTorch 25.11, of November 2025, when Transformer Engine still wrote the
+    loss's gradient over the logits; with its kernels the step is predicted 3 s shorter.
+    """
+    workload, cluster, framework, strategy = resolve_run(build(RunSpec, TE_LOSS, "case"), tmp_path)
+    plan = mofa.estimate(workload, cluster, strategy, framework=framework, over_time=False)
+    assert plan.step_s == pytest.approx(42.21, rel=0.03)
+    assert plan.memory.by_stage[0].allocated_bytes == pytest.approx(61.35e9, rel=0.01)
+    fused = framework.model_copy(update={"permute_fusion": True})
+    assert mofa.estimate(workload, cluster, strategy, framework=fused, replay=False).step_s < plan.step_s - 2.5
+
+
+PAIRS = [
+    ({"tp": 1, "recompute": "full"}, {"tp": 2, "recompute": "full"}, 4, 43.495 / 42.537),
+    ({"tp": 2, "recompute": "selective:moe_act+layernorm"}, {"tp": 1, "recompute": "selective:moe+layernorm"}, 1,
+     22.946 / 22.42),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("faster", "slower", "micro", "ratio"), PAIRS)
+def test_qwen3_235b_is_ordered_as_measured(
+    tmp_path: Path, faster: dict[str, object], slower: dict[str, object], micro: int, ratio: float
+) -> None:
+    """alibaba/Pai-Megatron-Patch, issue 658: the pairs of one micro-batch. Its script has FlashAttention and eager
+    permutation (examples/qwen3/run_mcore_qwen3.sh at 2b201af)."""
+    steps = []
+    for degrees in (faster, slower):
+        run = QWEN_235B | {
+            "framework": {"name": "megatron", "allocator": "expandable", "cross_entropy_fusion": "te",
+                          "permute_fusion": False, "attention": "flash"},
+            "strategy": {"pp": 32, "vpp": 3, "ep": 8, "etp": 1, **degrees},
+            "batch": {"seq_len": 4096, "micro": micro, "global": 2048 if micro == 1 else 4096},
+        }  # fmt: skip
+        workload, cluster, framework, strategy = resolve_run(build(RunSpec, run, "case"), tmp_path)
+        steps.append(mofa.estimate(workload, cluster, strategy, framework=framework, replay=False).step_s)
+    assert steps[1] / steps[0] == pytest.approx(ratio, abs=0.04)
+    assert steps[0] < steps[1]

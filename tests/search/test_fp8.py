@@ -48,6 +48,19 @@ def test_stand_ins_are_told() -> None:
         assert found.provenance.get("transferred", 0.0) > 0.3
 
 
+def test_blocks_say_which_cuda_they_need() -> None:
+    """Transformer Engine 2.20.2, quantization.py, ``_compute_fp8_block_scaling_support``."""
+    said = {recipe: [note for note in plan(recipe).notes if "CUDA 12.9" in note] for recipe in RECIPES}
+    assert [len(notes) for notes in said.values()] == [0, 0, 1]
+
+
+def test_a_plan_says_what_rests_on_the_library_in_one_number() -> None:
+    found = plan("fp8-blockwise")
+    assert found.library_fraction is not None
+    assert found.to_row()["library_fraction"] == pytest.approx(sum(found.library_fraction.values()))
+    assert 0.0 < found.to_row()["library_fraction"] < 1.0
+
+
 def test_recipes_are_faster_than_bf16_and_keep_less() -> None:
     bf16 = plan("bf16")
     found = {recipe: plan(recipe) for recipe in RECIPES}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
-from mofa.blocks.fp8 import ALIGNED_ROWS, TENSORS_PER_CAST, Fp8Recipe
+from mofa.blocks.fp8 import FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.op import GRADIENT, Back, Collective, FloatK, Op, Prepared, Stream, TapeBuilder
 
 VIEW = Back(0.0, 0)
@@ -191,14 +191,14 @@ def padded(ctx: Context, rows: FloatK) -> FloatK:
     --------
     ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean.
     """
-    return rows + where(rows > 0, (ALIGNED_ROWS - 1.0) / 2.0 * ctx.local_experts, 0.0)
+    return rows + where(rows > 0, FILLED_ROWS * ctx.local_experts, 0.0)
 
 
 def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
     """A copy of the experts' rows with rows of zeros between them, and back of the gradient without them.
 
-    ``TEGroupedMLP.forward`` pads unless the router's map is padded (``moe_router_padding_for_quantization``, off by
-    default); counts that are multiples already, which are rare, pass as they are.
+    ``TEGroupedMLP.forward`` pads all counts that are no multiples already: by chance few are, and all where the
+    router's map is padded (``router_padding``).
     """
     hidden = float(ctx.model.hidden)
     out = b.tensor("experts.padded", padded(ctx, kept) * hidden * ctx.element)

@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import BoolK, anywhere, opposite, where
+from mofa.blocks.elementwise import BoolK, anywhere, opposite
 from mofa.blocks.frameworks import megatron_fp8 as fp8
 from mofa.blocks.frameworks.megatron_calls import begin, call, issue
 from mofa.blocks.frameworks.megatron_linear import weight_grad
 from mofa.blocks.frameworks.megatron_mlp import activation, mlp
+from mofa.blocks.frameworks.megatron_permute import (
+    WEIGHT,
+    filled,
+    fills,
+    pad_map,
+    permute,
+    routed,
+    sort,
+    unpermute,
+    unsort,
+)
 from mofa.blocks.frameworks.micro_moe import schedule
 from mofa.blocks.op import (
     Back,
@@ -105,23 +116,27 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
 
     Rows are sorted by expert on every rank that holds several, also where no other rank sends any: the fused sort
     copies them all (``dispatch_postprocess``, ``combine_preprocess``). The permuted and the received rows are local
-    variables of ``custom_forward``, held until the layer returns.
+    variables of ``custom_forward``, held until the layer returns. A padded map makes the number of rows the device's to
+    say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
     """
-    spec, fw = ctx.model.moe, ctx.framework
-    assert spec is not None
-    copies, row = ctx.shard * spec.top_k, float(ctx.model.hidden) * ctx.element
+    ctx = filled(ctx)
+    fw, row = ctx.framework, float(ctx.model.hidden) * ctx.element
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         renew(b)
+    mapped = pad_map(b, ctx, mapped)
     since = len(b.ops)
     on_host = "" if ctx.fixed_rows else counts(b, ctx, mapped)
     issue(b, since, call(ctx, "dispatch"))
+    if fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.sync", True)
     since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
-    issue(b, since, call(ctx, "permute"))
+    issue(b, since, call(ctx, "permute") if fw.permute_fusion else None)
     schedule(b, ctx, scores)
     split = ctx.ep * ctx.etp > 1
-    _synchronise(b, ctx, on_host, "moe.sync", split)
+    if not fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.sync", split)
     received = exchange(b, ctx, sent, "moe.dispatch", ctx.rows_memory * row)
     weights = exchange_weights(b, ctx, weights)
     hold(b, "moe", sent)
@@ -132,30 +147,19 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if anywhere(ctx.etp > 1):
         received = _gather(b, ctx, received, "moe.etp_gather", rows * row, kept * row)
         weights = _gather(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, kept * WEIGHT)
-    received, weights = _sort(b, ctx, received, weights, rows, kept)
-    _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
+    received, weights = sort(b, ctx, received, weights, rows, kept)
+    if not fills(ctx):
+        _synchronise(b, ctx, on_host, "moe.end_sync", opposite(split))
     y = experts(b, ctx, received, rows, kept, weights=(weights,))
-    y = _by_chunks(b, ctx, y, "moe.unsort", "moe.unsorted", rows, kept)
+    y = unsort(b, ctx, y, rows, kept)
     if anywhere(ctx.etp > 1):
         scattered = b.tensor("moe.scattered", ctx.rows_memory * row)
         y = b.add(
             Op("moe.etp_scatter", "ep", Collective("reduce_scatter", "etp", rows * row), (y,), (scattered,),
                present=ctx.etp > 1, stream="ep")
         )  # fmt: skip
-    y = exchange(b, ctx, y, "moe.combine", copies * row)
-    out = b.tensor("moe.out", ctx.shard * row)
-    elements = copies * float(ctx.model.hidden)
-    back = Back((copies + ctx.shard) * row, 1, like="te unpermute_bwd", elements=elements, width=ctx.model.hidden)
-    b.add(
-        Op("moe.unpermute", "memory_bound",
-           Stream((copies + ctx.shard) * row, "te unpermute_fwd", elements, float(ctx.model.hidden)), (y,), (out,),
-           ("moe.row_ids",), back=back, call=call(ctx, "unpermute"))
-    )  # fmt: skip
-    return out
-
-
-WEIGHT = 4.0
-"""Bytes of a row's probability, fp32 as the router computes. [B]"""
+    y = exchange(b, ctx, y, "moe.combine", routed(ctx) * row)
+    return unpermute(b, ctx, y)
 
 
 def counts(b: TapeBuilder, ctx: Context, mapped: str) -> str:
@@ -196,91 +200,24 @@ def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present:
         b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
 
 
-def permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> tuple[str, str]:
-    """Copies of rows by expert with their probabilities, by a map of rows that is made in three kernels and kept
-    (transformer_engine/pytorch/permutation.py, ``moe_permute_with_probs``): (rows, probabilities)."""
-    spec = ctx.model.moe
-    assert spec is not None
-    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), ctx.shard * spec.top_k
-    row_ids = b.tensor("moe.row_ids", ctx.shard * (2.0 * experts + 1.0) * 4.0, grad=False)
-    table = ctx.shard * experts
-    b.add(
-        Op("moe.row_map", "memory_bound", Stream(21.0 * table, "te row_map", table, experts), (mapped,), (row_ids,),
-           launches=3, back=Back(0.0, 0))
-    )  # fmt: skip
-    row = hidden * ctx.element
-    sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
-    elements, moved = copies * hidden, (copies + ctx.shard) * row
-    back = Back(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
-    b.add(
-        Op("moe.permute", "memory_bound", Stream(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
-           (sent, weights), (row_ids,), back=back)
-    )  # fmt: skip
-    return sent, weights
-
-
 def _gather(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
     out = b.tensor(f"{name}ed", nbytes)
     work = Collective("all_gather", "etp", moved)
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep"))
 
 
-def _sort(b: TapeBuilder, ctx: Context, x: str, weights: str, rows: ArrayK, kept: ArrayK) -> tuple[str, str]:
-    """Rows and probabilities in the order of the experts: a kernel for the map, which is kept, and one for both."""
-    out = _by_chunks(b, ctx, x, "moe.sort", "moe.sorted", rows, kept)
-    by_expert = b.tensor("moe.sorted_weights", kept * WEIGHT)
-    weights = b.add(
-        Op("moe.sort_weights", "memory_bound", Stream(0.0), (weights,), (by_expert,), launches=0, present=_sorts(ctx),
-           back=Back(0.0, 0))
-    )  # fmt: skip
-    return out, weights
-
-
-def _by_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, out: str, rows: ArrayK, kept: ArrayK) -> str:
-    hidden = float(ctx.model.hidden)
-    moved, elements = 2 * rows * hidden * ctx.element, rows * hidden
-    y = b.tensor(out, kept * hidden * ctx.element)
-    place = b.tensor(f"{name}_map", where(_sorts(ctx), kept * 4.0, 0.0), grad=False)
-    back = Back(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
-    work = Stream(moved, "te sort_fwd", elements, hidden)
-    return b.add(
-        Op(
-            name,
-            "memory_bound",
-            work,
-            (x,),
-            (y, place),
-            (place,),
-            launches=2,
-            present=_sorts(ctx),
-            back=back,
-            call=call(ctx, "sort_chunks"),
-        )
-    )
-
-
-def _sorts(ctx: Context) -> BoolK:
-    """Where a rank sorts rows by expert: with several experts; other dispatchers only where several ranks send."""
-    several = ctx.local_experts > 1
-    return several if ctx.framework.dispatcher == "alltoall" else several & (ctx.ep > 1)
-
-
 def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
     """The rows' probabilities, an exchange of their own."""
-    spec = ctx.model.moe
-    assert spec is not None
     if ctx.framework.dispatcher != "alltoall" or not anywhere(ctx.ep > 1):
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
-    work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * WEIGHT, ctx.imbalance)
+    work = Collective("all_to_all", "ep", routed(ctx) * WEIGHT, ctx.imbalance)
     by = call(ctx, "collective")
     return b.add(Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", call=by))
 
 
 def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK) -> str:
     """Send token rows to the ranks that hold their experts, or back."""
-    spec = ctx.model.moe
-    assert spec is not None
     row = float(ctx.model.hidden) * ctx.element
     out = b.tensor(f"{name}.out", out_bytes)
     dispatcher = ctx.framework.dispatcher
@@ -290,7 +227,7 @@ def exchange(b: TapeBuilder, ctx: Context, x: str, name: str, out_bytes: ArrayK)
     elif dispatcher == "deepep":
         work = Collective("deepep", "ep", ctx.shard * row, ctx.imbalance)
     else:
-        work = Collective("all_to_all", "ep", ctx.shard * spec.top_k * row, ctx.imbalance)
+        work = Collective("all_to_all", "ep", routed(ctx) * row, ctx.imbalance)
     by = call(ctx, "collective")
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, call=by))
 
@@ -311,8 +248,8 @@ def experts(
     n = 2 * f if gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    actual = rows, kept
-    if ctx.fp8 is not None:
+    actual, pads = (rows, kept), ctx.fp8 is not None and not fills(ctx)
+    if pads:
         x = fp8.pad(b, ctx, x, rows, kept)
         rows, kept = fp8.padded(ctx, rows), fp8.padded(ctx, kept)
     begin(b, "experts", call(ctx, "experts"))
@@ -331,7 +268,7 @@ def experts(
     out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
     issue(b, since, grouped(ctx))
     out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
-    return out if ctx.fp8 is None else fp8.unpad(b, ctx, out, *actual)
+    return fp8.unpad(b, ctx, out, *actual) if pads else out
 
 
 def grouped(ctx: Context) -> Call | None:

@@ -12,6 +12,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import anywhere, where
 from mofa.blocks.frameworks import torchtitan_fsdp as fsdp
 from mofa.blocks.frameworks.torchtitan_ffn import feed_forward
+from mofa.blocks.frameworks.torchtitan_heads import gather_heads, own_heads, ranks_of_heads, repeat, with_repeated_keys
 from mofa.blocks.frameworks.torchtitan_linear import (
     CAST,
     autocast,
@@ -118,7 +119,8 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
     """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
-    return row_norm(b, ctx, x, name, ctx.tokens * heads, head_dim, ctx.element)
+    x = gather_heads(b, ctx, x, name, heads, head_dim)
+    return row_norm(b, ctx, x, name, ctx.tokens * heads * ranks_of_heads(ctx), head_dim, ctx.element)
 
 
 def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
@@ -129,7 +131,8 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2, the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    sizes = tuple((ctx.tokens * heads * a.d_qk) for heads in (ctx.heads, ctx.kv_heads))
+    ranks = ranks_of_heads(ctx) if a.kind != "mla" and a.qk_norm else 1.0
+    sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.element) for n, s in zip("qk", sizes, strict=True)
     )  # fmt: skip
@@ -159,6 +162,11 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
             order = halves(*each)
     b.add(Op("rope", "memory_bound", work, (q, k, *table), (out_q, out_k), table, scratch=scratch, launches=launches,
              back=back, order=order))  # fmt: skip
+    out_k = repeat(b, ctx, out_k, "k", ranks, a.d_qk)
+    if anywhere(ranks > 1.0):
+        key_heads = ctx.heads if ctx.framework.repeats_keys else ctx.kv_heads
+        out_q = own_heads(b, ctx, out_q, "q", ctx.heads, a.d_qk)
+        out_k = own_heads(b, ctx, out_k, "k", key_heads, a.d_qk)
     return out_q, out_k
 
 
@@ -262,6 +270,8 @@ def mla(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str, str]:
 
 def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """cuDNN's fused attention; fp32 inputs are left to the composite one, which keeps the probabilities."""
+    v = repeat(b, ctx, v, "v", 1.0, ctx.model.attention.d_v)
+    ctx = with_repeated_keys(ctx)
     for local in (q, k, v):
         parts.hold(b, "attention", local)
     if ctx.element == 4:

@@ -23,6 +23,8 @@ Todo = list[tuple[str, Callable[[], None]]]
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise", "hybrid"),
            "fp8-blockwise": ("blockwise", "e4m3")}  # fmt: skip
+PADDED_ROWS = 16
+"""Multiple that experts' rows are padded to in fp8 (megatron/core/fp8_utils.py, ``get_fp8_align_size``). [rows]"""
 
 
 def versions() -> dict[str, str]:
@@ -135,11 +137,11 @@ def _norm(config: Any) -> Any:
     return TENorm(config, WIDTH).cuda()
 
 
-def _grouped(config: Any, experts: int, width: int = WIDTH) -> Any:
+def _grouped(config: Any, experts: int, width: int = WIDTH, out: int = WIDTH) -> Any:
     from megatron.core.extensions.transformer_engine import TEGroupedLinear
 
     return TEGroupedLinear(
-        experts, width, width, parallel_mode="column", config=config, init_method=config.init_method, bias=False,
+        experts, width, out, parallel_mode="column", config=config, init_method=config.init_method, bias=False,
         skip_bias_add=False, is_expert=True, tp_comm_buffer_name="fc1",
     ).cuda()  # fmt: skip
 
@@ -197,36 +199,48 @@ def grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused
     time_chain("grouped_linear", chain, recorder)
 
 
-def new_rows(recorder: Recorder, experts: int, tokens: int = 1024, width: int = 1024) -> None:
-    """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more."""
-    layer = _grouped(config_of(), experts, width)
+def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024) -> None:
+    """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more.
+
+    Numbers lie around one mean in pairs, so that all rounds take the same bytes; in fp8 they are padded as Megatron
+    does. The output's width is the case's own, and not the input's: no product of another case or way has its shape.
+    """
+    config, around = _autocast(recipe)
+    layer = _grouped(config, experts, width, width + 16 * experts)
     parameters = main_grads([layer])
+    rounds, dropped = (24, 4) if recipe == "bf16" else (16, 6)
+    multiple = 1 if recipe == "bf16" else PADDED_ROWS
+    apart = [multiple * (i + 1) for i in range(rounds * experts // 2)]
+    random.Random(experts).shuffle(apart)
+    tokens = 1024 + multiple * len(apart)
     source = _leaf(experts * tokens, width)
     pace, times = Pace(), {name: ([], []) for name in ("grouped_new_rows", "grouped_seen_rows")}
-    draw = random.Random(experts)
-    for _ in range(24):
-        moved = [draw.randrange(tokens // 2) for _ in range(experts // 2)]
+    for turn in range(rounds):
+        moved = apart[turn * experts // 2 : (turn + 1) * experts // 2]
         splits = [tokens + way * n for n in moved for way in (1, -1)]
         for name in times:
             for x in (source, *parameters):
                 x.grad = None
+            _first([layer], True)()
             scale = recorder.pace_s / pace.small_op_s()
-            began = time.perf_counter()
-            out = layer(source, splits)[0]
-            times[name][0].append(scale * (time.perf_counter() - began))
+            with around():
+                began = time.perf_counter()
+                out = layer(source, splits)[0]
+                times[name][0].append(scale * (time.perf_counter() - began))
             grad = torch.ones_like(out)
             scale = recorder.pace_s / pace.small_op_s()
             began = time.perf_counter()
             out.backward(grad)
             times[name][1].append(scale * (time.perf_counter() - began))
             torch.cuda.synchronize()
-    sizes = {"ops": 1, "experts": experts}
+    sizes = {"ops": 1, "experts": experts, "width": width}
     for name, (forward, backward) in times.items():
-        ahead = recorder.row(name, "fwd", "bf16", sizes, forward[4:])
-        behind = recorder.row(name, "bwd", "bf16", sizes, backward[4:])
-        recorder.row(name, "small_op", "bf16", sizes, [recorder.pace_s])
+        ahead = recorder.row(name, "fwd", recipe, sizes, forward[dropped:])
+        behind = recorder.row(name, "bwd", recipe, sizes, backward[dropped:])
+        recorder.row(name, "small_op", recipe, sizes, [recorder.pace_s])
         if recorder.writes:
-            print(f"{name} {experts:<40d} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
+            label = label_of(name, recipe, sizes)
+            print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
 
 
 def attention(recorder: Recorder, groups: int) -> None:
@@ -424,8 +438,11 @@ def alone(recorder: Recorder) -> Todo:
         add("grouped", grouped, experts, "bf16", first=True, fused=True)
     for experts in (8, 64):
         add("grouped", grouped, experts, "bf16", first=True, fused=False)
-    for experts in (8, 32):
-        add("new_rows", new_rows, experts)
+    for recipe in ("bf16", *RECIPES):
+        for experts in (8, 32):
+            add("new_rows", new_rows, experts, recipe)
+    for recipe in ("bf16", "fp8-tensorwise"):
+        add("new_rows", new_rows, 8, recipe, 2048)
     for op in ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
                "sort_chunks"):  # fmt: skip
         for experts in (8, 64):

@@ -69,29 +69,38 @@ def _agree(value: float) -> float:
     return float(tensor.item())
 
 
-def _timed(step: Callable[[], None], num_steps: int) -> list[float]:
-    """Seconds of each step, read from events on the device; the host never waits between steps."""
+def _timed(step: Callable[[], None], num_steps: int, paces: list[float] | None = None) -> list[float]:
+    """Seconds of each step, read from events on the device; the host never waits between steps.
+
+    ``paces`` gets what a small op on the processor takes behind each, for which the host waits for nothing either.
+    """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
     events[0].record()
     for event in events[1:]:
         step()
         event.record()
+        if paces is not None:
+            paces.append(_cpu_op_s())
     torch.cuda.synchronize()
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
-def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int) -> tuple[list[float], list[float]]:
+def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int) -> dict[str, list[float]]:
     """Seconds of each step, and of one small op's issue before, between and behind rounds of them.
 
-    A host's pace changes within seconds, so it is timed where the steps are. A round begins on an idle device, so its
-    first step is none of those that count; all ranks begin it together.
+    A host's pace changes within seconds, so it is timed where the steps are; behind every step an op on the processor
+    is, which tells how the pace was between the readings, since it is timed at these as well. A round begins on an
+    idle device, so its first step is none of those that count; all ranks begin it together.
     """
-    times, issues = [], [_host_issue_s()]
+    times, issues, beside, paces = [], [_host_issue_s()], [_cpu_op_s()], []
     for _ in range(num_rounds):
         _agree(0.0)
-        times += _timed(step, 1 + math.ceil(num_steps / num_rounds))[1:]
+        of_round: list[float] = []
+        times += _timed(step, 1 + math.ceil(num_steps / num_rounds), of_round)[1:]
+        paces += of_round[1:]
         issues.append(_host_issue_s())
-    return times, issues
+        beside.append(_cpu_op_s())
+    return {"step_times_s": times, "host_issues_s": issues, "cpu_ops_at_issues_s": beside, "cpu_ops_s": paces}
 
 
 def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
@@ -118,7 +127,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     torch.cuda.reset_peak_memory_stats()
     result["phase"] = "steady steps"
     num_rounds = job["rounds"] if per_step < job["slow_step_s"] else 2
-    result["step_times_s"], issues = _in_rounds(training.step, num_steps, num_rounds)
+    timed = _in_rounds(training.step, num_steps, num_rounds)
     result["warmup_times_s"] = warmup
     steady = _memory()
     result["memory"] = steady
@@ -127,7 +136,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     }
     result["loss"] = training.loss()
     result["outcome"] = "ok"
-    result["host_issues_s"] = issues
+    result |= timed
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
     host = host_trace.account(training.step) if job.get("trace") else {}
@@ -185,6 +194,15 @@ def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
         times.append((time.perf_counter() - before) / num_ops)
     torch.cuda.synchronize()
     return sorted(times[2:])[2]
+
+
+def _cpu_op_s(num: int = 40) -> float:
+    """Seconds of one small addition on the processor, which no device and no driver has a part in."""
+    x = torch.ones(16)
+    before = time.perf_counter()
+    for _ in range(num):
+        x + x
+    return (time.perf_counter() - before) / num
 
 
 def _cudnn_version() -> int:
@@ -253,8 +271,6 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
         else:
             traceback.print_exc()
     result["environment"] = _environment(framework_version)
-    if "host_issues_s" in result:
-        result["environment"]["host_issues_s"] = result.pop("host_issues_s")
     result["phase_of_end"] = result.pop("phase")
     temporary = folder / f"rank{rank}.json.tmp"
     temporary.write_text(json.dumps(result))

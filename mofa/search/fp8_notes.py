@@ -1,0 +1,26 @@
+"""What a plan says of its fp8 products: how they were read, what stands in for them, what they need."""
+
+from __future__ import annotations
+
+from mofa.blocks.fp8 import FP8_RECIPES, formats_of
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import OLD_FP8, WorkloadSpec
+
+
+def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
+    """How the old spelling is read, whose rates stand in for kernels that were not measured, and the CUDA it needs."""
+    recipe = workload.precision.fp8_recipe
+    old = (
+        "precision.gemm: fp8 is read as fp8-delayed, Megatron-Core's default recipe and what it stood for; say "
+        "fp8-delayed, fp8-tensorwise or fp8-blockwise"
+    )
+    curves = cluster.gpu.curves
+    missing = [name for name in formats_of(recipe) if name not in curves.gemm] if recipe else []
+    stand_in = (
+        f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
+        f"{cluster.gpu.name}: PyTorch's scaled product stands in"
+    )
+    cuda = FP8_RECIPES[recipe].least_cuda if recipe else ""
+    needs = f"fp8-{recipe} needs CUDA {cuda} or later, below which Transformer Engine refuses it: assumed to be there"
+    said = {old: workload.precision.gemm == OLD_FP8, stand_in: bool(missing), needs: bool(cuda)}
+    return tuple(note for note, here in said.items() if here)
