@@ -233,12 +233,14 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _powered(curves: Curves, *names: str) -> dict[str, float]:
-    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured."""
+    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured, and
+    of the clock, of the first name that it was read of."""
     for name in names:
         if f"{name} {BETWEEN}" in curves.sustained:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
             alone = min(curves.sustained.get(f"{name} alone", between), between)
-            return {"sustained": between, "alone": alone, "clock": curves.clocks.get(name, 1.0)}
+            clock = next((curves.clocks[kind] for kind in names if kind in curves.clocks), 1.0)
+            return {"sustained": between, "alone": alone, "clock": clock}
     return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 
