@@ -139,7 +139,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     """
     made = dict(base)
     best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
-    kept = {f: _powered(curves, f"gemm {f}") for f in peaks}
+    kept = {f: powered(curves, f"gemm {f}") for f in peaks}
     if "bf16" in curves.gemm:
         made["gemm"] = {}
         for dtype, peak in peaks.items():
@@ -196,7 +196,7 @@ def fp8_products(
     for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
         kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
         kinds |= {
-            kind: curve_fact(fitted[kind], source, **_powered(curves, f"gemm {kind}", "gemm fp8"))
+            kind: curve_fact(fitted[kind], source, **powered(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
         found[family] = {**made[family], **kinds}
@@ -232,7 +232,7 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
             "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
 
 
-def _powered(curves: Curves, *names: str) -> dict[str, float]:
+def powered(curves: Curves, *names: str) -> dict[str, float]:
     """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured, and
     of the clock, of the first name that it was read of."""
     for name in names:
@@ -246,7 +246,7 @@ def _powered(curves: Curves, *names: str) -> dict[str, float]:
 
 def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
     backend, way, _ = key.split()
-    return _powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
+    return powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
 
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
