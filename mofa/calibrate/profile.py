@@ -193,6 +193,8 @@ def fp8_products(
     Where the clock of a kind was not read, that of PyTorch's fp8 product counts.
     """
     found = {}
+    profiles = {"gemm fp8": made["gemm"]["fp8"]["clock"]} if "clock" in made["gemm"].get("fp8", {}) else {}
+    curves = replace(curves, clocks=profiles | curves.clocks)
     for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
         kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
         kinds |= {
