@@ -139,7 +139,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     """
     made = dict(base)
     best = {f: max(rate for _, _, rate in fitted.form.tiles) for f, fitted in curves.gemm.items()}
-    kept = {f: _powered(curves, f"gemm {f}") for f in peaks}
+    kept = {f: powered(curves, f"gemm {f}") for f in peaks}
     if "bf16" in curves.gemm:
         made["gemm"] = {}
         for dtype, peak in peaks.items():
@@ -193,10 +193,12 @@ def fp8_products(
     Where the clock of a kind was not read, that of PyTorch's fp8 product counts.
     """
     found = {}
+    profiles = {"gemm fp8": made["gemm"]["fp8"]["clock"]} if "clock" in made["gemm"].get("fp8", {}) else {}
+    curves = replace(curves, clocks=profiles | curves.clocks)
     for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
         kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
         kinds |= {
-            kind: curve_fact(fitted[kind], source, **_powered(curves, f"gemm {kind}", "gemm fp8"))
+            kind: curve_fact(fitted[kind], source, **powered(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
         found[family] = {**made[family], **kinds}
@@ -232,19 +234,21 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
             "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
 
 
-def _powered(curves: Curves, *names: str) -> dict[str, float]:
-    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured."""
+def powered(curves: Curves, *names: str) -> dict[str, float]:
+    """What the power limit leaves of the rate, between memory-bound kernels and alone, of the first name measured, and
+    of the clock, of the first name that it was read of."""
     for name in names:
         if f"{name} {BETWEEN}" in curves.sustained:
             between = min(curves.sustained[f"{name} {BETWEEN}"], 1.0)
             alone = min(curves.sustained.get(f"{name} alone", between), between)
-            return {"sustained": between, "alone": alone, "clock": curves.clocks.get(name, 1.0)}
+            clock = next((curves.clocks[kind] for kind in names if kind in curves.clocks), 1.0)
+            return {"sustained": between, "alone": alone, "clock": clock}
     return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 
 def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
     backend, way, _ = key.split()
-    return _powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
+    return powered(curves, f"attention_{backend}_{way} bf16", f"attention_{backend} bf16")
 
 
 def _default_stream(curves: Curves, source: str) -> dict[str, Any]:

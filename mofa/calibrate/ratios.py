@@ -26,13 +26,18 @@ def clocks(rows: Sequence[Row], *, of_products: bool = False) -> dict[str, float
     """Per op and format: the median over shapes of the clock that the power limit leaves it alone over the full one.
 
     ``memory_bound`` is the clock of memory-bound kernels alone, solved from the clocks of what ran between them, as
-    :func:`mofa.specs.power.mixed_clock` mixes them; it is left out with ``of_products``.
+    :func:`mofa.specs.power.mixed_clock` mixes them; it is left out with ``of_products``. Where seconds of products
+    drew no more power than the first milliseconds, another GPU of the machine was read, which says nothing.
     """
+    power = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.power_w for r in rows}
     read = {(r.case.op, r.case.dtype, r.case.shape_text, r.case.variant): r.sample.sm_mhz for r in rows}
     found: dict[str, list[float]] = {}
     for (op, dtype, shape, variant), full in read.items():
         alone, between = (read.get((op, dtype, shape, v)) for v in ("2s", "between_memory"))
         if variant != "burst" or not full or not alone:
+            continue
+        before, loaded = power[op, dtype, shape, variant], power[op, dtype, shape, "2s"]
+        if before and loaded and loaded <= before:
             continue
         found.setdefault(f"{op} {dtype}", []).append(alone / full)
         if between and not of_products:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves
 from mofa.calibrate.measurements import Row
+from mofa.calibrate.profile import BETWEEN, powered
 from mofa.specs.curves import BETWEEN_SHARE, PoweredCurve
 from mofa.specs.power import mixed_clock
 
@@ -33,6 +36,25 @@ def test_clocks_of_kernels_alone_and_of_what_runs_between_them() -> None:
 def test_clocks_that_were_not_read_say_nothing() -> None:
     rows = [row("sustained", "gemm", v, t) for v, t in (("burst", 1.0), ("2s", 1.2), ("between_memory", 1.1))]
     assert fit_curves(rows, num_sms=132, gpu="a GPU").clocks == {}
+
+
+def test_a_clock_under_no_load_is_another_gpus() -> None:
+    """Seconds of products that drew no more power than was drawn before them: their clock says nothing."""
+
+    def read(variant: str, mhz: float, watts: float) -> Row:
+        plain = row("sustained", "gemm", variant, 1.0, mhz)
+        return replace(plain, sample=replace(plain.sample, power_w=watts))
+
+    idle = [read("burst", 1980.0, 123.8), read("2s", 1980.0, 123.1)]
+    assert fit_curves(idle, num_sms=132, gpu="a GPU").clocks == {}
+    loaded = [read("burst", 1980.0, 159.8), read("2s", 1301.0, 685.8)]
+    assert fit_curves(loaded, num_sms=132, gpu="a GPU").clocks == {"gemm bf16": pytest.approx(1301 / 1980)}
+
+
+def test_a_kind_whose_clock_was_not_read_takes_the_next_names() -> None:
+    sustained = {f"gemm fp8_split {BETWEEN}": 0.9, "gemm fp8_split alone": 0.8}
+    curves = replace(fit_curves([], num_sms=132, gpu="a GPU"), sustained=sustained, clocks={"gemm fp8": 0.64})
+    assert powered(curves, "gemm fp8_split", "gemm fp8") == {"sustained": 0.9, "alone": 0.8, "clock": 0.64}
 
 
 def test_rate_at_a_clock_goes_through_both_measured_states() -> None:

@@ -66,7 +66,9 @@ class Clock:
 
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-                self._handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+                properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+                # by its own identity: NVML also numbers the GPUs that this process does not see
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
             except Exception:
                 self._handle = None
 
