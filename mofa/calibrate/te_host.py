@@ -11,7 +11,7 @@ taken as much longer as those are (:func:`cold_forward`), and so is the way back
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -24,10 +24,11 @@ from mofa.calibrate.measurements import Row
 FAMILY = "te_host"
 BF16 = "bf16"
 DENSE, MOE, MOE_EXPERTS = "model_dense", "model_moe8", 8
+ATTENTION = "TEDotProductAttention.forward"
 CALLED = {
     "linear": ("column_linear", DENSE, "TELinear.forward"),
     "norm_linear": ("norm_linear", DENSE, "TELayerNormColumnParallelLinear.forward"),
-    "attention": ("attention", DENSE, "TEDotProductAttention.forward"),
+    "attention": ("attention", DENSE, ATTENTION),
     "rope": ("rope", DENSE, "fused_apply_rotary_pos_emb"),
     "bias_dropout_add": ("bias_dropout_add", DENSE, "bias_dropout_add_fused_train"),
     "swiglu": ("swiglu", DENSE, "bias_swiglu_impl"),
@@ -187,25 +188,33 @@ def modules_of(times: Times) -> dict[str, Ways]:
 TENSOR_PARALLEL, COLLECTIVES = "model_tp2_dense", (4.0, 6.0)
 """A dense layer under tensor and sequence parallelism, and the collectives that its linears launch each way: inputs are
 gathered once more for weights' gradients. [-]"""
-CONTEXT_PARALLEL, STEPS = ("model_cp2_p2p", "model_cp2_all_gather", "model_cp2_a2a"), 2.0
+RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_gather", "model_cp2_a2a")
+STEPS = 2.0
 
 
 def _parallel(times: Times, found: dict[str, Ways]) -> None:
-    """What a layer takes longer over two ranks: by each collective of a linear's, and by each of two steps of
-    attention, of whichever kind of context parallelism."""
+    """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
-    def more(models: Sequence[str], part: str, number: float) -> float | None:
-        alone = times.layer(DENSE, part)
-        layers = [layer for model in models if (layer := times.layer(model, part)) is not None]
-        return None if alone is None or not layers else max(median(layers) - alone, 0.0) / number
+    Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
+    back of one kind differ by as much.
+    """
 
-    ahead, behind = (
-        more([TENSOR_PARALLEL], part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)
-    )
-    _put(found, "collective", ahead, behind)
-    ahead, behind = (more(CONTEXT_PARALLEL, part, STEPS) for part in ("forward", "backward"))
-    if ahead is not None and behind is not None and "attention" in found:
-        found["attention"] |= {"forward_each_s": ahead, "backward_each_s": behind}
+    def more(part: str, number: float) -> float | None:
+        alone, layer = times.layer(DENSE, part), times.layer(TENSOR_PARALLEL, part)
+        return None if alone is None or layer is None else max(layer - alone, 0.0) / number
+
+    _put(found, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
+    alone = times.call(DENSE, ATTENTION)
+    dense = times.within(DENSE, "backward")
+    layers = [layer for model in CONTEXT_PARALLEL if (layer := times.within(model, "backward")) is not None]
+    if alone is None or dense is None or not layers or "attention" not in found:
+        return
+    behind = max(median(layers) - dense, 0.0)
+    ahead = {model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call(model, ATTENTION))}
+    if RING in ahead:
+        found["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
+    _put(found, "gathered_attention", ahead.get(GATHERED), behind)
+    _put(found, "exchanged_attention", ahead.get(EXCHANGED), behind)
 
 
 def _put(found: dict[str, Ways], module: str, forward: float | None, backward: float | None) -> None:

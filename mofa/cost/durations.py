@@ -423,13 +423,14 @@ class Calls:
         call = op.call
         assert call is not None
         name, format_ = call.module, call.format
-        if type(op.work) is Collective:
+        apart = type(op.work) is Collective and name != "attention"
+        if apart:
             name = "collective"
         fact = self.host.module(name, format_)
         if fact is None:
             return None
         once, each = fact.seconds(forward=forward)
-        if type(op.work) is Collective:
+        if apart:
             return once
         begun = self.begun.get((id(call), forward), False)
         seconds = where(begun, 0.0, once + call.members * each)

@@ -10,16 +10,18 @@ from pydantic import AfterValidator, Field
 from mofa.specs.base import Fact, SecondsFact, ShareFact, Spec
 
 Module = Literal[
-    "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "experts", "grouped_linear", "head",
-    "kernel_choice", "latent_attention", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope",
-    "router", "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
+    "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchanged_attention", "experts",
+    "gathered_attention", "grouped_linear", "head", "kernel_choice", "latent_attention", "layer", "linear",
+    "moe_layer", "norm", "norm_linear", "permute", "rope", "router", "self_attention", "sort_chunks", "swiglu",
+    "unpermute", "weighted_swiglu",
 ]  # fmt: skip
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules and functions of Transformer Engine and Megatron-Core, whose host time is mostly Python.
 
 ``embedding`` is all ahead of the layers, ``head`` the output layer, the loss and what the schedule does around a
 micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the linears of several experts, whose members
-are these; members of ``attention`` are the steps of context parallelism. ``self_attention``, ``latent_attention``,
+are these; members of ``attention`` are the steps of a ring, and what it takes longer by all-gathers of keys and values
+or all-to-alls of heads are ``gathered_attention`` and ``exchanged_attention``. ``self_attention``, ``latent_attention``,
 ``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
 tokens and copies the counts to the host, and a ``collective`` is one launched within a module. ``kernel_choice`` is
 what a product of a grouped linear takes longer whose shape the library does not remember.

@@ -141,20 +141,25 @@ def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
     assert "kernel_choice" not in modules_of(Times.of(ROWS))
 
 
-def test_two_ranks_say_what_collectives_and_steps_of_attention_take() -> None:
-    """A layer of 1500 us takes 1980 under tensor parallelism, over four collectives 120 each, and back 1746 + 6 x 60;
-    over two steps of context parallelism 2 x 300 more each way, in the middle one of three kinds."""
-    rows = []
-    for name, forward, backward in (
-        ("model_tp2_dense", 1980, 2106), ("model_cp2_p2p", 1700, 1900), ("model_cp2_a2a", 2100, 2346),
-        ("model_cp2_all_gather", 2500, 9000),
-    ):  # fmt: skip
-        rows += [*model(name, 2, {}, forward=4000, backward=5000)]
-        rows += [*model(name, 4, {}, forward=4000 + 2 * forward, backward=5000 + 2 * backward)]
+def test_two_ranks_say_what_collectives_and_attention_take() -> None:
+    """A layer of 1500 us takes 1980 under tensor parallelism, over four collectives 120 each, and back 1746 + 6 x 60.
+
+    Attention's call of 280 us takes 480 as a ring of two steps; back a layer takes 100, 600 and 900 more by kinds.
+    """
+    rows = [
+        *model("model_tp2_dense", 2, {}, forward=4000, backward=5000),
+        *model("model_tp2_dense", 4, {}, forward=4000 + 2 * 1980, backward=5000 + 2 * 2106),
+    ]
+    for kind, call, more in (("p2p", 480, 100), ("a2a", 1080, 600), ("all_gather", 380, 900)):
+        for layers in (2, 4):
+            backward = 5000 + (layers - 2) * 1746 + layers * more
+            rows += model(f"model_cp2_{kind}", layers, {"TEDotProductAttention.forward": call}, backward=backward)
     found = modules_of(Times.of([*ROWS, *rows]))
     assert found["collective"] == pytest.approx({"forward_s": 12.0, "backward_s": 6.0})
     attention = found["attention"]
-    assert (attention["forward_each_s"], attention["backward_each_s"]) == pytest.approx((30.0, 30.0))
+    assert (attention["forward_each_s"], attention["backward_each_s"]) == pytest.approx((10.0, 30.0))
+    assert found["exchanged_attention"] == pytest.approx({"forward_s": 80.0, "backward_s": 60.0})
+    assert found["gathered_attention"] == pytest.approx({"forward_s": 10.0, "backward_s": 60.0})
 
 
 def test_rows_of_machines_are_joined_by_their_small_ops(tmp_path: Path) -> None:

@@ -183,8 +183,9 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
         hold(b, "attention", x)
     hold(b, "core attention", v)
     b.region = "core_attn"
+    megatron_cp.begin_kinds(b, ctx)
     out = megatron_cp.attention(b, ctx, q, k, v, windowed)
-    issue(b, since, call(ctx, "attention", where(ctx.cp > 1, where(ctx.cp_ring, ctx.cp, 2.0), 0.0)))
+    issue(b, since, call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     leave_frame(b, "core attention")
     return made_again_behind(b, "attn", out, q) if ctx.model.attention.kind == "mla" else out

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 from mofa.blocks.context import Context
+from mofa.blocks.elementwise import BoolK
 from mofa.blocks.op import Call, FloatK, Op, TapeBuilder
 from mofa.specs.host import Module
 
@@ -35,10 +36,10 @@ def issue(b: TapeBuilder, since: int, by: Call | None) -> None:
             b.ops[i] = op._replace(call=by)
 
 
-def begin(b: TapeBuilder, name: str, by: Call | None) -> None:
+def begin(b: TapeBuilder, name: str, by: Call | None, present: BoolK = True) -> None:
     """A module's own Python, where none of its kernels is its alone."""
     if by is not None:
-        b.add(Op(name, "host", None, (), (), launches=0, call=by))
+        b.add(Op(name, "host", None, (), (), launches=0, present=present, call=by))
 
 
 def linear_behind(b: TapeBuilder, ctx: Context, h: str) -> Call | None:

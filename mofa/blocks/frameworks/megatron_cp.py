@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
+from mofa.blocks.frameworks.megatron_calls import begin, call
 from mofa.blocks.op import CP_POOL, Attention, Back, Collective, Op, Stream, TapeBuilder
 from mofa.blocks.parts import attention_backend, attention_backward_scratch, fused_attention, hold, leave_frame
 
@@ -54,6 +55,14 @@ class _Sizes:
     def kv(self) -> ArrayK:
         """Keys and values. [B]"""
         return self.key + self.value
+
+
+def begin_kinds(b: TapeBuilder, ctx: Context) -> None:
+    """What attention's Python does more where keys and values are gathered, or heads exchanged."""
+    if anywhere(ctx.cp > 1):
+        s = _Sizes.of(ctx)
+        begin(b, "attn.gathered", call(ctx, "gathered_attention"), s.gathers)
+        begin(b, "attn.exchanged", call(ctx, "exchanged_attention"), s.a2a)
 
 
 def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tuple[str, str, str]:
