@@ -438,7 +438,7 @@ def alone(recorder: Recorder) -> Todo:
         add("grouped", grouped, experts, "bf16", first=True, fused=True)
     for experts in (8, 64):
         add("grouped", grouped, experts, "bf16", first=True, fused=False)
-    for recipe in ("bf16", *RECIPES):
+    for recipe in ("bf16", "fp8-delayed", "fp8-blockwise"):  # current scaling's products are those of delayed scaling
         for experts in (8, 32):
             add("new_rows", new_rows, experts, recipe)
     for recipe in ("bf16", "fp8-tensorwise"):
