@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import per_combination
+from mofa.blocks.frameworks.megatron_lasting import rotations
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.lingering import BACKWARD, FORWARD, Lingering
@@ -110,10 +112,24 @@ class Instants:
         return ways
 
     def _persistent_buffers(self) -> ArrayN:
-        """What the framework allocates once and keeps; the head's share on its stage. (n, R)"""
+        """What the framework allocates once and keeps; the head's share on its stage, on which alone the products are
+        PyTorch's where layers are a library's. (n, R)"""
         rows, c = self.rows, self.rows.costs
-        body = c.persistent[rows.k][:, None]
-        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head + 2.0 * WORKSPACE)
+        body = c.persistent[rows.k][:, None] + self._rotations()
+        with_products = rows.is_head if rows.framework.library else 1.0
+        of_head = (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head
+        return np.asarray(body + of_head + 2.0 * WORKSPACE * with_products)
+
+    def _rotations(self) -> ArrayN | float:
+        """The tables of rotations that Megatron keeps; of latent attention each layer's. (n, R)"""
+        rows = self.rows
+        if not rows.framework.library:
+            return 0.0
+        found = rotations(rows.costs.context)
+        table = per_combination(found.table, len(rows.costs.persistent))[rows.k][:, None]
+        if not found.of_layers:
+            return table * rows.layout.stages.vpp
+        return np.asarray((table + sum(found.built)) * rows.layout.counts.sum(axis=1))
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.

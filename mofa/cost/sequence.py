@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from mofa.cost.acts import GONE_LATE, Course, Renewed, Requests, Stretches, course, pool_of
+from mofa.cost.acts import GONE_LATE, Course, Lasts, Renewed, Requests, Stretches, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
@@ -120,6 +120,7 @@ class _Pool:
         self.fetched: dict[int, list[list[Piece]]] = {}
         self.unsharded: dict[int, list[list[Piece]]] = {}
         self.threads: set[str] = set()
+        self.taken: set[tuple[int, int, str]] = set()
         self.whole_buckets: list[list[Piece]] | None = None
         self.lingering: dict[int, list[Piece]] = {}
         self.sent = _Sent(stage, self.heap)
@@ -157,7 +158,12 @@ class _Pool:
             return
         sizes = [self.size(w.param) for w in s.weights]
         slots = [NOTHING] * len(sizes)
-        play([(size, n) for n, size in enumerate(sizes) if size], slots)
+        for n, (w, size) in enumerate(zip(s.weights, sizes, strict=True)):
+            wide = self.take([w.draft])
+            play([(size, n)] if size else [], slots)
+            self.take([w.transposed])
+            self.give(wide)
+            self.take(nbytes for behind, nbytes in s.built if behind == n)
         for flat in s.flat_buffers:
             self.take([flat.params, flat.grads])
             play([(0, n) for n in flat.weights if flat.params and sizes[n]], slots)
@@ -247,7 +253,7 @@ class _Pool:
                 elif c in self.lingering:
                     self.renew(c, of.renewed[0], slots)
                 else:
-                    self.begin(kind, of.forward, of.products[0], slots)
+                    self.begin(kind, of.forward, of.products[0], slots, (c, of.lasting[0]))
             elif c in self.lingering:
                 slots = passes.pop((c, i))
                 self.renew(c, of.renewed[1], slots)
@@ -256,7 +262,7 @@ class _Pool:
                 play(of.backward, slots)
             else:
                 slots = passes.pop((c, i))
-                self.begin(kind, of.first, of.products[1], slots)
+                self.begin(kind, of.first, of.products[1], slots, (c, of.lasting[1]))
             if kind == "B" and of.lingers:
                 self.lingering[c] = [slots[slot] for slot in of.lingers]
             sent.after(kind, c, i, slots, of, first=kind == "B" and c not in begun)
@@ -284,15 +290,31 @@ class _Pool:
             slots[slot] = piece
         self.heap.play(all_, slots)
 
-    def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece]) -> None:
-        """Play a pass; at its thread's first product cuBLAS takes its workspace, the product's output being there."""
-        if kind in self.threads:
-            self.heap.play(all_, slots)
-            return
-        self.threads.add(kind)
-        self.heap.play(all_[:product], slots)
-        self.take([self.stage.workspace])
-        self.heap.play(all_[product:], slots)
+    def begin(
+        self, kind: str, all_: Requests, product: int, slots: list[Piece],
+        lasting: tuple[int, Sequence[Lasts]] = (0, ()),
+    ) -> None:  # fmt: skip
+        """Play a pass of a chunk. At its thread's first product cuBLAS takes its workspace, the product's output being
+        there, and what is ``lasting`` is taken where it is the first of its name."""
+        done = 0
+        for at, nbytes in self.firsts(kind, product, *lasting):
+            self.heap.play(all_[done:at], slots)
+            self.take([nbytes])
+            done = at
+        self.heap.play(all_[done:] if done else all_, slots)
+
+    def firsts(self, kind: str, product: int, c: int, lasting: Sequence[Lasts]) -> list[tuple[int, int]]:
+        """How many requests are in front of each buffer that a pass takes for good, and its bytes."""
+        found: list[tuple[int, int]] = []
+        if product >= 0 and kind not in self.threads:
+            self.threads.add(kind)
+            found.append((product, self.stage.workspace))
+        for at, (block, name), size in lasting:
+            key = (c, block, name) if block >= 0 else (-1, -1, name)
+            if key not in self.taken:
+                self.taken.add(key)
+                found.append((at, size))
+        return sorted(found)
 
     def gathering(self, c: int, all_: Requests, begins: Sequence[int], product: int, slots: list[Piece]) -> None:
         """A chunk's first forward, FSDP's groups gathered as their blocks come, if there are any."""

@@ -80,5 +80,7 @@ class Rank:
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
     inputs_at_end: int = 0
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
+    built: tuple[tuple[int, int], ...] = ()
+    """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
     wander: Wander | None = None
     """What moves from step to step, where routers' counts are known."""
