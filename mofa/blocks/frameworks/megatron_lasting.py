@@ -80,7 +80,7 @@ def workspaces(ops: Iterable[Op]) -> float:
 
 
 def _in_streams(op: Op) -> bool:
-    return isinstance(op.work, Grouped) and not op.work.sequential and op.work.kernel == "multi-stream"
+    return isinstance(op.work, Grouped) and not op.work.sequential
 
 
 class Rotations(NamedTuple):
