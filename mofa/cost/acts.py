@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.megatron_lasting import Lasting
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW, SENT, LASTING = range(14)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW, SENT, LASTING, SHELVE = range(15)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
 block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
@@ -27,10 +27,11 @@ Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
 Requests = list[tuple[int, int]]
 """Bytes to be taken, 0 where a slot is let go, and the slot. [B]"""
-GONE_LATE = -1
-"""In place of the 0 where what is let go comes back only once the device has got that far."""
+GONE_LATE, SHELVED = -1, -2
+"""In place of the 0 where what is let go comes back only once the device has got that far, or PyTorch's watchdog has
+seen that (:mod:`mofa.cost.shelf`)."""
 Stretches = tuple[tuple[Requests, float], ...]
-"""Requests of each block of a pass, those of :data:`GONE_LATE` among them, and its launches. [B], [-]"""
+"""Requests of each block of a pass, late ones among them, and its launches. [B], [-]"""
 Lasts = tuple[int, tuple[int, str], int]
 """How many requests are in front of a buffer that is taken for good where it is the first: its block, -1 where blocks
 share it, with its name, and its size. [B]"""
@@ -121,7 +122,8 @@ class _Slots:
 
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
-        return SENT if name in self.life.sent else LATE if name in self.life.late else FREE
+        late = LATE if name in self.life.late else FREE
+        return SENT if name in self.life.sent else SHELVE if name in self.life.shelved else late
 
     def acts(self, deeds: Iterable[Deed], cached: Collection[str] = ()) -> tuple[Act, ...]:
         out: list[Act] = []
@@ -303,7 +305,7 @@ class _Course:
             (requests[start:stop], issued)
             for start, stop, issued in zip((0, *begins[1:]), (*begins[1:], len(requests)), launches, strict=True)
         )
-        self.sends |= any(size == GONE_LATE for size, _ in requests)
+        self.sends |= any(size < 0 for size, _ in requests)
         requests[:] = [(max(size, 0), slot) for size, slot in requests]
         return stretches
 
@@ -445,8 +447,8 @@ class _Course:
                     gradients.append(num)
                     num += 1
             elif place[slot] >= 0:
-                if code == SENT:
-                    out.append((GONE_LATE, place[slot]))
+                if code in (SENT, SHELVE):
+                    out.append((GONE_LATE if code == SENT else SHELVED, place[slot]))
                 elif code == HOLD:
                     self.held[one.holds[slot]] = place[slot]
                 elif code == CACHE:

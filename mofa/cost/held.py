@@ -16,12 +16,13 @@ from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.heap import rounded
-from mofa.cost.lead import device_per_host, launches
+from mofa.cost.lead import device_per_host, launches, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
+from mofa.cost.shelf import Pace
 from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
@@ -97,6 +98,8 @@ class Stage:
     """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
     inputs_at_end: tuple[int, ...]
     """What Megatron's chunks hold of their last inputs from a step's last backward to the next step. [B]"""
+    paces: tuple[tuple[tuple[Pace, ...], tuple[Pace, ...]], ...] = ()
+    """Of each chunk's blocks forward, and of those backward in their order."""
     built: tuple[tuple[int, int], ...] = ()
     """:func:`mofa.cost.weights.built_beside`."""
 
@@ -199,7 +202,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
         device_per_host(_costs(rows, names), k) if ahead else 0.0, rows.costs.context.stored,
-        (boundary,) * beside.at_end, built_beside(rows, weights, num_layers),
+        (boundary,) * beside.at_end, tuple(_paces(rows, c) for c in names), built_beside(rows, weights, num_layers),
     )  # fmt: skip
 
 
@@ -231,13 +234,26 @@ def _names(rows: Rows, rank: int) -> list[list[tuple[str, str]]]:
     return out
 
 
-def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[BlockCost]:
-    """What the blocks of a rank cost."""
+def _by_tape(rows: Rows) -> dict[str, BlockCost]:
+    """What blocks cost, by their tapes' names."""
     costs = {"embedding": rows.costs.embedding, "head": rows.costs.head}
     for mode, of_mode in rows.costs.blocks.items():
         for kind, one in zip(rows.layout.stages.kinds, of_mode, strict=True):
             costs[label(kind, mode)] = one
+    return costs
+
+
+def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[BlockCost]:
+    """What the blocks of a rank cost."""
+    costs = _by_tape(rows)
     return [costs[of] for chunk in names for _, of in chunk if of in costs]
+
+
+def _paces(rows: Rows, chunk: Sequence[tuple[str, str]]) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+    """Of the blocks of a chunk forward, and of those backward in their order."""
+    costs, k = _by_tape(rows), int(rows.k[0])
+    both = [paces(costs[of], k) if of in costs else (Pace(), Pace()) for _, of in chunk]
+    return tuple(one for one, _ in both), tuple(one for _, one in reversed(both))
 
 
 def _acts(rows: Rows, rank: int) -> tuple[Acts, int]:

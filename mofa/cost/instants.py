@@ -17,6 +17,7 @@ from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.rows import Rows
+from mofa.cost.shelved import shelved_bytes
 from mofa.cost.stage_inputs import CORE, held_bytes
 from mofa.cost.unshard import gathers_whole, unsharded
 from mofa.specs.framework import PYTORCH_MODULES
@@ -72,6 +73,7 @@ class Instants:
         acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.acts = acts + self.ends_saved
         self.lingering = Lingering(rows)
+        self.shelved = shelved_bytes(rows)
         self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
@@ -184,7 +186,11 @@ class Instants:
         minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``."""
+        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
+
+        Inside of layers, at the loss, is behind a forward; outside of all is behind a backward.
+        """
+        lingers = lingers + self.shelved[not inside]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
             alive += self.acts - minus

@@ -100,6 +100,8 @@ class Life:
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
     sent: frozenset[str] = frozenset()
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
+    shelved: frozenset[str] = frozenset()
+    """What PyTorch's watchdog lets go (:mod:`mofa.cost.shelf`)."""
     late: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
     the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
@@ -289,7 +291,9 @@ def _life(
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (), reduced, sent, lingers=tuple(lingers.items()),
+        _dry(block, k) if pipelined else (), reduced, sent,
+        frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
+        lingers=tuple(lingers.items()),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from mofa.cost.acts import GONE_LATE, Course, Lasts, Renewed, Requests, Stretche
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
+from mofa.cost.shelf import Pace, Shelf
 from mofa.cost.start import Want, broadcast, built
 from mofa.cost.unshard import AHEAD
 
@@ -40,6 +41,7 @@ class _Sent:
         self.output: tuple[int, int] | None = None
         self.lingering: list[Piece] = []
         self.gradient: list[Piece] = []
+        self.shelf: Shelf[Piece] = Shelf()
 
     def begin(self, *, lags: bool) -> None:
         """A step begins; with a lead only behind the first."""
@@ -71,18 +73,24 @@ class _Sent:
         for piece in gone:
             self.let_go(piece, sent=True)
 
-    def inside(self, blocks: Stretches, slots: list[Piece]) -> None:
-        """Play a pass inside of which something comes back late."""
-        for requests, launches in blocks:
+    def inside(self, blocks: Stretches, slots: list[Piece], paces: Sequence[Pace]) -> None:
+        """Play a pass inside of which something comes back late; ``paces`` are its blocks'."""
+        for (requests, launches), pace in zip(blocks, paces, strict=True):
             begin = 0
             for at, (size, slot) in enumerate(requests):
+                if size >= 0:
+                    continue
+                self.heap.play(requests[begin:at], slots)
                 if size == GONE_LATE:
-                    self.heap.play(requests[begin:at], slots)
                     self.let_go(slots[slot], sent=True)
-                    begin = at + 1
+                else:
+                    self.shelf.put(slots[slot])
+                begin = at + 1
             self.heap.play(requests[begin:], slots)
             self.launched += launches
             self.before()
+            for piece in self.shelf.passed(pace, launches):
+                self.heap.give(piece)
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""
@@ -96,6 +104,7 @@ class _Sent:
             self.heap.give(piece)
         self.waiting.clear()
         self.lingering, self.gradient = [], []
+        self.shelf.synchronized()
 
     def let_go(self, piece: Piece, *, sent: bool) -> None:
         behind = lag(self.launched, self.stage.device_per_host) if sent and self.lags else 0.0
@@ -236,7 +245,7 @@ class _Pool:
             late = of.late[kind == "B"] if sent.lags else ()
             if late:
                 slots = passes.pop((c, i)) if kind == "B" else [NOTHING] * of.num_slots
-                sent.inside(late, slots)
+                sent.inside(late, slots, s.paces[c][kind == "B"])
                 if kind == "F":
                     passes[c, i] = slots
             elif kind == "F":

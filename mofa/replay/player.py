@@ -45,6 +45,7 @@ from mofa.replay.script import (
     PRODUCT,
     RENEW,
     REPLACED,
+    SHELVE,
     SUM,
     Bound,
     Script,
@@ -468,12 +469,15 @@ class Player:
                 elif kind == LATE:
                     self.late.append((old, act))
                     slots[slot] = None
+                elif kind == SHELVE:
+                    self.sends.shelve((old, act))
+                    slots[slot] = None
                 elif kind in (FREE_REDUCED, FREE_SENT):
                     self.sends.drop_late((old, act), sent=kind == FREE_SENT)
                     slots[slot] = None
         for kept in carried.values():
             self.drop(kept)
-        self.sends.passed(phase, piece.life)
+        self.sends.passed(phase, piece)
         self.look(start)
 
     def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:

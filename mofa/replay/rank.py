@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mofa.cost.lives import Life
+from mofa.cost.shelf import Pace
 from mofa.cost.weights import FlatBuffer, Weight
 from mofa.replay.wander import Wander
 
@@ -17,6 +18,8 @@ class Piece:
 
     name: str
     life: Life
+    paces: tuple[Pace, Pace] = Pace(), Pace()
+    """Of its forward and its backward."""
 
 
 @dataclass(frozen=True)

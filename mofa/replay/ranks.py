@@ -15,7 +15,7 @@ from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
-from mofa.cost.lead import device_per_host
+from mofa.cost.lead import device_per_host, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
@@ -162,7 +162,7 @@ def _rank(
         pieces: list[Piece] = []
         of_rank.append({})
         if stage == 0:
-            pieces.append(Piece("the embedding", lives["embedding"]))
+            pieces.append(Piece("the embedding", lives["embedding"], paces(rows.costs.embedding)))
             costs.append(rows.costs.embedding)
         for j, kind in enumerate(stages.layers[r][c]):
             seen += 1
@@ -178,7 +178,7 @@ def _rank(
                 ends = (gathering(one, lives["embedding"]) for one in (moves.some, moves.more))
                 moves = replace(moves, some=next(ends), more=next(ends))
             of_rank[-1][len(pieces)] = moves
-            pieces.append(Piece(f"block {layer}", mine))
+            pieces.append(Piece(f"block {layer}", mine, paces(costs[-1])))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
@@ -188,7 +188,8 @@ def _rank(
                 pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
                 pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
             waits = waits_for_embedding(rows)
-            pieces.append(Piece("the head", awaiting_embedding(lives["head"]) if waits else lives["head"]))
+            head = awaiting_embedding(lives["head"]) if waits else lives["head"]
+            pieces.append(Piece("the head", head, paces(rows.costs.head)))
             costs.append(rows.costs.head)
         chunks.append(tuple(pieces))
     acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])

@@ -12,13 +12,13 @@ from mofa.replay.journal import ACTIVATIONS, BUFFERS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
-FREE_SENT, LASTING = 13, 14
+FREE_SENT, LASTING, SHELVE = 13, 14, 15
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
 what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
 free at the end of the backward; free what lingered of the block's last backward; free what a stream of NCCL's uses;
-take for good, where it is the rank's first of that name."""
+take for good, where it is the rank's first of that name; leave to PyTorch's watchdog."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -94,6 +94,8 @@ class _Slots:
             return FREE_REDUCED
         if name in self.life.sent:
             return FREE_SENT
+        if name in self.life.shelved:
+            return SHELVE
         return LATE if name in self.life.late else FREE
 
     def act(self, code: int, name: str, op: str, item: New | None = None) -> Act:
