@@ -16,7 +16,7 @@ from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.heap import rounded
-from mofa.cost.lead import device_per_host, launches, paces
+from mofa.cost.lead import ahead_of_peers, device_per_host, launches, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
@@ -185,7 +185,9 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     acts, behind = _acts(rows, rank)
     flats = flat_buffers(rows, params, stage, weights)
     waits = waits_for_embedding(rows)
-    ahead = (preallocated and many) or any(one.sent for of_one in lives for one in of_one)
+    rings = any(one.sent for of_one in lives for one in of_one)
+    lead = device_per_host(_costs(rows, names), k) if rings or (preallocated and many) else 0.0
+    lead = float(ahead_of_peers(lead, rows.cluster, int(rows.table.cp[0]))) if rings else lead
     beside = held_beside(fw, rows.schedule, stages.pp, sum(one.receives for one in ends))
     return Stage(
         weights, flats, stepped(weights, flats),
@@ -201,7 +203,7 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
-        device_per_host(_costs(rows, names), k) if ahead else 0.0, rows.costs.context.stored,
+        lead, rows.costs.context.stored,
         (boundary,) * beside.at_end, tuple(_paces(rows, c) for c in names), built_beside(rows, weights, num_layers),
     )  # fmt: skip
 

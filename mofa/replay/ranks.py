@@ -15,7 +15,7 @@ from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
-from mofa.cost.lead import device_per_host, paces
+from mofa.cost.lead import ahead_of_peers, device_per_host, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
@@ -208,6 +208,7 @@ def _rank(
     )
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
+    ratio, rings = device_per_host(costs), any(p.life.sent for c in chunks for p in c)
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
     persistent = (kept,) if kept and not fw.library else rotation_tables(rows, len(layers))
@@ -235,7 +236,7 @@ def _rank(
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
-        device_per_host=device_per_host(costs),
+        device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
         buckets=ddp_buckets(
             [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
         ) if fw.shards_params else (),
