@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
+from operator import itemgetter
 
 from mofa.cost.acts import GONE_LATE, Course, Lasts, Renewed, Requests, Stretches, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
@@ -323,7 +324,7 @@ class _Pool:
             if key not in self.taken:
                 self.taken.add(key)
                 found.append((at, size))
-        return sorted(found)
+        return sorted(found, key=itemgetter(0))
 
     def gathering(self, c: int, all_: Requests, begins: Sequence[int], product: int, slots: list[Piece]) -> None:
         """A chunk's first forward, FSDP's groups gathered as their blocks come, if there are any."""

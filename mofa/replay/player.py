@@ -203,7 +203,7 @@ class Player:
         wide = self.new(w.draft, outside(TEMPORARIES, "draft of a first value", where)) if w.draft else None
         kept = self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
         if w.transposed:
-            self.new(w.transposed, outside(PARAMETERS, f"parameter {short_name(w.name)}, transposed", where))
+            self.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", where))
         if wide is not None:
             self.drop(wide)
         for behind, nbytes in self.rank.built:

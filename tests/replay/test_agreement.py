@@ -50,7 +50,7 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     assert benchmark.MEMORY_BAR == 0.02
     for case, agreement in found:
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
-        assert abs(agreement.reserved) <= 0.08, benchmark.describe(case)
+        assert abs(agreement.reserved) <= 0.10, benchmark.describe(case)
         bar = 0.01 if case.job.framework.name == "torchtitan" else 0.015
         assert abs(agreement.closely) <= bar, benchmark.describe(case)
     assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002
