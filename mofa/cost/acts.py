@@ -231,6 +231,11 @@ class Course:
     late: tuple[Stretches, Stretches] = ((), ())
     """Forward and backward block by block, where something of their inside comes back late; empty where nothing."""
 
+    @property
+    def shelves(self) -> bool:
+        """Whether something is left to PyTorch's watchdog."""
+        return any(size == SHELVED for one in self.late for requests, _ in one for size, _ in requests)
+
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
     """A chunk's passes on a pool.

@@ -155,7 +155,7 @@ class _Pool:
     def reserved(self) -> int:
         """What it holds after a second step, or as soon as that is above the limit. [B]"""
         self.start()
-        for first in (True, False):
+        for first in (True, False, False) if any(of.shelves for of in self.courses) else (True, False):
             if self.heap.reserved <= self.limit:
                 self.step(first=first)
         return self.heap.reserved

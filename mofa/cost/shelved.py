@@ -33,9 +33,9 @@ def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     launched = summed(layers.sent_and_launched[..., 2]) + summed(layers.sent_and_launched[..., 3])
     took_f, took_b = np.maximum(device_f, host_f), np.maximum(device_b, host_b)
     turn = np.maximum(took_f + took_b, 1e-9)
-    num = rows.num_micro_batches[:, None]
     ratio = np.maximum((device_f + device_b) / np.maximum(host_f + host_b, 1e-9), 1.0)
-    lead_s = np.minimum(QUEUE / np.maximum(launched, 1.0), num * (1.0 - 1.0 / ratio)) * turn
+    turns = rows.num_micro_batches[:, None] - 1.0 + took_f / turn  # behind the last forward
+    lead_s = np.minimum(QUEUE / np.maximum(launched, 1.0), turns * (1.0 - 1.0 / ratio)) * turn
     since = WATCHDOG_S + lead_s
 
     def within(first: ArrayN, first_s: ArrayN, second: ArrayN, second_s: ArrayN) -> ArrayN:
