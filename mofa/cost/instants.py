@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron_lasting import rotations
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.lasting import lasting_bytes
 from mofa.cost.lingering import BACKWARD, FORWARD, Lingering
 from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
@@ -31,11 +30,6 @@ KIND_COMPONENT = {
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
-
-
-WORKSPACE = 32 * 2**20
-"""cuBLAS's for each thread that launches products, the main one and autograd's: PyTorch's default on Hopper, per handle
-and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class Instants:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + self._persistent_buffers()
+        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + lasting_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.ends_saved = self._ends_saved()
@@ -112,26 +106,6 @@ class Instants:
         if rows.schedule == "zbv":
             ways[-1] -= 1.0
         return ways
-
-    def _persistent_buffers(self) -> ArrayN:
-        """What the framework allocates once and keeps; the head's share on its stage, on which alone the products are
-        PyTorch's where layers are a library's. (n, R)"""
-        rows, c = self.rows, self.rows.costs
-        body = c.persistent[rows.k][:, None] + self._rotations()
-        with_products = rows.is_head if rows.framework.library else 1.0
-        of_head = (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head
-        return np.asarray(body + of_head + 2.0 * WORKSPACE * with_products)
-
-    def _rotations(self) -> ArrayN | float:
-        """The tables of rotations that Megatron keeps; of latent attention each layer's. (n, R)"""
-        rows = self.rows
-        if not rows.framework.library:
-            return 0.0
-        found = rotations(rows.costs.context)
-        table = per_combination(found.table, len(rows.costs.persistent))[rows.k][:, None]
-        if not found.of_layers:
-            return table * rows.layout.stages.vpp
-        return np.asarray((table + sum(found.built)) * rows.layout.counts.sum(axis=1))
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
 from mofa.cost.hostclock import NEVER
-from mofa.cost.lead import QUEUE
 from mofa.cost.rows import Rows
+from mofa.cost.shelf import QUEUE
 
 ArrayN = NDArray[np.float64]
 

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
-from mofa.cost.lead import QUEUE
 from mofa.cost.rows import Rows
-from mofa.cost.shelf import WATCHDOG_S
+from mofa.cost.shelf import QUEUE, WATCHDOG_S
 
 ArrayN = NDArray[np.float64]
 
@@ -41,6 +40,7 @@ def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     def within(first: ArrayN, first_s: ArrayN, second: ArrayN, second_s: ArrayN) -> ArrayN:
         whole, rest = np.divmod(since, turn)
         some = first * np.minimum(rest / np.maximum(first_s, 1e-9), 1.0)
-        return whole * (first + second) + some + second * np.maximum(rest - first_s, 0.0) / np.maximum(second_s, 1e-9)
+        more = second * np.maximum(rest - first_s, 0.0) / np.maximum(second_s, 1e-9)
+        return np.asarray(whole * (first + second) + some + more)
 
     return within(forward, took_f, backward, took_b), within(backward, took_b, forward, took_f)

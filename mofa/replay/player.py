@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
-from mofa.cost.instants import WORKSPACE
+from mofa.cost.lasting import WORKSPACE
 from mofa.cost.start import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator

@@ -31,11 +31,12 @@ from mofa.cost.acts import (
 from mofa.cost.closely import look_closely
 from mofa.cost.heap import rounded
 from mofa.cost.held import Blocks, plays, stage_of
-from mofa.cost.instants import WORKSPACE
-from mofa.cost.lead import QUEUE, lag
+from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lead import lag
 from mofa.cost.lives import life
 from mofa.cost.peak import stage_bytes
 from mofa.cost.sequence import reserved_bytes
+from mofa.cost.shelf import QUEUE
 from mofa.replay import script as replayed
 from mofa.replay.play import play
 from mofa.replay.ranks import rank_maker, rows_of

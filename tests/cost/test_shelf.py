@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mofa.cost.held import Blocks, stage_of
-from mofa.cost.instants import WORKSPACE
+from mofa.cost.lasting import WORKSPACE
 from mofa.cost.peak import stage_bytes
 from mofa.cost.sequence import reserved_bytes
 from mofa.cost.shelf import QUEUE, Pace, Shelf

@@ -12,6 +12,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import anywhere, value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.op import Grouped, Op
+from mofa.specs.model import MlaSpec
 
 WORKSPACE = 32 * 2**20 + 1024
 """Of cuBLAS, that Transformer Engine hands to each of its products (2.20.2, cpp_extensions/gemm.py,
@@ -100,7 +101,7 @@ def rotations(ctx: Context) -> Rotations:
     a = ctx.model.attention
     if ctx.model.positions != "rope":
         return Rotations((), 0.0, of_layers=False)
-    latent = a.kind == "mla"
-    width = int(a.qk_rope_head_dim if latent else a.d_qk)
+    latent = isinstance(a, MlaSpec)
+    width = int(a.qk_rope_head_dim if isinstance(a, MlaSpec) else a.d_qk)
     built = (2 * YARN_POSITIONS * width,) * 2 if latent else ()
     return Rotations(built, 4.0 * ctx.seq_len * width / ctx.cp, of_layers=latent)
