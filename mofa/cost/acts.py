@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from mofa.blocks.frameworks.megatron_lasting import Lasting
 from mofa.cost.heap import SMALL, rounded
@@ -320,6 +321,9 @@ class _Course:
         if not waiting:
             return requests, ((), requests)
         gone = set(waiting)
+        before = list(accumulate((slot in gone for _, slot in requests), initial=0))
+        self.lasting = [(at - before[at], key, size) for at, key, size in self.lasting]
+        self.product -= before[self.product] if self.product >= 0 else 0
         return [(size, slot) for size, slot in requests if slot not in gone], (waiting, requests)
 
     def take(self, size: int, pool: int, out: Requests) -> int:

@@ -40,7 +40,7 @@ def by_chance(estimator: Estimator) -> FloatA | None:
     even in the mean, but each layer and micro-batch has other numbers.
     """
     model, routing, ep = estimator.workload.model, estimator.workload.routing, int(estimator.table.ep[0])
-    even = routing.kind == "balanced" and routing.capacity_factor is None and routing.rank_capacity_factor is None
+    even = routing.kind == "balanced" and estimator.loads.memory.get(ep, 1.0) == 1.0
     if model.moe is None or ep == 1 or not even or estimator.framework.balances_by != "chance":
         return None
     if int(estimator.table.balancing[0]) > 0:
