@@ -257,9 +257,6 @@ def experts(
     operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, kept), hidden, n)
     fc1 = _products(b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", kept * n * e), (rows, n, hidden))
     issue(b, since, grouped(ctx))
-    if not sequential:  # local variables of TEGroupedMLP.forward, there without gradients too
-        hold(b, "experts", x)
-        hold(b, "experts", fc1)
     act = activate(b, ctx, fc1, "experts", kept * f, rows * f, "moe.moe_act", launches)
     fused = gated and ctx.framework.fused_swiglu
     if not fused:
@@ -270,7 +267,6 @@ def experts(
     operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, kept), f, hidden)
     out = _products(b, ctx, operand, "experts.fc2", b.tensor("experts.out", kept * hidden * e), (rows, hidden, f))
     issue(b, since, grouped(ctx))
-    leave_frame(b, "experts")
     out = expert_bias(b, ctx, out, rows, kept) if spec.expert_bias and not sequential else out
     return fp8.unpad(b, ctx, out, *actual) if pads else out
 
