@@ -170,9 +170,7 @@ class _Differentiator:
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
         kind = kind or source.kind
-        self.tensors[name] = Tensor(
-            name, source.bytes, kind, False, source.grad_bytes, source.sent, shelved=source.shelved  # type: ignore[arg-type]
-        )  # fmt: skip
+        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_sent=False)  # type: ignore[arg-type]
         return name
 
     def _gradient(self, name: str, like: str) -> str:
