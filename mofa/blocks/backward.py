@@ -170,12 +170,12 @@ class _Differentiator:
     def _tensor(self, name: str, like: str, kind: str | None = None) -> str:
         source = self.forward.tensors.get(like) or self.tensors[like]
         kind = kind or source.kind
-        self.tensors[name] = Tensor(name, source.bytes, kind, False, source.grad_bytes, source.sent)  # type: ignore[arg-type]
+        self.tensors[name] = source._replace(name=name, kind=kind, grad=False, grad_sent=False)  # type: ignore[arg-type]
         return name
 
     def _gradient(self, name: str, like: str) -> str:
         """Declare a gradient of ``like``, of its own size where the tensor says so."""
-        _, nbytes, kind, _, grad_bytes, _, sent = self.forward.tensors[like]
+        _, nbytes, kind, _, grad_bytes, _, sent, _ = self.forward.tensors[like]
         if grad_bytes is not None:
             nbytes, kind = grad_bytes, "activation"
         self.tensors[name] = Tensor(name, nbytes, kind, False, sent=sent)

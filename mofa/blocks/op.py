@@ -44,6 +44,9 @@ class Tensor(NamedTuple):
 
     ``sent`` says where a stream of NCCL's uses it of which the allocator is told (``recordStream``): memory that is let
     go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
+
+    ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
+    watchdog has seen the collective finished (:mod:`mofa.cost.shelf`).
     """
 
     name: str
@@ -53,6 +56,7 @@ class Tensor(NamedTuple):
     grad_bytes: FloatK | None = None
     sent: BoolK = False
     grad_sent: BoolK = False
+    shelved: BoolK = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +400,11 @@ class TapeBuilder:
     def tensor(
         self, name: str, nbytes: FloatK, kind: Kind = "activation", *, grad: bool = True,
         grad_bytes: FloatK | None = None, sent: BoolK = False, grad_sent: BoolK = False,
+        shelved: BoolK = False,
     ) -> str:  # fmt: skip
         """Declare a tensor and return its name; a name is declared once."""
         assert name not in self.tensors, f"tensor {name} is declared twice"
-        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent)
+        self.tensors[name] = Tensor(name, nbytes, kind, grad, grad_bytes, sent, grad_sent, shelved)
         return name
 
     def add(self, op: Op) -> str:

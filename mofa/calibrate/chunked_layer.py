@@ -20,7 +20,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.durations import Machine
-from mofa.cost.instants import WORKSPACE
+from mofa.cost.lasting import WORKSPACE
 from mofa.cost.liveness import block_memory
 from mofa.cost.lives import Deed, life
 from mofa.cost.scan import scan

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+from mofa.blocks.frameworks.megatron_lasting import Lasting
 from mofa.cost.heap import SMALL, rounded
 from mofa.cost.lives import Deed, Life, New, in_order, products
 
-TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW, SENT = range(13)
+TAKE, FREE, CLAIM, HOLD, CACHE, KEEP, DROP, PRODUCT, LOSS, SUM, LATE, RENEW, SENT, LASTING, SHELVE = range(15)
 """Allocate; let go; take over what the block before held, or allocate; hand on to the next block; keep until a
 forward's end; add to the parameters' gradients; let go what the block before held and this one does not take over; the
 block's first product begins; its loss does; allocate what a gradient becomes that another stage sent, with its first
 summand; let go at the end of the backward; let go what lingers of the block's last backward; let go what a stream of
 NCCL's uses."""
 TAKES = TAKE, CLAIM
+OF_POOL = *TAKES, LASTING
 EVERYWHERE = DROP, KEEP, PRODUCT, LOSS, SUM, RENEW
 """What matters whatever the pool."""
 Act = tuple[int, int, int, int]
 """What is done to which slot, the bytes asked for, and of which pool (:func:`pool_of`)."""
 Requests = list[tuple[int, int]]
 """Bytes to be taken, 0 where a slot is let go, and the slot. [B]"""
-GONE_LATE = -1
-"""In place of the 0 where what is let go comes back only once the device has got that far."""
+GONE_LATE, SHELVED = -1, -2
+"""In place of the 0 where what is let go comes back only once the device has got that far, or PyTorch's watchdog has
+seen that (:mod:`mofa.cost.shelf`)."""
 Stretches = tuple[tuple[Requests, float], ...]
-"""Requests of each block of a pass, those of :data:`GONE_LATE` among them, and its launches. [B], [-]"""
+"""Requests of each block of a pass, late ones among them, and its launches. [B], [-]"""
+Lasts = tuple[int, tuple[int, str], int]
+"""How many requests are in front of a buffer that is taken for good where it is the first: its block, -1 where blocks
+share it, with its name, and its size. [B]"""
 Renewed = tuple[tuple[int, ...], Requests]
 """Slots of what lingers of a chunk, and requests among which it goes. [B]"""
 
@@ -60,6 +67,8 @@ class Script:
     """Slots of what lingers of a backward, and their sizes. [B]"""
     launches: tuple[float, float] = (0.0, 0.0)
     """Kernels of forward and backward. [-]"""
+    lasting: tuple[str, ...] = ()
+    """Names of what is taken for good, by the slots of their acts."""
     by_pool: dict[int, tuple[tuple[Act, ...], ...]] = field(default_factory=dict, compare=False)
 
     def asks(self) -> set[int]:
@@ -73,7 +82,7 @@ class Script:
             mine = {slot for acts in all_ for code, slot, _, of in acts if code in TAKES and of == pool}
             mine |= {self.x, self.given}
             self.by_pool[pool] = tuple(
-                tuple(a for a in acts if (a[3] == pool if a[0] in TAKES else a[1] in mine or a[0] in EVERYWHERE))
+                tuple(a for a in acts if (a[3] == pool if a[0] in OF_POOL else a[1] in mine or a[0] in EVERYWHERE))
                 for acts in all_
             )
         return self.by_pool[pool]
@@ -88,6 +97,7 @@ class _Slots:
         self.sizes: list[int] = []
         self.holds: dict[int, str] = {}
         self.claims: dict[int, str] = {}
+        self.lasting: dict[str, int] = {}
 
     def of(self, name: str, nbytes: int = 0) -> int:
         slot = self.numbers.setdefault(name, len(self.numbers))
@@ -105,9 +115,16 @@ class _Slots:
     def free(self, name: str, code: int = FREE) -> Act:
         return code, self.of(name), 0, 0
 
+    def last(self, one: Lasting) -> Act:
+        """A buffer for good; its slot counts names, below 0 where each block has its own."""
+        number = self.lasting.setdefault(one.name, len(self.lasting))
+        size = rounded(one.bytes)
+        return LASTING, ~number if one.each else number, size, pool_of(size)
+
     def freeing(self, name: str) -> int:
         """How a tensor is let go."""
-        return SENT if name in self.life.sent else LATE if name in self.life.late else FREE
+        late = LATE if name in self.life.late else FREE
+        return SENT if name in self.life.sent else SHELVE if name in self.life.shelved else late
 
     def acts(self, deeds: Iterable[Deed], cached: Collection[str] = ()) -> tuple[Act, ...]:
         out: list[Act] = []
@@ -120,6 +137,7 @@ class _Slots:
             names = [f"scratch of its own {i}" for i in range(len(deed.scratch))]
             scratch = [self.take(name, item) for name, item in zip(names, deed.scratch, strict=True)]
             made = [self.take(item.name, item) for item in deed.new]
+            out += [self.last(one) for one in deed.lasting if not one.behind]
             if deed.claim and made:
                 made[0] = CLAIM, *made[0][1:]
                 self.claims[made[0][1]] = deed.claim
@@ -130,6 +148,7 @@ class _Slots:
             if ends is not None and deed.op.endswith(ends):
                 out.append((PRODUCT, 0, 0, 0))
                 ends = None
+            out += [self.last(one) for one in deed.lasting if one.behind]
             for name in deed.grads:
                 gone_now = name in deed.free and name not in self.life.late
                 out += [self.free(name, KEEP), *([self.free(name)] if gone_now else [])]
@@ -155,7 +174,7 @@ def script(life: Life) -> Script:
     lingers = tuple((slots.of(name), rounded(nbytes)) for name, nbytes in life.lingers)
     return Script(
         forward, backward, tuple(slots.sizes), slots.holds, slots.claims, x, out, given, back, logits, dry, lingers,
-        (life.launches[0], life.launches[1] + life.launches[2]),
+        (life.launches[0], life.launches[1] + life.launches[2]), tuple(slots.lasting),
     )  # fmt: skip
 
 
@@ -188,8 +207,11 @@ class Course:
     left: tuple[int, ...]
     """The slots that a forward leaves, for what is never played to its end."""
     gradients: tuple[tuple[int, ...], ...]
-    products: tuple[int, int] = (0, 0)
-    """How many requests of a forward and of a first backward are in front of what its first product works in."""
+    products: tuple[int, int] = (-1, -1)
+    """How many requests of a forward and of a first backward are in front of what its first product works in; -1 where
+    it has no product of PyTorch's."""
+    lasting: tuple[tuple[Lasts, ...], tuple[Lasts, ...]] = ((), ())
+    """What a forward and a first backward take for good."""
     loss: int = 0
     """How many of a forward are in front of its loss, 0 where there is none."""
     output: int = -1
@@ -200,7 +222,7 @@ class Course:
     trial: Requests = field(default_factory=list)
     """A trial forward, whose slots are its own; ``trial_slots`` are so many, ``trial_product`` is like ``products``."""
     trial_slots: int = 0
-    trial_product: int = 0
+    trial_product: int = -1
     begins: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """How many requests of a forward and of a trial forward are in front of each block's."""
     lingers: tuple[int, ...] = ()
@@ -209,6 +231,11 @@ class Course:
     """Forward and backward where such is there, which is put into these slots before."""
     late: tuple[Stretches, Stretches] = ((), ())
     """Forward and backward block by block, where something of their inside comes back late; empty where nothing."""
+
+    @property
+    def shelves(self) -> bool:
+        """Whether something is left to PyTorch's watchdog."""
+        return any(size == SHELVED for one in self.late for requests, _ in one for size, _ in requests)
 
 
 def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, tied: bool = False) -> Course:
@@ -226,7 +253,8 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     whole = made.forward()
     of_blocks = made.stretches(whole, made.begins, [one.launches[0] for one in chunk])
     forward, renewed = made.without_waiting(whole)
-    before, made.product = made.product, None
+    before, made.product = made.product, -1
+    lasting, made.lasting = tuple(made.lasting), []
     begins = made.begins
     left = tuple(slot for slots in (*made.places, [made.out]) for slot in slots if slot >= 0)
     output = made.out if ends.kept else -1
@@ -234,13 +262,13 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     again = made.stretches(whole, made.begins_back, [one.launches[1] for one in reversed(chunk)])
     backward, renewed_again = made.without_waiting(whole)
     lingers = tuple(slot for slots in made.left for slot in slots)
-    of_backward, made.product = made.product, None
+    of_backward, made.product = made.product, -1
     gradient = made.gradient
     late = (of_blocks, again) if made.sends and not lingers else ((), ())
     if accumulates == "there":
-        products = before or 0, of_backward or 0
         return Course(
-            made.num, forward, backward, backward, left, tuple(() for _ in chunk), products, made.loss, output,
+            made.num, forward, backward, backward, left, tuple(() for _ in chunk), (before, of_backward),
+            (lasting, tuple(made.lasting)), made.loss, output,
             gradient, gradient, lingers=lingers, renewed=(renewed, renewed_again), late=late,
         )  # fmt: skip
     assert not lingers, "gradients of layers with something that lingers are there from the start"
@@ -248,8 +276,9 @@ def course(pool: int, chunk: Sequence[Script], ends: Ends, *, accumulates: str, 
     made.stretches(first, made.begins_back, [0.0] * len(chunk))
     trial = _Course(pool, chunk, ends, accumulates, tied)
     return Course(
-        made.num, forward, backward, first, left, gradients, (before or 0, made.product or 0), made.loss, output,
-        gradient, made.gradient, trial.dry(), trial.num, trial.product or 0,
+        made.num, forward, backward, first, left, gradients, (before, made.product),
+        (lasting, tuple(made.lasting)), made.loss, output,
+        gradient, made.gradient, trial.dry(), trial.num, trial.product,
         (tuple(begins), tuple(trial.begins)), late=late,
     )  # fmt: skip
 
@@ -261,7 +290,9 @@ class _Course:
         self.pool, self.chunk, self.ends, self.accumulates, self.tied = pool, chunk, ends, accumulates, tied
         self.num = 0
         self.out = -1
-        self.product: int | None = None
+        self.product = -1
+        self.block = 0
+        self.lasting: list[Lasts] = []
         self.loss, self.gradient = 0, -1
         self.received = False
         self.late: list[int] = []
@@ -280,7 +311,7 @@ class _Course:
             (requests[start:stop], issued)
             for start, stop, issued in zip((0, *begins[1:]), (*begins[1:], len(requests)), launches, strict=True)
         )
-        self.sends |= any(size == GONE_LATE for size, _ in requests)
+        self.sends |= any(size < 0 for size, _ in requests)
         requests[:] = [(max(size, 0), slot) for size, slot in requests]
         return stretches
 
@@ -290,6 +321,9 @@ class _Course:
         if not waiting:
             return requests, ((), requests)
         gone = set(waiting)
+        before = list(accumulate((slot in gone for _, slot in requests), initial=0))
+        self.lasting = [(at - before[at], key, size) for at, key, size in self.lasting]
+        self.product -= before[self.product] if self.product >= 0 else 0
         return [(size, slot) for size, slot in requests if slot not in gone], (waiting, requests)
 
     def take(self, size: int, pool: int, out: Requests) -> int:
@@ -304,7 +338,8 @@ class _Course:
         out: Requests = []
         ends = self.ends
         x = self.take(ends.boundary, pool_of(ends.boundary), out) if ends.receives and not ends.kept else -1
-        for one in self.chunk:
+        for n, one in enumerate(self.chunk):
+            self.block = n
             place, x = self.through(one, 0, x, out)
             self.places.append(place)
         out += [(0, slot) for slot in (*self.held.values(), *self.cache)]
@@ -346,7 +381,7 @@ class _Course:
         self.received = ends.sends and ends.kept
         gradients: list[tuple[int, ...]] = []
         for n in reversed(range(len(self.chunk))):
-            one, place = self.chunk[n], self.places[n].copy()
+            one, place, self.block = self.chunk[n], self.places[n].copy(), n
             if one.given >= 0:
                 place[one.given] = dy
             mine: list[int] = []
@@ -407,7 +442,10 @@ class _Course:
             elif code == LOSS:
                 self.loss = len(out)
             elif code == PRODUCT:
-                self.product = len(out) if self.product is None else self.product
+                self.product = len(out) if self.product < 0 else self.product
+            elif code == LASTING:
+                key = (-1, one.lasting[slot]) if slot >= 0 else (self.block, one.lasting[~slot])
+                self.lasting.append((len(out), key, size))
             elif code == DROP:
                 for name in [name for name in carried if name not in one.claims.values()]:
                     out.append((0, carried.pop(name)))
@@ -418,8 +456,8 @@ class _Course:
                     gradients.append(num)
                     num += 1
             elif place[slot] >= 0:
-                if code == SENT:
-                    out.append((GONE_LATE, place[slot]))
+                if code in (SENT, SHELVE):
+                    out.append((GONE_LATE if code == SENT else SHELVED, place[slot]))
                 elif code == HOLD:
                     self.held[one.holds[slot]] = place[slot]
                 elif code == CACHE:

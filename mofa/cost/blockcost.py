@@ -21,7 +21,7 @@ from mofa.blocks.tapes import label, model_tapes
 from mofa.cost.collectives import token_spread
 from mofa.cost.durations import Machine, Timed, tape_flops, time_works
 from mofa.cost.hostclock import Clocks
-from mofa.cost.liveness import BlockMemory, block_memories, sent_and_launched
+from mofa.cost.liveness import BlockMemory, block_memories, sent_and_launched, shelved
 from mofa.cost.loads import RoutingLoads
 from mofa.cost.optimizer import held_width
 from mofa.cost.put_off import PutOff, put_off
@@ -122,6 +122,11 @@ class BlockCost:
     def sent_and_launched(self) -> ArrayK:
         """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.liveness.sent_and_launched`)."""
         return sum((sent_and_launched(one, self.memories.num_k) for one in self.blocks), np.zeros((4, 1)))
+
+    @cached_property
+    def shelved(self) -> ArrayK:
+        """What PyTorch's watchdog lets go of it (:func:`mofa.cost.liveness.shelved`)."""
+        return sum((shelved(one, self.memories.num_k) for one in self.blocks), np.zeros((2, 1)))
 
     def then(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""

@@ -10,23 +10,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.frameworks.megatron_lasting import OUTSIDE_LAYERS, Lasting, lasting
 from mofa.blocks.tapes import label
 from mofa.cost.acts import Ends, Script, pool_of, script
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.heap import rounded
-from mofa.cost.lead import device_per_host, launches
+from mofa.cost.lead import ahead_of_peers, device_per_host, launches, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.moments import ROUNDS
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
 from mofa.cost.rows import Rows
+from mofa.cost.shelf import Pace
 from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk, gathers_whole
-from mofa.cost.weights import FlatBuffer, Weight, ddp_buckets, flat_buffers, stepped, weights_of
+from mofa.cost.weights import (
+    FlatBuffer,
+    Weight,
+    built_beside,
+    ddp_buckets,
+    flat_buffers,
+    held_in_fp8,
+    rotation_tables,
+    stepped,
+    weights_of,
+)
 from mofa.orders import order_of
 from mofa.orders.interleaved import rounds
 
@@ -41,8 +52,6 @@ ROUNDS_BEHIND = 2
 scores of attention are tensors, and costs 5 % of a look. [-]"""
 LARGE = 1 << 40
 """A size of the large pool. [B]"""
-OUTSIDE_LAYERS = ("embedding", "head", "mtp")
-"""Blocks that Transformer Engine's linears are not in. [-]"""
 Acts = tuple[tuple[str, int, int], ...]
 """Computations: kind, chunk, micro-batch."""
 Groups = tuple[tuple[tuple[tuple[float, float], ...], ...], ...]
@@ -89,6 +98,10 @@ class Stage:
     """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
     inputs_at_end: tuple[int, ...]
     """What Megatron's chunks hold of their last inputs from a step's last backward to the next step. [B]"""
+    paces: tuple[tuple[tuple[Pace, ...], tuple[Pace, ...]], ...] = ()
+    """Of each chunk's blocks forward, and of those backward in their order."""
+    built: tuple[tuple[int, int], ...] = ()
+    """:func:`mofa.cost.weights.built_beside`."""
 
     @property
     def pools(self) -> list[int]:
@@ -118,8 +131,14 @@ class Blocks:
                 weight_first=by_autograd, apart=fw.name == "megatron-2022",
                 pipelined=fw.name == "torchtitan" and rows.layout.stages.pp > 1,
                 replicated=fw.shards_params and fw.dp_replicate > 1,
+                lasting=self.lasting(name) if fw.library else None,
             ))  # fmt: skip
         return self.lives[name]
+
+    def lasting(self, name: str) -> dict[str, tuple[Lasting, ...]]:
+        """What a block's ops take for good."""
+        rows, block = self.rows, self.rows.costs.tapes[name]
+        return lasting(rows.costs.context, block.name, block.forward.ops, int(rows.k[0]))
 
     def script(self, name: str, *, first: bool = False, waits: bool = False) -> Script:
         """Its acts; of the model's ``first`` layer, or of a head whose gradient waits for the embedding's."""
@@ -148,9 +167,8 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     params = params_of(rows, stage, modules, tied=tied)
     weights = weights_of(rows, params, stage, 0)
     linears = [name for c in names for name, of in c if of not in OUTSIDE_LAYERS] if _in_fp8(rows) else []
-    if fw.fp8_params:
-        halved = set(linears)
-        weights = tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in halved else w for w in weights)
+    weights = held_in_fp8(rows, weights, linears)
+    num_layers = sum(len(chunk) for chunk in stages.layers[rank])
     num = int(rows.num_micro_batches[0])
     boundary = int(float(rows.costs.boundary[k]))
     last, many = len(names) - 1, stages.pp > 1
@@ -167,7 +185,9 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
     acts, behind = _acts(rows, rank)
     flats = flat_buffers(rows, params, stage, weights)
     waits = waits_for_embedding(rows)
-    ahead = (preallocated and many) or any(one.sent for of_one in lives for one in of_one)
+    rings = any(one.sent for of_one in lives for one in of_one)
+    lead = device_per_host(_costs(rows, names), k) if rings or (preallocated and many) else 0.0
+    lead = float(ahead_of_peers(lead, rows.cluster, int(rows.table.cp[0]))) if rings else lead
     beside = held_beside(fw, rows.schedule, stages.pp, sum(one.receives for one in ends))
     return Stage(
         weights, flats, stepped(weights, flats),
@@ -178,14 +198,13 @@ def stage_of(rows: Rows, stage: int, workspace: int, blocks: Blocks) -> Stage:
         tuple(ends), acts, behind, rotations(rows), received if preallocated and many else (),
         ddp_buckets(lives, whole, ddp_width(rows), tied=tied),
         (
-            kept, *_fp8_copies(rows, [blocks.life(of) for c in names for name, of in c if name in linears]),
-            *(boundary,) * beside.throughout,
+            *(rotation_tables(rows, num_layers, k) if fw.library else (kept,)), *(boundary,) * beside.throughout,
         ), workspace,
         "there" if rows.static.grads_always else "fp32" if pipelined else "stay",
         _groups(rows, modules) if pipelined else (), by_chunk(rows), tied,
         preallocated and many and rows.schedule == "1f1b", tuple(launches(c) for c in lives),
-        device_per_host(_costs(rows, names), k) if ahead else 0.0, rows.costs.context.stored,
-        (boundary,) * beside.at_end,
+        lead, rows.costs.context.stored,
+        (boundary,) * beside.at_end, tuple(_paces(rows, c) for c in names), built_beside(rows, weights, num_layers),
     )  # fmt: skip
 
 
@@ -217,13 +236,26 @@ def _names(rows: Rows, rank: int) -> list[list[tuple[str, str]]]:
     return out
 
 
-def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[BlockCost]:
-    """What the blocks of a rank cost."""
+def _by_tape(rows: Rows) -> dict[str, BlockCost]:
+    """What blocks cost, by their tapes' names."""
     costs = {"embedding": rows.costs.embedding, "head": rows.costs.head}
     for mode, of_mode in rows.costs.blocks.items():
         for kind, one in zip(rows.layout.stages.kinds, of_mode, strict=True):
             costs[label(kind, mode)] = one
+    return costs
+
+
+def _costs(rows: Rows, names: Sequence[Sequence[tuple[str, str]]]) -> list[BlockCost]:
+    """What the blocks of a rank cost."""
+    costs = _by_tape(rows)
     return [costs[of] for chunk in names for _, of in chunk if of in costs]
+
+
+def _paces(rows: Rows, chunk: Sequence[tuple[str, str]]) -> tuple[tuple[Pace, ...], tuple[Pace, ...]]:
+    """Of the blocks of a chunk forward, and of those backward in their order."""
+    costs, k = _by_tape(rows), int(rows.k[0])
+    both = [paces(costs[of], k) if of in costs else (Pace(), Pace()) for _, of in chunk]
+    return tuple(one for one, _ in both), tuple(one for _, one in reversed(both))
 
 
 def _acts(rows: Rows, rank: int) -> tuple[Acts, int]:
@@ -249,12 +281,3 @@ def _groups(rows: Rows, modules: Sequence[Sequence[Module]]) -> Groups:
 
 def _in_fp8(rows: Rows) -> bool:
     return bool(rows.workload.precision.fp8_recipe) and not rows.framework.shards_params
-
-
-def _fp8_copies(rows: Rows, layers: Sequence[Life]) -> tuple[int, ...]:
-    """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed. [B]"""
-    recipe = rows.workload.precision.fp8_recipe
-    if not layers or not recipe:
-        return ()
-    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
-    return tuple(int(n) for one in layers for _, n in one.weights for _ in range(layouts))

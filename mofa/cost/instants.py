@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.lasting import lasting_bytes
 from mofa.cost.lingering import BACKWARD, FORWARD, Lingering
 from mofa.cost.moments import Moments, Most
 from mofa.cost.reserve import Alive
 from mofa.cost.roots import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
 from mofa.cost.rows import Rows
+from mofa.cost.shelved import shelved_bytes
 from mofa.cost.stage_inputs import CORE, held_bytes
 from mofa.cost.unshard import gathers_whole, unsharded
 from mofa.specs.framework import PYTORCH_MODULES
@@ -28,11 +30,6 @@ KIND_COMPONENT = {
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
-
-
-WORKSPACE = 32 * 2**20
-"""cuBLAS's for each thread that launches products, the main one and autograd's: PyTorch's default on Hopper, per handle
-and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,14 @@ class Instants:
         lay, static = rows.layout, rows.static
         self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
         self.grads = static.grads[rows.grid]
-        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + self._persistent_buffers()
+        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + lasting_bytes(rows)
         self.fixed = (static.params + static.states)[rows.grid] + self.buffers
         self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
         self.ends_saved = self._ends_saved()
         acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
         self.acts = acts + self.ends_saved
         self.lingering = Lingering(rows)
+        self.shelved = shelved_bytes(rows)
         self.all: list[_Instant] = []
 
     def _pipeline_buffers(self) -> ArrayN:
@@ -108,12 +106,6 @@ class Instants:
         if rows.schedule == "zbv":
             ways[-1] -= 1.0
         return ways
-
-    def _persistent_buffers(self) -> ArrayN:
-        """What the framework allocates once and keeps; the head's share on its stage. (n, R)"""
-        rows, c = self.rows, self.rows.costs
-        body = c.persistent[rows.k][:, None]
-        return np.asarray(body + (c.persistent_head - c.persistent)[rows.k][:, None] * rows.is_head + 2.0 * WORKSPACE)
 
     def _layer_grads(self, kind: int) -> ArrayN:
         """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
@@ -168,7 +160,11 @@ class Instants:
         minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
         lingers: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
-        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``."""
+        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
+
+        Inside of layers, at the loss, is behind a forward; outside of all is behind a backward.
+        """
+        lingers = lingers + self.shelved[not inside]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
         if minus is not None:
             alive += self.acts - minus

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from mofa.blocks.context import ArrayK
 from mofa.cost.blockcost import BlockCost
 from mofa.cost.hostclock import NEVER
 from mofa.cost.lives import Life
-
-QUEUE = 1024.0
-"""Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
-(tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
+from mofa.cost.shelf import QUEUE, Pace
+from mofa.specs.hardware import ClusterSpec
 
 
 def launches(chunk: Sequence[Life]) -> dict[str, float]:
@@ -30,6 +31,23 @@ def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
     if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
         return 0.0
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
+
+
+def ahead_of_peers(ratio: ArrayK, cluster: ClusterSpec, ranks: int) -> ArrayK:
+    """The same of a ring's fastest rank, whose device waits for its peers and so for their hosts. [-]
+
+    A step is as long as the slowest host of the ring takes, or the device; only at its end do hosts meet. A host that
+    waits within a pass (``ratio`` 0) has no lead.
+    """
+    return np.where(ratio > 0, np.maximum(ratio, cluster.hosts_apart(ranks)), 0.0)
+
+
+def paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
+    """What device and host take for a block's forward and backward."""
+    forward, backward = (
+        Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k])) for phase in (cost.forward, cost.backward)
+    )
+    return forward, backward
 
 
 def lag(launched: float, ratio: float) -> float:

@@ -309,6 +309,17 @@ def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
     return np.array([*(stacked(some, num_k).sum(axis=0) for some in sent), *launches])
 
 
+def shelved(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes that a forward and a backward leave to PyTorch's watchdog (:mod:`mofa.cost.shelf`). (2, K) [B]"""
+    lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
+    out: list[list[FloatK]] = [[0.0], [0.0]]
+    for one in lives.found:
+        is_shelved = tensors[one.owner].shelved
+        if anywhere(is_shelved):
+            out[int(one.end >= lives.boundary)].append(where(is_shelved, one.bytes, 0.0))
+    return np.array([stacked(some, num_k).sum(axis=0) for some in out])
+
+
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:
     """Size of the block that PyTorch's CUDA caching allocator gives for a request. [B]
 

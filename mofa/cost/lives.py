@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value
+from mofa.blocks.frameworks.megatron_lasting import Lasting
 from mofa.blocks.lifetimes import PRODUCT_ENDS
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
 from mofa.blocks.put_off import KEPT
@@ -69,6 +70,8 @@ class Deed(NamedTuple):
     """Experts that the op runs for one after the other (:mod:`mofa.cost.one_by_one`). [-]"""
     renews: bool = False
     """Whether what lingered of the block's last backward goes here."""
+    lasting: tuple[Lasting, ...] = ()
+    """What the first such op of a rank takes for good."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Life:
     """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
     sent: frozenset[str] = frozenset()
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
+    shelved: frozenset[str] = frozenset()
+    """What PyTorch's watchdog lets go (:mod:`mofa.cost.shelf`)."""
     late: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
     the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
@@ -106,6 +111,8 @@ class Life:
     """The same of a chunk's last block."""
     lingers: tuple[tuple[str, int], ...] = ()
     """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
+    torch_products: bool = True
+    """Whether its products are PyTorch's, which have a workspace for each thread."""
 
     def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
@@ -164,7 +171,9 @@ def in_order(
 
 
 def products(life: Life) -> tuple[str, ...]:
-    """How the names of a block's products end."""
+    """How the names of a block's products end that PyTorch runs."""
+    if not life.torch_products:
+        return ()
     names = [name for name, _ in life.weights] if life.name != "embedding" else []
     return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
 
@@ -172,6 +181,7 @@ def products(life: Life) -> tuple[str, ...]:
 def life(
     block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
     pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
+    lasting: Mapping[str, tuple[Lasting, ...]] | None = None,
 ) -> Life:  # fmt: skip
     """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
 
@@ -184,8 +194,12 @@ def life(
 
     ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
     input's; Megatron's own function the other way round.
+
+    ``lasting``: what ops take for good at a rank's first use, by their names, where layers are a library's and only the
+    head's products PyTorch's.
     """
-    whole = _life(block, k, autocast, weight_first, apart, pipelined)
+    whole = _life(block, k, autocast, weight_first, apart, pipelined, lasting=lasting or {})
+    whole = replace(whole, torch_products=lasting is None or block.name == "head")
     whole = replace(whole, late=frozenset(_REDUCED)) if replicated else whole
     if not puts_off:
         return whole
@@ -193,13 +207,15 @@ def life(
     for weights in (halves.weights, halves.weights_of_last):
         tape = replace(halves.inputs, ops=(*halves.inputs.ops, *weights.ops), tensors=weights.tensors)
         behind = len(halves.inputs.ops)
-        both.append(_life(replace(block, backward=tape), k, autocast, weight_first, apart, pipelined, behind))
+        halves_of = replace(block, backward=tape)
+        both.append(_life(halves_of, k, autocast, weight_first, apart, pipelined, lasting=lasting or {}, late=behind))
     apart_, last = both
     return replace(whole, apart=apart_.backward, apart_last=last.backward, launches=apart_.launches)
 
 
 def _life(
-    block: BlockTapes, k: int, autocast: bool, weight_first: bool, apart: bool, pipelined: bool, late: int | None = None
+    block: BlockTapes, k: int, autocast: bool, weight_first: bool, apart: bool, pipelined: bool, *,
+    lasting: Mapping[str, tuple[Lasting, ...]], late: int | None = None,
 ) -> Life:  # fmt: skip
     """Of the two tapes as they are; ops of the backward from ``late`` on are those by weights, else those so named."""
     backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
@@ -253,7 +269,7 @@ def _life(
         _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
               op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
               bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given,
-              places, bool(lingers) and op.name.startswith(RENEWAL))
+              places, bool(lingers) and op.name.startswith(RENEWAL), lasting.get(op.name, ()) if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(deeds, weights)
@@ -275,7 +291,9 @@ def _life(
     return Life(
         block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (), reduced, sent, lingers=tuple(lingers.items()),
+        _dry(block, k) if pipelined else (), reduced, sent,
+        frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
+        lingers=tuple(lingers.items()),
     )  # fmt: skip
 
 
@@ -411,7 +429,7 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 def _deed(
     op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
-    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool,
+    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, lasting: tuple[Lasting, ...],
 ) -> Deed | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
@@ -440,6 +458,7 @@ def _deed(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.rounds, k)), renews,
+        int(value(op.rounds, k)), renews, lasting,
     )  # fmt: skip
-    return deed if new or scratch or dead or claim or grads or sums or renews or deed.frees_held else None
+    plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)
+    return None if plain else deed

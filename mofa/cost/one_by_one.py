@@ -70,6 +70,7 @@ def _all(deeds: Sequence[Deed], shares: Sequence[float], cut: set[str]) -> Itera
             shared, first = expert == order[-1], expert == order[0]
             for deed in found:
                 one = _of_one(deed, expert, shares, cut, each, shared=shared)
+                one = one if first else one._replace(lasting=())
                 yield _of_sum(one, deed, first=first) if deed.op.endswith(SUMS) else one
 
 

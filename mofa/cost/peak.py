@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
-from mofa.cost.instants import WORKSPACE, Instants
+from mofa.cost.instants import Instants
+from mofa.cost.lasting import WORKSPACE
 from mofa.cost.reserve import native_bytes, shards_waste
 from mofa.cost.rows import Rows
 

@@ -116,6 +116,11 @@ class LayerArrays:
         return self._grid(lambda c: c.sent_and_launched)
 
     @cached_property
+    def shelved(self) -> ArrayN:
+        """Rows of :func:`mofa.cost.liveness.shelved` last."""
+        return self._grid(lambda c: c.shelved)
+
+    @cached_property
     def cached(self) -> ArrayN:
         return self._grid(lambda c: c.cached)
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
 from mofa.cost.hostclock import NEVER
-from mofa.cost.lead import QUEUE
 from mofa.cost.rows import Rows
+from mofa.cost.shelf import QUEUE
 
 ArrayN = NDArray[np.float64]
 
@@ -36,7 +36,8 @@ def late_bytes(rows: Rows) -> ArrayN:
     both = layers.forward_clocks, layers.backward_clocks
     device, host = (sum(summed(grid[..., i]) for grid in both) for i in (0, 3))
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
-    ratio = np.where(waits > 0, 0.0, device / np.maximum(host, 1e-9))
+    apart = np.array([rows.cluster.hosts_apart(int(cp)) for cp in rows.table.cp])[:, None]
+    ratio = np.where(waits > 0, 0.0, np.maximum(device / np.maximum(host, 1e-9), apart))
     turn = np.maximum(launched_f + launched_b, 1.0)
     launched = (rows.num_micro_batches[:, None] - 1.0) * turn + launched_f
     ahead = np.minimum(QUEUE, launched * (1.0 - 1.0 / np.maximum(ratio, 1.0)))

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
+from operator import itemgetter
 
-from mofa.cost.acts import GONE_LATE, Course, Renewed, Requests, Stretches, course, pool_of
+from mofa.cost.acts import GONE_LATE, Course, Lasts, Renewed, Requests, Stretches, course, pool_of
 from mofa.cost.heap import NOTHING, Heap, Piece, rounded
 from mofa.cost.held import GATHER, LARGE, REDUCE, Stage
 from mofa.cost.lead import lag
+from mofa.cost.shelf import Pace, Shelf
 from mofa.cost.start import Want, broadcast, built
 from mofa.cost.unshard import AHEAD
 
@@ -40,6 +42,7 @@ class _Sent:
         self.output: tuple[int, int] | None = None
         self.lingering: list[Piece] = []
         self.gradient: list[Piece] = []
+        self.shelf: Shelf[Piece] = Shelf()
 
     def begin(self, *, lags: bool) -> None:
         """A step begins; with a lead only behind the first."""
@@ -71,18 +74,24 @@ class _Sent:
         for piece in gone:
             self.let_go(piece, sent=True)
 
-    def inside(self, blocks: Stretches, slots: list[Piece]) -> None:
-        """Play a pass inside of which something comes back late."""
-        for requests, launches in blocks:
+    def inside(self, blocks: Stretches, slots: list[Piece], paces: Sequence[Pace]) -> None:
+        """Play a pass inside of which something comes back late; ``paces`` are its blocks'."""
+        for (requests, launches), pace in zip(blocks, paces, strict=True):
             begin = 0
             for at, (size, slot) in enumerate(requests):
+                if size >= 0:
+                    continue
+                self.heap.play(requests[begin:at], slots)
                 if size == GONE_LATE:
-                    self.heap.play(requests[begin:at], slots)
                     self.let_go(slots[slot], sent=True)
-                    begin = at + 1
+                else:
+                    self.shelf.put(slots[slot])
+                begin = at + 1
             self.heap.play(requests[begin:], slots)
             self.launched += launches
             self.before()
+            for piece in self.shelf.passed(pace, launches):
+                self.heap.give(piece)
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""
@@ -96,6 +105,7 @@ class _Sent:
             self.heap.give(piece)
         self.waiting.clear()
         self.lingering, self.gradient = [], []
+        self.shelf.synchronized()
 
     def let_go(self, piece: Piece, *, sent: bool) -> None:
         behind = lag(self.launched, self.stage.device_per_host) if sent and self.lags else 0.0
@@ -120,6 +130,7 @@ class _Pool:
         self.fetched: dict[int, list[list[Piece]]] = {}
         self.unsharded: dict[int, list[list[Piece]]] = {}
         self.threads: set[str] = set()
+        self.taken: set[tuple[int, int, str]] = set()
         self.whole_buckets: list[list[Piece]] | None = None
         self.lingering: dict[int, list[Piece]] = {}
         self.sent = _Sent(stage, self.heap)
@@ -144,7 +155,7 @@ class _Pool:
     def reserved(self) -> int:
         """What it holds after a second step, or as soon as that is above the limit. [B]"""
         self.start()
-        for first in (True, False):
+        for first in (True, False, False) if any(of.shelves for of in self.courses) else (True, False):
             if self.heap.reserved <= self.limit:
                 self.step(first=first)
         return self.heap.reserved
@@ -157,7 +168,12 @@ class _Pool:
             return
         sizes = [self.size(w.param) for w in s.weights]
         slots = [NOTHING] * len(sizes)
-        play([(size, n) for n, size in enumerate(sizes) if size], slots)
+        for n, (w, size) in enumerate(zip(s.weights, sizes, strict=True)):
+            wide = self.take([w.draft])
+            play([(size, n)] if size else [], slots)
+            self.take([w.transposed])
+            self.give(wide)
+            self.take(nbytes for behind, nbytes in s.built if behind == n)
         for flat in s.flat_buffers:
             self.take([flat.params, flat.grads])
             play([(0, n) for n in flat.weights if flat.params and sizes[n]], slots)
@@ -230,7 +246,7 @@ class _Pool:
             late = of.late[kind == "B"] if sent.lags else ()
             if late:
                 slots = passes.pop((c, i)) if kind == "B" else [NOTHING] * of.num_slots
-                sent.inside(late, slots)
+                sent.inside(late, slots, s.paces[c][kind == "B"])
                 if kind == "F":
                     passes[c, i] = slots
             elif kind == "F":
@@ -247,7 +263,7 @@ class _Pool:
                 elif c in self.lingering:
                     self.renew(c, of.renewed[0], slots)
                 else:
-                    self.begin(kind, of.forward, of.products[0], slots)
+                    self.begin(kind, of.forward, of.products[0], slots, (c, of.lasting[0]))
             elif c in self.lingering:
                 slots = passes.pop((c, i))
                 self.renew(c, of.renewed[1], slots)
@@ -256,7 +272,7 @@ class _Pool:
                 play(of.backward, slots)
             else:
                 slots = passes.pop((c, i))
-                self.begin(kind, of.first, of.products[1], slots)
+                self.begin(kind, of.first, of.products[1], slots, (c, of.lasting[1]))
             if kind == "B" and of.lingers:
                 self.lingering[c] = [slots[slot] for slot in of.lingers]
             sent.after(kind, c, i, slots, of, first=kind == "B" and c not in begun)
@@ -284,15 +300,31 @@ class _Pool:
             slots[slot] = piece
         self.heap.play(all_, slots)
 
-    def begin(self, kind: str, all_: Requests, product: int, slots: list[Piece]) -> None:
-        """Play a pass; at its thread's first product cuBLAS takes its workspace, the product's output being there."""
-        if kind in self.threads:
-            self.heap.play(all_, slots)
-            return
-        self.threads.add(kind)
-        self.heap.play(all_[:product], slots)
-        self.take([self.stage.workspace])
-        self.heap.play(all_[product:], slots)
+    def begin(
+        self, kind: str, all_: Requests, product: int, slots: list[Piece],
+        lasting: tuple[int, Sequence[Lasts]] = (0, ()),
+    ) -> None:  # fmt: skip
+        """Play a pass of a chunk. At its thread's first product cuBLAS takes its workspace, the product's output being
+        there, and what is ``lasting`` is taken where it is the first of its name."""
+        done = 0
+        for at, nbytes in self.firsts(kind, product, *lasting):
+            self.heap.play(all_[done:at], slots)
+            self.take([nbytes])
+            done = at
+        self.heap.play(all_[done:] if done else all_, slots)
+
+    def firsts(self, kind: str, product: int, c: int, lasting: Sequence[Lasts]) -> list[tuple[int, int]]:
+        """How many requests are in front of each buffer that a pass takes for good, and its bytes."""
+        found: list[tuple[int, int]] = []
+        if product >= 0 and kind not in self.threads:
+            self.threads.add(kind)
+            found.append((product, self.stage.workspace))
+        for at, (block, name), size in lasting:
+            key = (c, block, name) if block >= 0 else (-1, -1, name)
+            if key not in self.taken:
+                self.taken.add(key)
+                found.append((at, size))
+        return sorted(found, key=itemgetter(0))
 
     def gathering(self, c: int, all_: Requests, begins: Sequence[int], product: int, slots: list[Piece]) -> None:
         """A chunk's first forward, FSDP's groups gathered as their blocks come, if there are any."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mofa.blocks.elementwise import value
+from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.frameworks.megatron_lasting import WORKSPACE, rotations
 from mofa.cost.lives import Life
 from mofa.cost.rows import Rows
 from mofa.cost.tensors import Param, buffers_of, owned
@@ -31,7 +34,10 @@ class Weight(NamedTuple):
     widened: int = 0
     """Bytes of the fp32 copy of its gradient, from one step of Megatron's optimizer to the beginning of the next."""
     draft: int = 0
-    """Bytes of the fp32 copy that torchtitan draws its first values in (models/utils.py, ``trunc_normal_``)."""
+    """Bytes of the copy that first values are drawn in: torchtitan's fp32 one (models/utils.py, ``trunc_normal_``), of
+    an fp8 parameter the 16-bit one (te/module/base.py, ``reset_parameters``)."""
+    transposed: int = 0
+    """Bytes of an fp8 parameter's second copy, there from the start."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,41 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         )
         for n, p in enumerate(params)
     )  # fmt: skip
+
+
+def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:
+    """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
+    recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
+    if not fw.fp8_params or not recipe:
+        return weights
+    copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
+    return tuple(
+        w._replace(param=w.param // 2, draft=w.param, transposed=(copies - 1) * (w.param // 2))
+        if w.name.rpartition(" ")[0] in layers and not w.flat else w
+        for w in weights
+    )  # fmt: skip
+
+
+def built_beside(rows: Rows, weights: Sequence[Weight], layers: int) -> tuple[tuple[int, int], ...]:
+    """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]
+
+    The workspace of products comes with the first linear, which is attention's output (module/linear.py,
+    ``_prealloc_cublas_workspace``); tables of rotations, of ``layers`` of latent attention, are put behind all.
+    """
+    if rows.framework.library is None or not weights:
+        return ()
+    first = next((n for n, w in enumerate(weights) if w.name.endswith(" proj")), 0)
+    tables = rotations(rows.costs.context).built * layers
+    return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
+
+
+def rotation_tables(rows: Rows, layers: int, k: int = 0) -> tuple[int, ...]:
+    """What the first forward keeps of rotations: a table of each chunk, or of each of ``layers`` of attention. [B]"""
+    if rows.framework.library is None:
+        return ()
+    found = rotations(rows.costs.context)
+    nbytes = int(value(found.table, k))
+    return (nbytes,) * (layers if found.of_layers else rows.layout.stages.vpp) if nbytes else ()
 
 
 def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
-from mofa.cost.instants import WORKSPACE
+from mofa.cost.lasting import WORKSPACE
 from mofa.cost.start import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
@@ -25,7 +25,7 @@ from mofa.replay.journal import (
 from mofa.replay.lingering import BLOCKS, Lingering
 from mofa.replay.passes import Kept, Pass, Slots, short_name
 from mofa.replay.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
-from mofa.replay.rank import Piece, Rank
+from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.routine import Notes
 from mofa.replay.script import (
@@ -39,11 +39,13 @@ from mofa.replay.script import (
     HOLD,
     INPUT,
     KEEP,
+    LASTING,
     LATE,
     NEW,
     PRODUCT,
     RENEW,
     REPLACED,
+    SHELVE,
     SUM,
     Bound,
     Script,
@@ -79,6 +81,7 @@ class Player:
         self.unsharded: dict[int, list[list[Kept]]] = {}
         self.begun: set[int] = set()
         self.threads: set[str] = set()
+        self.taken: set[tuple[int, str]] = set()
         self.lasts = False
         self.received = 0
         self.late: list[Kept] = []
@@ -179,7 +182,7 @@ class Player:
             wanted(self, built(r.weights, r.rotations), where)
             self.look(start)
             return
-        params = [self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where)) for w in r.weights]
+        params = [self.parameter(w, n, where) for n, w in enumerate(r.weights)]
         for flat in r.flat_buffers:
             if flat.params:
                 self.new(flat.params, outside(PARAMETERS, "buffer of the parameters", where))
@@ -193,6 +196,20 @@ class Player:
                 self.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
                 self.drop(narrow)
         self.look(start)
+
+    def parameter(self, w: Weight, n: int, where: str) -> Kept:
+        """The n-th parameter of a rank, and what is built beside it. In fp8 it is cast from a 16-bit tensor, which
+        goes, and has a transposed copy."""
+        wide = self.new(w.draft, outside(TEMPORARIES, "draft of a first value", where)) if w.draft else None
+        kept = self.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
+        if w.transposed:
+            self.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", where))
+        if wide is not None:
+            self.drop(wide)
+        for behind, nbytes in self.rank.built:
+            if behind == n:
+                self.new(nbytes, outside(BUFFERS, "buffer kept for good", where))
+        return kept
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -256,6 +273,13 @@ class Player:
         if not self.rank.deepspeed:
             self.new(WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
             self.look(start)
+
+    def last(self, act: Act, index: int) -> None:
+        """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
+        key = index if act.slot else -1, act.name
+        if key not in self.taken:
+            self.taken.add(key)
+            self.new(act.size, act)
 
     def lasting(self) -> None:
         """What the first forward takes for good."""
@@ -411,6 +435,8 @@ class Player:
                     slots[slot] = None
             elif kind == PRODUCT:
                 self.workspace("backward" if phase.startswith("backward") else "forward")
+            elif kind == LASTING:
+                self.last(act, index)
             elif kind == REPLACED:
                 self.sends.replaced()
                 if self.notes is not None and self.rank.output_stays:  # another pass's output goes, if there is one
@@ -443,12 +469,15 @@ class Player:
                 elif kind == LATE:
                     self.late.append((old, act))
                     slots[slot] = None
+                elif kind == SHELVE:
+                    self.sends.shelve((old, act))
+                    slots[slot] = None
                 elif kind in (FREE_REDUCED, FREE_SENT):
                     self.sends.drop_late((old, act), sent=kind == FREE_SENT)
                     slots[slot] = None
         for kept in carried.values():
             self.drop(kept)
-        self.sends.passed(phase, piece.life)
+        self.sends.passed(phase, piece)
         self.look(start)
 
     def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mofa.cost.lives import Life
+from mofa.cost.shelf import Pace
 from mofa.cost.weights import FlatBuffer, Weight
 from mofa.replay.wander import Wander
 
@@ -17,6 +18,8 @@ class Piece:
 
     name: str
     life: Life
+    paces: tuple[Pace, Pace] = Pace(), Pace()
+    """Of its forward and its backward."""
 
 
 @dataclass(frozen=True)
@@ -80,5 +83,7 @@ class Rank:
     """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
     inputs_at_end: int = 0
     """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
+    built: tuple[tuple[int, int], ...] = ()
+    """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
     wander: Wander | None = None
     """What moves from step to step, where routers' counts are known."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
-from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.frameworks.megatron_lasting import lasting
 from mofa.cost.blockcost import BlockCost, base_mode, full_mode
 from mofa.cost.communicators import communicators_of
 from mofa.cost.data_parallel import ddp_width
 from mofa.cost.estimate import Estimator
-from mofa.cost.lead import device_per_host
+from mofa.cost.lead import ahead_of_peers, device_per_host, paces
 from mofa.cost.lives import Life, awaiting_embedding, gathering, life
 from mofa.cost.one_by_one import one_by_one
 from mofa.cost.roots import waits_for_embedding
@@ -24,9 +24,9 @@ from mofa.cost.stage_inputs import held_beside
 from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk
-from mofa.cost.weights import ddp_buckets, flat_buffers, weights_of
+from mofa.cost.weights import built_beside, ddp_buckets, flat_buffers, held_in_fp8, rotation_tables, weights_of
 from mofa.orders import Order, order_of
-from mofa.replay.rank import Piece, Rank, Weight
+from mofa.replay.rank import Piece, Rank
 from mofa.replay.routed import Routed, rows_by_layer
 from mofa.replay.wander import Moving, Wander
 from mofa.specs.strategy import SCHEDULES
@@ -109,6 +109,7 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
     apart = _apart(SCHEDULES[int(estimator.table.schedule[0])]) or fw.name == "megatron-2022"
     pipelined = fw.name == "torchtitan" and int(estimator.table.pp[0]) > 1
     by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
+    ctx = part.costs.context
     return {
         label: life(
             block,
@@ -118,6 +119,7 @@ def _lives(estimator: Estimator) -> dict[str, Life]:
             pipelined=pipelined,
             puts_off=_apart(SCHEDULES[int(estimator.table.schedule[0])]),
             replicated=fw.shards_params and fw.dp_replicate > 1,
+            lasting=lasting(ctx, block.name, block.forward.ops) if fw.library else None,
         )
         for label, block in part.costs.tapes.items()
     }
@@ -160,7 +162,7 @@ def _rank(
         pieces: list[Piece] = []
         of_rank.append({})
         if stage == 0:
-            pieces.append(Piece("the embedding", lives["embedding"]))
+            pieces.append(Piece("the embedding", lives["embedding"], paces(rows.costs.embedding)))
             costs.append(rows.costs.embedding)
         for j, kind in enumerate(stages.layers[r][c]):
             seen += 1
@@ -176,7 +178,7 @@ def _rank(
                 ends = (gathering(one, lives["embedding"]) for one in (moves.some, moves.more))
                 moves = replace(moves, some=next(ends), more=next(ends))
             of_rank[-1][len(pieces)] = moves
-            pieces.append(Piece(f"block {layer}", mine))
+            pieces.append(Piece(f"block {layer}", mine, paces(costs[-1])))
         if stage == pp * vpp - 1:
             for n in range(rows.workload.model.num_mtp_layers):
                 # its entry, a layer like the last and a pass through the head; recomputed only with all layers
@@ -186,7 +188,8 @@ def _rank(
                 pieces.append(Piece(f"the layer of prediction {n}", lives[f"{last.name} recompute={again}"]))
                 pieces.append(Piece(f"the head of prediction {n}", lives["head"]))
             waits = waits_for_embedding(rows)
-            pieces.append(Piece("the head", awaiting_embedding(lives["head"]) if waits else lives["head"]))
+            head = awaiting_embedding(lives["head"]) if waits else lives["head"]
+            pieces.append(Piece("the head", head, paces(rows.costs.head)))
             costs.append(rows.costs.head)
         chunks.append(tuple(pieces))
     acts = tuple((a.kind, a.stage // pp, a.micro_batch) for a in order.ranks[r])
@@ -205,14 +208,16 @@ def _rank(
     )
     pipelined = mode.precision == "mixed" and mode.pipelined and fw.shards_params
     tp, ds = int(table.tp[0]), fw.deepspeed
+    ratio, rings = device_per_host(costs), any(p.life.sent for c in chunks for p in c)
     on_head = r == stages.head_stage
     kept = int(value(rows.costs.persistent_head if on_head else rows.costs.persistent))
-    persistent = (kept,) if kept else ()
+    persistent = (kept,) if kept and not fw.library else rotation_tables(rows, len(layers))
     beside = held_beside(fw, rows.schedule, pp, sum(receives))
     tied = _tied(rows, r)
     modules = [[Module(p.name, p.life.name, p.life.weights) for p in c] for c in chunks]
     params = params_of(rows, r, modules, tied=tied)
-    weights = _held_in_fp8(rows, lives, chunks, weights_of(rows, params, r, data_rank))
+    in_fp8 = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
+    weights = held_in_fp8(rows, weights_of(rows, params, r, data_rank), in_fp8)
     moving = tuple(tuple(of.get(n) for n in range(len(c))) for of, c in zip(of_rank, chunks, strict=True))
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
     wander = Wander(routers, moving) if routers is not None and not (_apart(rows.schedule) or ds) else None
@@ -222,7 +227,7 @@ def _rank(
         turns=tuple(s < pp * vpp - 1 and pp > 1 and order.rank_of(s + 1) == r for s in local),
         first_chunks=frozenset(s // pp for s in local if s == 0), boundary_bytes=boundary,
         rotations=rotations(rows),
-        lazy_buffers=(*persistent, *_fp8_copies(rows, lives, chunks), *(boundary,) * beside.throughout),
+        lazy_buffers=(*persistent, *(boundary,) * beside.throughout), built=built_beside(rows, weights, len(layers)),
         inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
         preallocated=fw.name == "torchtitan", apart=_apart(rows.schedule), round_length=pp * vpp, tied=tied,
@@ -231,7 +236,7 @@ def _rank(
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
         output_stays=rows.schedule == "1f1b" and pp > 1 and fw.name == "torchtitan",
-        device_per_host=device_per_host(costs),
+        device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
         buckets=ddp_buckets(
             [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
         ) if fw.shards_params else (),
@@ -240,33 +245,9 @@ def _rank(
     )  # fmt: skip
 
 
-def _fp8_copies(rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]]) -> tuple[int, ...]:
-    """Transformer Engine's fp8 copies of the layers' weights, row-wise and where products want it transposed, kept from
-    the first forward on.
-
-    Its module/base.py, ``get_weight_workspace``: a workspace of each linear, cached over micro-batches. [B]
-    """
-    recipe = rows.workload.precision.fp8_recipe
-    if rows.framework.shards_params or not recipe:
-        return ()
-    layers = [p for c in chunks for p in c if _in_fp8(p, lives)]
-    layouts = weight_copies(recipe, rows.costs.context.fp8_transposes) - rows.framework.fp8_params
-    return tuple(int(n) for p in layers for _, n in p.life.weights for _ in range(layouts))
-
-
 def _in_fp8(piece: Piece, lives: dict[str, Life]) -> bool:
     """Whether Transformer Engine's linears are in a piece: all but the embedding, the head and a prediction's entry."""
     return not any(piece.life is lives.get(name) for name in ("embedding", "head", "mtp"))
-
-
-def _held_in_fp8(
-    rows: Rows, lives: dict[str, Life], chunks: list[tuple[Piece, ...]], weights: tuple[Weight, ...]
-) -> tuple[Weight, ...]:
-    """The weights with the layers' at a byte a parameter, where parameters are fp8."""
-    if not rows.framework.fp8_params or not rows.workload.precision.fp8_recipe:
-        return weights
-    layers = {p.name for c in chunks for p in c if _in_fp8(p, lives)}
-    return tuple(w._replace(param=w.param // 2) if w.name.rpartition(" ")[0] in layers else w for w in weights)
 
 
 def _tied(rows: Rows, r: int) -> bool:

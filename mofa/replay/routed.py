@@ -32,6 +32,23 @@ def rows_by_layer(estimator: Estimator) -> FloatA | None:
     return estimator.loads.by_layer.get(ep)
 
 
+def by_chance(estimator: Estimator) -> FloatA | None:
+    """Shares of the experts of each layer and rank where balanced tokens choose at random, None where they don't or
+    every rank has all experts. (L, ep, experts of a rank) [-]
+
+    Megatron's ``moe_router_force_load_balancing`` puts random logits in the router's place (moe_utils.py, RandomSTE):
+    even in the mean, but each layer and micro-batch has other numbers.
+    """
+    model, routing, ep = estimator.workload.model, estimator.workload.routing, int(estimator.table.ep[0])
+    even = routing.kind == "balanced" and estimator.loads.memory.get(ep, 1.0) == 1.0
+    if model.moe is None or ep == 1 or not even or estimator.framework.balances_by != "chance":
+        return None
+    if int(estimator.table.balancing[0]) > 0:
+        return None
+    experts = model.moe.num_experts
+    return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
+
+
 class Routed:
     """The lives of the layers of one strategy, each with the tokens that its own experts get on one rank.
 
@@ -48,7 +65,9 @@ class Routed:
     def __init__(self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf) -> None:
         self.lives, self.estimator = lives, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
-        self.rows = rows_by_layer(estimator)
+        self.rows, drawn_evenly = rows_by_layer(estimator), by_chance(estimator)
+        if self.rows is None and drawn_evenly is not None:
+            self.rows = np.ones(drawn_evenly.shape[:2])
         self.whole = {label: one_by_one(one) for label, one in lives.items()}
         self.shares: FloatA | None = None
         if self.rows is None:
@@ -63,6 +82,7 @@ class Routed:
         self.made: dict[tuple[str, float, int], Life] = {}
         drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
         shares = loads.shares if drawn else None
+        shares = drawn_evenly if shares is None else shares
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mofa.blocks.frameworks.megatron_lasting import Lasting
 from mofa.blocks.op import RENEWAL
 from mofa.cost.lives import Deed, Life, New, in_order, products
-from mofa.replay.journal import ACTIVATIONS, GROUP_OF, Act
+from mofa.replay.journal import ACTIVATIONS, BUFFERS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW, FREE_SENT = range(
-    14
-)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
+FREE_SENT, LASTING, SHELVE = 13, 14, 15
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
 what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
-free at the end of the backward; free what lingered of the block's last backward; free what a stream of NCCL's uses."""
+free at the end of the backward; free what lingered of the block's last backward; free what a stream of NCCL's uses;
+take for good, where it is the rank's first of that name; leave to PyTorch's watchdog."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -93,6 +94,8 @@ class _Slots:
             return FREE_REDUCED
         if name in self.life.sent:
             return FREE_SENT
+        if name in self.life.shelved:
+            return SHELVE
         return LATE if name in self.life.late else FREE
 
     def act(self, code: int, name: str, op: str, item: New | None = None) -> Act:
@@ -104,6 +107,10 @@ class _Slots:
         size, stream = (round_size(item.bytes), item.stream) if item is not None else (0, 0)
         expert = item.expert if item is not None else -1
         return Act(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
+
+    def lasting(self, one: Lasting, op: str) -> Act:
+        """A buffer for good; its slot says whether each block has its own."""
+        return Act(LASTING, int(one.each), round_size(one.bytes), 0, BUFFERS, one.name, op)
 
     def acts(self, deeds: Iterable[Deed], freed: frozenset[str] | None, cached: frozenset[str]) -> tuple[Act, ...]:
         """``freed`` are the only names that may be freed; all where None. ``cached`` go to the cache instead."""
@@ -117,6 +124,7 @@ class _Slots:
                 replaced = True
             scratch = [self.act(NEW, f"{SCRATCH}{i}", deed.op, item) for i, item in enumerate(deed.scratch)]
             made = []
+            out += [self.lasting(one, deed.op) for one in deed.lasting if not one.behind]
             items |= {item.name: item for item in deed.new}
             for i, item in enumerate(deed.new):
                 claimed = bool(deed.claim) and i == 0
@@ -135,6 +143,7 @@ class _Slots:
             if product is not None and deed.op.endswith(product):
                 out.append(Act(PRODUCT, 0, 0, 0, ACTIVATIONS, "", deed.op))
                 product = None
+            out += [self.lasting(one, deed.op) for one in deed.lasting if one.behind]
             for name in deed.grads:
                 out.append(self.act(KEEP, name, deed.op, items.get(name)))
                 # it goes when a copy is there

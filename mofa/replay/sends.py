@@ -16,14 +16,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from mofa.cost.lead import lag, launches
+from mofa.cost.shelf import Shelf
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.pools import WAITING, Block
 from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
-    from mofa.cost.lives import Life
     from mofa.replay.passes import Kept
     from mofa.replay.player import Player
+    from mofa.replay.rank import Piece
 
 
 class Sends:
@@ -37,6 +38,9 @@ class Sends:
         """Whether what tensor parallelism sums comes back late."""
         self.rings = any(piece.life.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
         """Whether blocks send what comes back late."""
+        self.shelves = any(piece.life.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        """Whether blocks leave something to PyTorch's watchdog."""
+        self.shelf: Shelf[Kept] = Shelf()
         self.launched = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
@@ -101,16 +105,28 @@ class Sends:
         if dy is not None:
             self.let_go(dy, GRADIENT, sent=True)
 
-    def passed(self, phase: str, life: Life) -> None:
+    def passed(self, phase: str, piece: Piece) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`before`."""
-        if self.late_inside:
+        life = piece.life
+        if self.shelves:
+            issued = life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
+            for kept in self.shelf.passed(piece.paces[phase != "forward"], issued):
+                self.player.drop(kept)
+        if self.reduces or self.rings:
             self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
             self.before()
 
     @property
     def late_inside(self) -> bool:
         """Whether something that blocks let go comes back late."""
-        return self.reduces or self.rings
+        return self.reduces or self.rings or self.shelves
+
+    def shelve(self, kept: Kept) -> None:
+        """Leave something to the watchdog; a first step's goes at once, whose host compiles and loads."""
+        if self.shelves and self.player.step > 1:
+            self.shelf.put(kept)
+        else:
+            self.player.drop(kept)
 
     def free_late(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
@@ -142,6 +158,7 @@ class Sends:
             self.let_go(self.gradient, GRADIENT, sent=True)
             self.gradient = None
         self.output = None
+        self.shelf.synchronized()
         self.wait()
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
@@ -181,4 +198,11 @@ class Sends:
         """
         held = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
-        return held, output, self.lag(), tuple((limit - self.launched, block.address) for limit, block in self.waiting)
+        shelved = tuple((round(at - self.shelf.host_s, 6), kept[0].address) for at, kept in self.shelf.waiting)
+        return (
+            held,
+            output,
+            self.lag(),
+            shelved,
+            tuple((limit - self.launched, block.address) for limit, block in self.waiting),
+        )

@@ -201,6 +201,15 @@ class ClusterSpec(Spec):
         spread = self.gpu.curves.host_spread
         return 1.0 if spread is None else 1.0 + spread.value * latest_of(self.num_gpus)
 
+    def hosts_apart(self, num: int) -> float:
+        """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host` has them spread;
+        1 where they are a job's own. [-]"""
+        spread = self.gpu.curves.host_spread
+        if self.node.hosts == "own" or spread is None or num < 2:
+            return 1.0
+        apart = min(spread.value * latest_of(num), 0.5)
+        return (1.0 + apart) / (1.0 - apart)
+
     @property
     def sync_s(self) -> float:
         """A host synchronisation, from the device's end to the host's next issue, on the slowest host. [s]"""

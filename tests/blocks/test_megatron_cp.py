@@ -109,7 +109,9 @@ def test_a_rings_buffers_by_hand() -> None:
         assert size(tapes.backward, "d:attn.partial") == 2 * kv
         tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
         sent = {name for name, tensor in tensors.items() if value(tensor.sent)}
-        assert sent == {"attn.kv_joined", "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
+        later = {f"attn.kv_step{step}" for step in range(3, cp)}
+        assert sent == {"attn.kv_joined", *later, "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
+        assert all(size(tapes.forward, name) == kv for name in later)
 
 
 @pytest.mark.parametrize("kind", ["ring", "allgather", "a2a"])

@@ -45,12 +45,12 @@ def test_steps_agree(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
 def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     """Allocated memory within 2 % each, half within 0.2 %. Of reserved memory, in which order holes are filled is not
     known to what weighs all candidates, nor that a data-parallel rank of Megatron's owns some tensors whole and others
-    not at all: 2.2 % on average, 8 % at most. The closer look plays it: within 1 % for each of
+    not at all: 2.2 % on average, 10 % at most. The closer look plays it: within 1 % for each of
     torchtitan's and 1.5 % for each of Megatron's, most to the byte."""
     assert benchmark.MEMORY_BAR == 0.02
     for case, agreement in found:
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
-        assert abs(agreement.reserved) <= 0.08, benchmark.describe(case)
+        assert abs(agreement.reserved) <= 0.10, benchmark.describe(case)
         bar = 0.01 if case.job.framework.name == "torchtitan" else 0.015
         assert abs(agreement.closely) <= bar, benchmark.describe(case)
     assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002

@@ -131,7 +131,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     def waits(rank: Rank, step: int) -> list[int]:
         player = Player(rank, Allocator(None))
         player.step = step
-        player.sends.passed("forward", block)
+        player.sends.passed("forward", rank.chunks[0][0])
         player.sends.free_late(player.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
         counts = [len(player.sends.waiting)]
         player.sends.begin("B")

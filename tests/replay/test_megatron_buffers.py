@@ -25,9 +25,10 @@ def played(gemm: str, cluster: str = "h200-hgx", **options: object) -> dict[str,
 
 
 def test_fp8_copies_of_the_layers_weights_stay() -> None:
-    """A byte a weight in each of two layouts; norms, the embedding and the head are not linears of the layers."""
+    """A byte a weight in each of two layouts; norms, the embedding and the head are not linears of the layers. The
+    rest of a hole that is not split off, up to 1 MiB, may differ."""
     more = played("fp8")["buffers"] - played("bf16")["buffers"]
-    assert more == pytest.approx(2 * MATRICES, rel=0.001)
+    assert more == pytest.approx(2 * MATRICES, abs=1 << 20)
 
 
 def test_fp8_parameters_take_a_byte_and_their_transposes_another() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.lead import QUEUE
+from mofa.cost.shelf import QUEUE
 from mofa.replay.allocator import Allocator
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.play import play
@@ -72,7 +72,7 @@ def test_the_closer_look_and_the_closed_form_follow(batch: int, recompute: str) 
         assert detail is not None
         found.append(float(detail.reserved_bytes[0].max()))
     assert found[0] == reserved
-    assert abs(found[1] - reserved) <= 0.02 * reserved + (4008 * MIB if batch <= 2 else 0)
+    assert abs(found[1] - reserved) <= 0.025 * reserved + (4008 * MIB if batch <= 2 else 0)
 
 
 def test_rounds_left_out_change_nothing() -> None:

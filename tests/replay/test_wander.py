@@ -76,12 +76,12 @@ def test_reserved_memory_is_as_measured() -> None:
 @pytest.mark.parametrize("balances_by", ["chance", "turn"])
 def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> None:
     """te2-ep2-qwen30b-6l, an H100: 8 % of what it reserves comes with tokens that change from step to step; where they
-    take experts in turn, none do."""
+    take experts in turn, none do. Of the two ranks it is the second, whose states leave other holes."""
     run = load("te2-ep2-qwen30b-6l")
     assert run.estimator.framework.experts == "grouped"
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
-    drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads))(0)
+    drawn = rank_maker(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.wander is not None) is (balances_by == "chance")
     error = play(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05

@@ -77,12 +77,12 @@ def test_each_data_parallel_rank_has_another_part() -> None:
 
 
 def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
-    """DeepSeek-V3 on 16 stages, 240 micro-batches: stage 14 is decided by short steps, the last has to be played."""
+    """DeepSeek-V3 on 16 stages, 240 micro-batches: stage 6 is decided by short steps, the last has to be played."""
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job = load_workload("deepseek-v3", global_batch=3840)
     estimator = estimator_of(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
     makers = makers_of_ends(estimator)
-    ends, last = (tuple(make(r) for make in makers) for r in (14, 15))
+    ends, last = (tuple(replace(make(r), wander=None) for make in makers) for r in (6, 15))
     assert len(ends) == 2 and may_be_fullest(last) == last
     (fuller,) = may_be_fullest(ends)
     other = next(rank for rank in ends if rank is not fuller)

@@ -13,6 +13,7 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
 from mofa.blocks.frameworks import megatron_cp
 from mofa.blocks.frameworks.megatron_calls import call, issue
+from mofa.blocks.frameworks.megatron_lasting import workspaces
 from mofa.blocks.frameworks.megatron_linear import (
     HEAD_NORMS,
     attention_output,
@@ -261,9 +262,11 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
 
     A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
-    autograd as a dummy (te/module/base.py, get_dummy_wgrad), and, with the head, the buffer of its gathered input.
+    autograd as a dummy (te/module/base.py, get_dummy_wgrad), Transformer Engine's workspaces, and, with the head, the
+    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_lasting.rotations`).
     """
-    total: ArrayK = 0.0
+    ops = tuple(ops)
+    total: ArrayK = workspaces(ops)
     seen: list[ArrayK] = []
     for op in ops:
         if op.weight and not anywhere(op.weight_bytes):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, anywhere, maximum, opposite, where
 from mofa.blocks.frameworks.megatron_calls import begin, call
@@ -176,8 +178,8 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     """What is there of other ranks' keys and values while attention runs forward.
 
     A ring joins its own in a buffer, and receives in a second one while a step works; a third is there from the third
-    step on. The last one is kept for the backward in place of keys and values. All-gather makes a second copy of all,
-    in order.
+    step on. The last one is kept for the backward in place of keys and values; all others come back late. All-gather
+    makes a second copy of all, in order.
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     found: list[str] = []
@@ -187,6 +189,10 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
         )
         b.add(Op("attn.kv_join", "memory_bound", Stream(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
                  launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
+        for step in range(3, int(np.max(cp))):  # later steps receive in new buffers, in the turn of two variables
+            passed = b.tensor(f"attn.kv_step{step}", where(s.ring & (cp > step), s.kv, 0.0), "buffer", grad=False,
+                              sent=s.ring & (cp > step))  # fmt: skip
+            b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=s.ring & (cp > step)))
         received = b.tensor("attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, sent=s.ring)
         b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
                  present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip

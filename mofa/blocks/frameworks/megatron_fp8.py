@@ -94,7 +94,7 @@ def cast_input(
         _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, found))
         if gathers is False:
             return Operand(row, (column,))
-        interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers)
+        interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers, columns=True)
         whole, late = _in_order(b, recipe, column, interleaved, f"{name}.again", gathered, gathers)
         return Operand(row, (column,), ops, late, whole)
     # of candidates that gather the row-wise shard is kept, of the others the transposed copy
@@ -161,7 +161,9 @@ def cast_gradient(
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
             return Received((*before, *cast, *ops), whole, turned, turn)
         return Received((*before, *cast, *ops, *turn), whole, turned)
-    interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers)
+    _shelve(b, recipe, row, gathers)
+    _shelve(b, recipe, column, gathers)
+    interleaved, columns = _gathered(b, ctx, recipe, column, f"{base}.columns", gathered, gathers, columns=True)
     ordered, order = _in_order(b, recipe, column, interleaved, base, gathered, gathers)
     return Received((*before, *cast, *ops, *columns, *order), whole, ordered)
 
@@ -176,6 +178,7 @@ def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, Float
 def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
     """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
     recipe = recipe_of(ctx)
+    _shelve(b, recipe, row, ctx.gathers)
     out = b.tensor(f"{name}.full", _held(recipe, elements), grad_bytes=elements * ctx.element)
     reduced = Collective("reduce_scatter", "tp", elements * ctx.element)
     back = Back(work=reduced, family="tp", present=ctx.gathers, stream="tp")
@@ -302,14 +305,24 @@ def _reduce_amax(name: str, x: str, amax: str, gathers: BoolK) -> Op:
 
 
 def _gathered(
-    b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, source: str, name: str, elements: FloatK, gathers: BoolK
-) -> tuple[str, tuple[Op, ...]]:
-    """A copy gathered over the sequence shards, where they are."""
+    b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, source: str, name: str, elements: FloatK, gathers: BoolK, *,
+    columns: bool = False,
+) -> tuple[str, tuple[Op, ...]]:  # fmt: skip
+    """A copy gathered over the sequence shards, where they are; ``columns`` lie shard by shard until put in order."""
     if gathers is False:
         return source, ()
-    out = b.tensor(f"{name}.gathered", _held(recipe, elements), grad=False)
+    out = b.tensor(f"{name}.gathered", _held(recipe, elements), grad=False, shelved=gathers if columns else False)
     work = Collective("all_gather", "tp", _held(recipe, elements))
     return out, (Op(f"{name}.all_gather", "tp", work, (source,), (out,), present=gathers, stream="tp"),)
+
+
+def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> None:
+    """What a gather of blocks and their scales is given stays with it: the two are one coalesced collective, of which
+    only the outer handle is waited for (te distributed.py, ``_start_all_gather_fp8_blockwise``; torch
+    distributed_c10d.py, ``_coalescing_manager`` with a device). A forward's is given up afterwards, as are a backward's
+    both; what was kept of an input is cleared, and with it the copy that the collective has."""
+    if not recipe.gathers_rows_alone:
+        b.tensors[shard] = b.tensors[shard]._replace(shelved=gathers)
 
 
 def _transposed(
