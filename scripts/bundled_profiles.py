@@ -54,8 +54,12 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
-TE_HOST = ("h100-te-host", "h100-2gpu-te-host", "h100-te-host-second", "h100-2gpu-te-host-second")
+TE_HOST = ("h100-te-host", "h100-2gpu-te-host")
 """Folders of the host under Transformer Engine: times over a small op beside them, which hold for every host."""
+TE_HOST_ROWS = ("h100-te-host-second", ("grouped_new_rows", "grouped_seen_rows"))
+"""Folder of which some ops alone are used. Its host ran at a fast and a slow pace by turns, and each thread at its own:
+the small op says nothing of the thread of a way back. Whole models took 1.1 times the first folders' forward and 1.0
+times back (medians), chains 1.1 and 1.2; choices of kernels were timed there alone, and both ways with their like."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -249,7 +253,9 @@ def machines() -> dict[str, float]:
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` with what calls of modules take it, by the small op beside which they were timed."""
     rows = [row for name in TE_HOST for row in read_rows(ROOT / "measurements" / name, families=["te_host"])]
-    source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small op beside them"
+    folder, ops = TE_HOST_ROWS
+    rows += [r for r in read_rows(ROOT / "measurements" / folder, families=["te_host"]) if r.case.op in ops]
+    source = f"measurements/{', '.join((*TE_HOST, folder))}: in layers and chains, over the small op beside them"
     return {**host, "modules": module_facts(modules_of(Times.of(rows)), si(host["eager_op_s"], "s"), source)}
 
 

@@ -131,7 +131,10 @@ def _chunks(config: Any, job: dict[str, Any]) -> list[Any]:
 def _batches(job: dict[str, Any], seed: int) -> Callable[[], tuple[Any, Any, Any]]:
     shape = (job["micro_batch"], job["seq_len"] // job["cp"])
     generator = torch.Generator().manual_seed(seed)
-    pool = [torch.randint(job["vocab"], (shape[0], shape[1] + 1), generator=generator).pin_memory() for _ in range(4)]
+    number = 4 * job["num_micro_batches"]  # none comes twice in a step: its rows would find their kernels chosen
+    pool = [
+        torch.randint(job["vocab"], (shape[0], shape[1] + 1), generator=generator).pin_memory() for _ in range(number)
+    ]
     turn = 0
 
     def batch() -> tuple[Any, Any, Any]:
