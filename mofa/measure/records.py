@@ -56,6 +56,8 @@ class RankMemory(Spec):
     """Of the same step: time in which it did anything but communicate."""
     host_issues_s: list[float] = Field(default=[])
     """One small op's issue on this rank's host before, between and behind rounds of steps."""
+    host_backs_s: list[float] = Field(default=[])
+    """One small op's way back on autograd's own thread, at the same times."""
     cpu_ops_at_issues_s: list[float] = Field(default=[])
     """One small addition on the processor, timed at each of these."""
     cpu_ops_s: list[float] = Field(default=[])

@@ -20,8 +20,8 @@ MODULES: tuple[Module, ...] = get_args(Module)
 
 ``embedding`` is all ahead of the layers, ``head`` the output layer, the loss and what the schedule does around a
 micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the linears of several experts, whose members
-are these; members of ``attention`` are the steps of a ring, and what it takes longer by all-gathers of keys and values
-or all-to-alls of heads are ``gathered_attention`` and ``exchanged_attention``. ``self_attention``, ``latent_attention``,
+are these; members of ``attention`` are the steps of a ring, and what it takes longer where keys and values are gathered
+or heads exchanged are ``gathered_attention`` and ``exchanged_attention``. ``self_attention``, ``latent_attention``,
 ``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
 tokens and copies the counts to the host, and a ``collective`` is one launched within a module. ``kernel_choice`` is
 what a product of a grouped linear takes longer whose shape the library does not remember.

@@ -92,15 +92,19 @@ def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int) -> dic
     is, which tells how the pace was between the readings, since it is timed at these as well. A round begins on an
     idle device, so its first step is none of those that count; all ranks begin it together.
     """
-    times, issues, beside, paces = [], [_host_issue_s()], [_cpu_op_s()], []
+    times, issues, backs, beside, paces = [], [_host_issue_s()], [_host_back_s()], [_cpu_op_s()], []
     for _ in range(num_rounds):
         _agree(0.0)
         of_round: list[float] = []
         times += _timed(step, 1 + math.ceil(num_steps / num_rounds), of_round)[1:]
         paces += of_round[1:]
         issues.append(_host_issue_s())
+        backs.append(_host_back_s())
         beside.append(_cpu_op_s())
-    return {"step_times_s": times, "host_issues_s": issues, "cpu_ops_at_issues_s": beside, "cpu_ops_s": paces}
+    return {
+        "step_times_s": times, "host_issues_s": issues, "host_backs_s": backs, "cpu_ops_at_issues_s": beside,
+        "cpu_ops_s": paces,
+    }  # fmt: skip
 
 
 def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
@@ -191,6 +195,27 @@ def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
         before = time.perf_counter()
         for _ in range(num_ops):
             call()
+        times.append((time.perf_counter() - before) / num_ops)
+    torch.cuda.synchronize()
+    return sorted(times[2:])[2]
+
+
+def _host_back_s(num_ops: int = 100) -> float:
+    """Seconds of one small op's way back, which autograd's engine issues on a thread of its own.
+
+    That thread runs on another core than the one which issues the forward pass, and may be as much slower or faster
+    as hosts are apart. The median of five chains of SiLU, each of which the queue takes.
+    """
+    source = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    times = []
+    for _ in range(7):
+        out = source
+        for _ in range(num_ops):
+            out = functional.silu(out)
+        grad = torch.ones_like(out)
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        torch.autograd.grad(out, source, grad)
         times.append((time.perf_counter() - before) / num_ops)
     torch.cuda.synchronize()
     return sorted(times[2:])[2]
