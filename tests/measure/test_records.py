@@ -224,9 +224,15 @@ def repeats(configurations: list[str]) -> list[list[Record]]:
     return list(same.values())
 
 
+def near_capacity(id: str) -> bool:
+    """Whether a run was chosen to end close to its GPU's memory, a layer below it or above: of judging models alone."""
+    return "-near-" in id
+
+
 def test_committed_splits_are_halves_of_each_framework(repeats: list[list[Record]]) -> None:
     for framework in {r.run.framework["name"] for r in RECORDS}:
-        count = Counter(of[0].split for of in repeats if of[0].run.framework["name"] == framework)
+        dealt = [of for of in repeats if of[0].run.framework["name"] == framework and not near_capacity(of[0].run.id)]
+        count = Counter(of[0].split for of in dealt)
         assert abs(count["judging"] - count["fitting"]) <= 2  # calls on two machines each round by themselves
 
 
@@ -271,7 +277,8 @@ def test_no_two_configurations_are_almost_the_same(expanded: list[ExpandedRun]) 
     for (id, a), (other, b) in itertools.combinations(fields.items(), 2):
         differing = [k for k in a.keys() | b.keys() if a.get(k) != b.get(k)]
         assert differing, (id, other)
-        assert len(differing) > 1 or not near(a.get(differing[0]), b.get(differing[0])), (id, other, differing)
+        apart = len(differing) > 1 or not near(a.get(differing[0]), b.get(differing[0]))
+        assert apart or near_capacity(id) or near_capacity(other), (id, other, differing)
 
 
 def words_of(record: Record) -> set[str]:
