@@ -143,9 +143,9 @@ def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
 def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
-    How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. A run
-    that timed its host among its steps is predicted on that pace, so that its own steps say it; where the host sets
-    the pace, which it changes within seconds, it says more than its repeats that did not.
+    How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
+    the host sets the pace, which it changes within seconds, a run that timed it among its steps says more than its
+    repeats that did not.
 
     Parameters
     ----------
@@ -162,8 +162,6 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     if _emptied_its_cache(record):
         return "memory only: the allocator emptied its cache in the middle of steps"
     beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
-    if record.environment.host_issues_s:  # predicted on the pace of its own steps, which differs from its repeats'
-        beside = []
     spread, together = (measured.step_time_spread_s or 0.0) / measured.step_time_s, ""
     if len(beside) > 1:
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
