@@ -73,12 +73,13 @@ def test_recipes_are_faster_than_bf16_and_keep_less() -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_memory_of_recipes(tp: int) -> None:
     """Delayed scaling keeps the projection's input beside attention's output, blocks keep scales: both keep more than
-    one scale a tensor does, that much."""
+    one scale a tensor does, that much. Over several ranks what blocks gathered stays until the watchdog has seen it."""
     strategy = {"tp": tp, "sp": tp > 1, "micro_batch": 1}
     delayed, tensorwise, blockwise = (
         plan(recipe, strategy, gpus=tp, model={"vocab": 4096}).memory.allocated_bytes for recipe in RECIPES
     )
-    assert tensorwise < blockwise < delayed
+    assert tensorwise < min(blockwise, delayed)
+    assert (blockwise < delayed) == (tp == 1)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,9 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
         assert casts(f"fp8-{recipe}", False) == pytest.approx(moved * 1e9 / rate)
     transposed = 2e9 / stream_rate(machines.gpu, "fp8_transpose")
     largest = 2.0 / stream_rate(machines.gpu, "fp8_cast_tensorwise")
-    # one row: 3828 instructions for 64 elements, on 132 multiprocessors' 4 schedulers at 1.98 GHz, is 57.2 ps
-    main = 3828.0 / 64.0 / (132 * 4 * 1.98e9)
+    # one row: 3828 instructions for 64 elements, on 132 multiprocessors' 4 schedulers at 1.98 GHz, are 57.2 ps at least
+    main = 4.0 / stream_rate(machines.gpu, "fp8_cast_main")
+    assert 1.0 < main / (3828.0 / 64.0 / (132 * 4 * 1.98e9)) < 1.3
     assert casts("fp8-delayed", True) == pytest.approx(transposed + 0.5e9 * main, rel=1e-4)
     assert casts("fp8-tensorwise", True) == pytest.approx(transposed + 0.5e9 * (main + largest), rel=1e-4)
     blocks = 5.0 / stream_rate(machines.gpu, "fp8_cast_block")

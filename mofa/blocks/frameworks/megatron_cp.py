@@ -189,7 +189,9 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
         )
         b.add(Op("attn.kv_join", "memory_bound", Stream(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
                  launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
-        for step in range(3, int(np.max(cp))):  # later steps receive in new buffers, in the turn of two variables
+        for step in range(
+            3, int(np.max(where(s.ring, cp, 0.0)))
+        ):  # later steps receive in new buffers, in the turn of two variables
             passed = b.tensor(f"attn.kv_step{step}", where(s.ring & (cp > step), s.kv, 0.0), "buffer", grad=False,
                               sent=s.ring & (cp > step))  # fmt: skip
             b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=s.ring & (cp > step)))
