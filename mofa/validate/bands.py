@@ -6,7 +6,7 @@ Gammerman and Shafer 2005, *Algorithmic Learning in a Random World*, section 2.2
 0.1 (n + 1). The ends are asymmetric: a bias shifts the band, and the prediction not.
 
 Runs of one source and model, a family, hang together. Of n runs of a family each counts as 1 / (1 + (n - 1) r) runs,
-where r is the intraclass correlation (the design effect of Kish 1965, *Survey Sampling*, section 5.4).
+where r is the intraclass correlation (the design effect of Kish 1965, *Survey Sampling*, chapter 5).
 
 A group of few runs borrows from the next wider one, as does the predictive distribution of a hierarchical Dirichlet
 process (Teh, Jordan, Beal and Blei 2006, doi 10.1198/016214506000000302, section 3): its runs count beside
@@ -114,8 +114,8 @@ def family_correlation(residuals: Sequence[StepResidual]) -> float:
         spare += len(items) - float(runs @ runs) / len(items)
     if not between_freedom or not within_freedom or between + within == 0.0:
         return 1.0
-    a, b, size = between / between_freedom, within / within_freedom, spare / between_freedom
-    return min(max((a - b) / (a + (size - 1.0) * b), 0.0), 1.0)
+    of_families, of_runs, size = between / between_freedom, within / within_freedom, spare / between_freedom
+    return min(max((of_families - of_runs) / (of_families + (size - 1.0) * of_runs), 0.0), 1.0)
 
 
 def _ranks(values: Values) -> Values:
