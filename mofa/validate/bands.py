@@ -45,10 +45,10 @@ from mofa.validate.score import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-BORROWED = 3.0
-"""Runs of the next wider group that count in a group, and the fewest of its own with which it stands. Learned on the
-fitting halves alone, each family left out of the fit in turn: from 2.5 to 6 the interval score (Gneiting and Raftery
-2007, doi 10.1198/016214506000001437, section 6.2) is the smallest, and of these 3 leaves the most runs inside. [-]"""
+BORROWED = 4.0
+"""Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
+fit in turn: of whole numbers the one with the smallest interval score (Gneiting and Raftery 2007, doi
+10.1198/016214506000001437, section 6.2). [-]"""
 FEWEST_RUNS = 20
 """Runs that a group has to have for a coverage of its own. [-]"""
 Values = NDArray[np.float64]
@@ -166,7 +166,7 @@ def end_of(values: Values, shares: Values, beyond: float) -> float:
 def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
-    A group that has the runs of the next wider one, or too few, is left out.
+    A group that has the runs of the next wider one is left out.
     """
     residuals = sorted(residuals, key=lambda item: (item.source, item.id, item.family, item.from_fast))
     correlation = family_correlation(residuals)
@@ -175,7 +175,7 @@ def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
         for path in sorted({item.circumstances.path[:depth] for item in residuals}):
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
             group = _group(path, residuals, correlation, wider)
-            if group.said.runs < wider.said.runs and group.own_runs >= BORROWED:
+            if group.said.runs < wider.said.runs:
                 groups[path] = group
     layers = sorted({item.circumstances.layers for item in residuals})
     return StepResiduals(
@@ -193,8 +193,6 @@ class _Fitted:
     """A group, and how its residuals are distributed."""
 
     said: StepGroup
-    own_runs: float
-    """Independent runs that its own count as. [-]"""
     shares: Values
     """Probability of each of all residuals. [-]"""
     beyond: float
@@ -225,7 +223,7 @@ def _group(
         sources=tuple(sorted({item.source for item in items})),
         low=_fact(min(low, high), f"a tenth below {of}"), high=_fact(max(low, high), f"a tenth above {of}"),
     )  # fmt: skip
-    return _Fitted(said, own_runs, shares, beyond)
+    return _Fitted(said, shares, beyond)
 
 
 def _fact(value: float, what: str) -> Fact:

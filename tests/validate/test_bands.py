@@ -120,13 +120,14 @@ def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
     assert lows == sorted(lows) and lows[0] < -0.5 and lows[-1] > 0.49
 
 
-def test_fewer_runs_than_are_borrowed_are_pooled_with_the_wider_group() -> None:
-    """Also where they are many of one family that are alike."""
+def test_a_group_of_one_run_is_little_more_than_the_wider_one() -> None:
+    """Wider than that, and not as wide as all that was ever seen: what lies beyond one run is half of its share."""
     far = [residual(-1.0 + 0.05 * i, f"f{i}") for i in range(40)]
-    near = [residual(0.5, "g", OTHER, name=f"g {i}") for i in range(20)]
-    near += [residual(0.6, "h", OTHER, name=f"h {i}") for i in range(20)]
-    assert BORROWED > 2
-    assert fit([*far, *near]).group_of(OTHER).path == ()
+    found = fit([*far, residual(0.0, "g", OTHER)])
+    group, wider = found.group_of(OTHER), found.nearest(())
+    assert group.path == ("one node", "megatron") and group.few
+    assert found.unmeasured_low.value < group.low.value < wider.low.value
+    assert wider.high.value < group.high.value < found.unmeasured_high.value
 
 
 def test_a_group_of_the_same_runs_as_the_wider_one_is_left_out() -> None:
