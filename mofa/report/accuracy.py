@@ -183,13 +183,14 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
 BAND_COLUMNS: Columns = (
     ("runs alike in", "left"), ("fitted on", "right"), ("families", "right"), ("tested on", "right"),
     ("inside", "right"), ("faster", "right"), ("slower", "right"), ("median band", "right"),
-    ("median width", "right"), ("70 to 90 %", "left"),
+    ("median width", "right"), ("8 in 10 by chance", "right"), ("70 to 90 %", "left"),
 )  # fmt: skip
 BAND_WORDS = """\
 The band of a step is where 8 in 10 runs like it would lie. It is fitted on the fitting halves and tested here on the
 judging ones, of ours and of published runs; runs of one source and model (a family) are in one half. Groups of fewer
 than 20 tested runs are pooled with those next wider; each run keeps the band of its own group. *inside* should be 70 to
-90 % where 20 runs or more say. *median band* is over the predicted step. Runs of which something was never measured
+90 % where 20 runs or more say; between the shares under *8 in 10 by chance* lie 95 of 100 tests of bands that hold 8 in
+10, were so many runs independent. *median band* is over the predicted step. Runs of which something was never measured
 (their GPU, their framework, so many nodes) have the smallest and the largest residual of all."""
 
 
@@ -200,7 +201,8 @@ def band_rows(report: ValidationReport) -> list[list[str]]:
             item.group, str(item.fitted_runs), str(item.families), str(item.runs), percent(item.coverage),
             str(item.below), str(item.above),
             f"{percent(item.median_low, signed=True)} to {percent(item.median_high, signed=True)}",
-            percent(item.median_width), ("yes" if item.kept else "NO") if item.tested else "too few to say",
+            percent(item.median_width), " to ".join(map(percent, item.by_chance)),
+            ("yes" if item.kept else "NO") if item.tested else "too few to say",
         ]
         for item in report.bands
     ]  # fmt: skip

@@ -388,7 +388,7 @@ def band_lines(band: Band) -> list[str]:
 
     ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
     of = f"{band.runs} measured and published runs of {band.families} families (source and model)"
-    few = ", too few for tenths: the ends are their extremes, or those of a wider group" if band.few else ""
+    few = ", too few for tenths: runs less like it say much of the band" if band.few else ""
     lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}{few}."]
     if band.unmeasured:
         never = "; ".join(band.unmeasured)

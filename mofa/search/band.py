@@ -31,7 +31,7 @@ class Band(Spec):
     )
     runs: int = Field(ge=1, description="Configurations behind it. [-]")
     families: int = Field(ge=1, description="Sources and models that they are of. [-]")
-    few: bool = Field(description="Whether they are too few for tenths: the ends are then extremes.")
+    few: bool = Field(description="Whether they are too few for tenths: wider groups say much of it.")
     unmeasured: tuple[str, ...] = Field(
         description="What none of the runs had, in words: the band is then as wide as all residuals together."
     )

@@ -56,6 +56,8 @@ def path_text(path: tuple[str, ...]) -> str:
 class StepGroup(Spec):
     """Runs alike in their first circumstances, and between which logarithms of measured over predicted 8 in 10 lie.
 
+    A group borrows from the next wider one; the fewer its runs, the more.
+
     ``low`` is relative to the step on the fastest host that is plausible, ``high`` to that on the slowest; where the
     host is known both are the predicted step. [-]
     """
@@ -67,8 +69,7 @@ class StepGroup(Spec):
     sources: tuple[str, ...]
     """Where they are from: ``measured`` are ours."""
     few: bool = False
-    """Whether runs or families are too few for quantiles of their own: the ends are then their extremes, or those of
-    the next wider group where they lie further out."""
+    """Whether its own runs, those of a family counted less, are too few for tenths: fewer than nine."""
     low: Fact
     high: Fact
 
@@ -94,6 +95,8 @@ class StepResiduals(Spec):
     """Groups of residuals from all runs down to those alike in everything, and what they were measured on."""
 
     groups: tuple[StepGroup, ...]
+    family_correlation: Fact
+    """How alike runs of a family are: their intraclass correlation. [-]"""
     unmeasured_low: Fact
     """The smallest of all: where nothing was measured. [-]"""
     unmeasured_high: Fact

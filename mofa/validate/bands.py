@@ -3,10 +3,14 @@
 A band is a pair of order statistics of the logarithms of measured over predicted steps, so that it assumes no
 distribution. Of n exchangeable residuals the next one lies below the k-th smallest with probability k / (n + 1) (Vovk,
 Gammerman and Shafer 2005, *Algorithmic Learning in a Random World*, section 2.2): a tenth lies below that of rank
-0.1 (n + 1). Runs of one source and model, a family, hang together: at worst all residuals of a family are one, and as
-many are independent as there are families. So :func:`outer_fraction` leaves out what is right for so many families; the
-more runs of a family differ, the more than 8 in 10 such a band holds. The ends are asymmetric: a bias shifts the band,
-and the prediction not.
+0.1 (n + 1). The ends are asymmetric: a bias shifts the band, and the prediction not.
+
+Runs of one source and model, a family, hang together. Of n runs of a family each counts as 1 / (1 + (n - 1) r) runs,
+where r is the intraclass correlation (the design effect of Kish 1965, *Survey Sampling*, chapter 5).
+
+A group of few runs borrows from the next wider one, as does the predictive distribution of a hierarchical Dirichlet
+process (Teh, Jordan, Beal and Blei 2006, doi 10.1198/016214506000000302, section 3): its runs count beside
+:data:`BORROWED` runs that are distributed as the wider group's.
 
 Where the host is not known, a residual is that from the step on the fast host at the lower end and on the slow one at
 the upper: conformalised quantile regression (Romano, Patterson and Candès 2019, arXiv 1905.03222), whose interval is
@@ -16,12 +20,14 @@ what hosts leave open.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mofa.specs.base import Fact
 from mofa.specs.residuals import (
@@ -39,11 +45,13 @@ from mofa.validate.score import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-FEWEST_FAMILIES = 6
-"""Families between whose extremes 7 in 10 new ones lie, (K - 1) / (K + 1): the least that a band should hold. From nine
-on a tenth lies outside either. [-]"""
+BORROWED = 4.0
+"""Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
+fit in turn: of whole numbers the one with the smallest interval score (Gneiting and Raftery 2007, doi
+10.1198/016214506000001437, section 6.2). [-]"""
 FEWEST_RUNS = 20
-"""Runs that a group has to have for a band, or a coverage, of its own. [-]"""
+"""Runs that a group has to have for a coverage of its own. [-]"""
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -80,37 +88,99 @@ def _predicted_s(run: RunScore) -> float:
     return sum(run.exposed.values())
 
 
-def outer_fraction(families: int) -> float:
-    """Share of a group's runs to leave outside at either end. [-]
+def family_correlation(residuals: Sequence[StepResidual]) -> float:
+    """How alike runs of a family are beside those of others that are alike in all circumstances. [-]
 
-    Of the gaps between K sorted families the first ``0.1 (K + 1) - 1``, at least none: with one run a family it is the
-    order statistic of rank 0.1 (K + 1).
+    The intraclass correlation of a one-way analysis of variance (Fisher 1925; unequal families as in Donner 1986, doi
+    10.2307/1403259), pooled over groups. Of ranks within each, which a few far residuals do not decide.
+
+    Returns
+    -------
+    float
+        From 0, where a family says nothing of its runs, to 1, where they are one; 1 where no family has two runs.
+    """
+    groups: dict[tuple[str, ...], list[StepResidual]] = {}
+    for item in residuals:
+        groups.setdefault(item.circumstances.path, []).append(item)
+    between = within = between_freedom = within_freedom = spare = 0.0
+    for items in groups.values():
+        ranks = _ranks(np.array([item.from_fast + item.from_slow for item in items]))
+        _, of, runs = np.unique([item.family for item in items], return_inverse=True, return_counts=True)
+        means = np.bincount(of, ranks) / runs
+        between += float(runs @ (means - ranks.mean()) ** 2)
+        within += float(((ranks - means[of]) ** 2).sum())
+        between_freedom += len(runs) - 1
+        within_freedom += len(items) - len(runs)
+        spare += len(items) - float(runs @ runs) / len(items)
+    if not between_freedom or not within_freedom or between + within == 0.0:
+        return 1.0
+    of_families, of_runs, size = between / between_freedom, within / within_freedom, spare / between_freedom
+    return min(max((of_families - of_runs) / (of_families + (size - 1.0) * of_runs), 0.0), 1.0)
+
+
+def _ranks(values: Values) -> Values:
+    """Ranks from 0 to 1, of equal ones the mean. [-]"""
+    ordered = np.sort(values)
+    sides = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    ranks: Values = np.add(*sides) / (2.0 * len(values))
+    return ranks
+
+
+def run_weights(families: Sequence[str], correlation: float) -> Values:
+    """Independent runs that each run counts as: 1 / (1 + (n - 1) r) in a family of n. [-]
 
     Examples
     --------
-    >>> outer_fraction(9), outer_fraction(19) == 1 / 18
-    (0.0, True)
+    >>> run_weights(("a", "b", "b"), 0.5).round(3).tolist()
+    [1.0, 0.667, 0.667]
     """
-    return max(OUTSIDE * (families + 1) - 1.0, 0.0) / max(families - 1, 1)
+    of = Counter(families)
+    return np.array([1.0 / (1.0 + (of[family] - 1) * correlation) for family in families])
+
+
+def end_of(values: Values, shares: Values, beyond: float) -> float:
+    """The value below which a new one lies in one case of ten; of the negatives, above.
+
+    Parameters
+    ----------
+    shares
+        Probability of each value, half of it to either side. [-]
+    beyond
+        Probability that the new one lies outside of all, half below and half above. [-]
+
+    Returns
+    -------
+    float
+        Between neighbours in proportion; the smallest where more than a tenth lies below it.
+
+    Examples
+    --------
+    >>> round(end_of(np.arange(19.0), np.full(19, 1 / 20), 1 / 20), 6)  # of rank 0.1 (19 + 1)
+    1.0
+    """
+    order = np.argsort(values, kind="stable")
+    below = beyond / 2.0 + np.cumsum(shares[order]) - shares[order] / 2.0
+    return float(np.interp(OUTSIDE, below, values[order]))
 
 
 def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
-    Groups of too few runs or families have their smallest and largest residual, or the ends of the next wider group
-    where those lie further out. A group that has the runs or the ends of the next wider one is left out.
+    A group that has the runs of the next wider one is left out.
     """
-    groups: dict[tuple[str, ...], StepGroup] = {(): _group((), residuals)}
+    residuals = sorted(residuals, key=lambda item: (item.source, item.id, item.family, item.from_fast))
+    correlation = family_correlation(residuals)
+    groups: dict[tuple[str, ...], _Fitted] = {(): _group((), residuals, correlation)}
     for depth in range(1, len(LEVELS) + 1):
         for path in sorted({item.circumstances.path[:depth] for item in residuals}):
-            inside = [item for item in residuals if item.circumstances.path[:depth] == path]
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
-            group = _group(path, inside, wider)
-            if (group.low.value, group.high.value) != (wider.low.value, wider.high.value):
+            group = _group(path, residuals, correlation, wider)
+            if group.said.runs < wider.said.runs:
                 groups[path] = group
     layers = sorted({item.circumstances.layers for item in residuals})
     return StepResiduals(
-        groups=tuple(groups[path] for path in sorted(groups)),
+        groups=tuple(groups[path].said for path in sorted(groups)),
+        family_correlation=_fact(correlation, f"intraclass correlation of the ranks of {len(residuals)} residuals"),
         unmeasured_low=_fact(min(item.from_fast for item in residuals), f"the smallest of {len(residuals)} residuals"),
         unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
         gpus=tuple(sorted({item.gpu for item in residuals})),
@@ -118,22 +188,42 @@ def fit(residuals: Sequence[StepResidual]) -> StepResiduals:
     )
 
 
-def _group(path: tuple[str, ...], residuals: Sequence[StepResidual], wider: StepGroup | None = None) -> StepGroup:
-    families = len({item.family for item in residuals})
-    few = wider is not None and (len(residuals) < FEWEST_RUNS or families < FEWEST_FAMILIES)
-    outer = 0.0 if few else outer_fraction(families)
-    low = float(np.quantile([item.from_fast for item in residuals], outer))
-    high = float(np.quantile([item.from_slow for item in residuals], 1.0 - outer))
-    said = [f"{share:.1%} quantile" for share in (outer, 1.0 - outer)]
-    if few and wider is not None:
-        low, high = min(low, wider.low.value), max(high, wider.high.value)
-        said = [f"the {end}, or the end of: {path_text(wider.path)}," for end in ("smallest", "largest")]
-    of = f"of {len(residuals)} runs, {families} families ({path_text(path)})"
-    return StepGroup(
-        path=path, runs=len(residuals), families=families, few=few,
-        sources=tuple(sorted({item.source for item in residuals})),
-        low=_fact(min(low, high), f"{said[0]} {of}"), high=_fact(max(low, high), f"{said[1]} {of}"),
+@dataclass(frozen=True)
+class _Fitted:
+    """A group, and how its residuals are distributed."""
+
+    said: StepGroup
+    shares: Values
+    """Probability of each of all residuals. [-]"""
+    beyond: float
+    """That of a new one outside of all. [-]"""
+
+
+def _group(
+    path: tuple[str, ...], residuals: Sequence[StepResidual], correlation: float, wider: _Fitted | None = None
+) -> _Fitted:
+    """Of W independent runs of its own each has 1 / (W + 1), as has what lies beyond them; and what it borrows."""
+    inside = np.array([item.circumstances.path[: len(path)] == path for item in residuals])
+    items = [item for item, belongs in zip(residuals, inside, strict=True) if belongs]
+    shares = np.zeros(len(residuals))
+    shares[inside] = run_weights([item.family for item in items], correlation)
+    own_runs = float(shares.sum())
+    shares, beyond = shares / (own_runs + 1.0), 1.0 / (own_runs + 1.0)
+    families = len({item.family for item in items})
+    of = f"of {len(items)} runs, {families} families ({path_text(path)})"
+    if wider is not None:
+        borrowed = BORROWED / (own_runs + BORROWED)
+        shares = (1.0 - borrowed) * shares + borrowed * wider.shares
+        beyond = (1.0 - borrowed) * beyond + borrowed * wider.beyond
+        of += f", with a weight of {borrowed:.0%} for: {path_text(wider.said.path)}"
+    low = end_of(np.array([item.from_fast for item in residuals]), shares, beyond)
+    high = -end_of(-np.array([item.from_slow for item in residuals]), shares, beyond)
+    said = StepGroup(
+        path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
+        sources=tuple(sorted({item.source for item in items})),
+        low=_fact(min(low, high), f"a tenth below {of}"), high=_fact(max(low, high), f"a tenth above {of}"),
     )  # fmt: skip
+    return _Fitted(said, shares, beyond)
 
 
 def _fact(value: float, what: str) -> Fact:

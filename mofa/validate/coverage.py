@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import comb
+
 from pydantic import Field
 
 from mofa.specs.base import Spec
 
 COVERED = (0.7, 0.9)
 """Between which the share of tested steps inside their bands should lie. [-]"""
+HELD = 0.8
+"""Share of steps that a band is to hold. [-]"""
+CHANCE = 0.025
+"""Probability of fewer inside than chance leaves open, and of more. [-]"""
+
+
+def by_chance(runs: int) -> tuple[float, float]:
+    """Between which shares of so many steps lie inside bands that hold 8 in 10, in 95 of 100 cases. [-]
+
+    The central interval of a binomial distribution: steps are taken as independent. Those of one family hang together,
+    so that chance leaves more open.
+
+    Examples
+    --------
+    >>> by_chance(20), by_chance(100)
+    ((0.6, 0.95), (0.72, 0.88))
+    """
+    likely = [comb(runs, inside) * HELD**inside * (1.0 - HELD) ** (runs - inside) for inside in range(runs + 1)]
+    return _passed(likely) / runs, (runs - _passed(reversed(likely))) / runs
+
+
+def _passed(likely: Iterable[float]) -> int:
+    """Outcomes from the first on that are less likely together than chance leaves open. [-]"""
+    passed, sum_of = 0, 0.0
+    for one in likely:
+        sum_of += one
+        if sum_of > CHANCE:
+            break
+        passed += 1
+    return passed
 
 
 class Coverage(Spec):
@@ -30,6 +63,11 @@ class Coverage(Spec):
     def coverage(self) -> float:
         """Share of the steps inside. [-]"""
         return self.inside / self.runs
+
+    @property
+    def by_chance(self) -> tuple[float, float]:
+        """Between which the coverage of so many steps lies where bands hold 8 in 10. [-]"""
+        return by_chance(self.runs)
 
     @property
     def kept(self) -> bool:
