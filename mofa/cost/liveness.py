@@ -7,7 +7,7 @@ ops counts once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import FloatK, anywhere, largest_of_parts, maximum, stacked, where
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, largest_of_parts, maximum, stacked, where
 from mofa.blocks.lifetimes import NUMBER, BlockLives
-from mofa.blocks.op import KINDS
+from mofa.blocks.op import KINDS, Tensor
 
 ArrayK = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -291,33 +291,34 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
 
 def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
-    lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
-    # pieces of one tensor's life follow on each other: it is let go once, where the last of them ends
-    let_go: dict[str, list[FloatK]] = {}
-    for one in lives.found:
-        is_sent = tensors[one.owner].sent
-        if anywhere(is_sent):
-            by_pass = let_go.setdefault(one.owner, [0.0, 0.0])
-            at = int(one.end >= lives.boundary)
-            by_pass[at] = maximum(by_pass[at], where(is_sent, one.bytes, 0.0))
-    forward = [where(back > 0, 0.0, ahead) for ahead, back in let_go.values()]
-    sent: list[list[FloatK]] = [[0.0, *forward], [0.0, *(back for _, back in let_go.values())]]
     launches = [
         stacked([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
         for tape in (block.forward, block.backward)
     ]
-    return np.array([*(stacked(some, num_k).sum(axis=0) for some in sent), *launches])
+    return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
 
 
 def shelved(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that a forward and a backward leave to PyTorch's watchdog (:mod:`mofa.cost.shelf`). (2, K) [B]"""
+    return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
+
+
+def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -> list[ArrayK]:
+    """Bytes of some tensors whose lives end in a forward, and in a backward. (K,), (K,) [B]
+
+    Pieces of one tensor's life follow on each other: it is given up once, where the last of a candidate's ends.
+    """
     lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
-    out: list[list[FloatK]] = [[0.0], [0.0]]
+    by_owner: dict[str, list[FloatK]] = {}
     for one in lives.found:
-        is_shelved = tensors[one.owner].shelved
-        if anywhere(is_shelved):
-            out[int(one.end >= lives.boundary)].append(where(is_shelved, one.bytes, 0.0))
-    return np.array([stacked(some, num_k).sum(axis=0) for some in out])
+        asked = which(tensors[one.owner])
+        if anywhere(asked):
+            by_pass = by_owner.setdefault(one.owner, [0.0, 0.0])
+            at = int(one.end >= lives.boundary)
+            by_pass[at] = maximum(by_pass[at], where(asked, one.bytes, 0.0))
+    forward: list[FloatK] = [0.0, *(where(back > 0, 0.0, ahead) for ahead, back in by_owner.values())]
+    backward: list[FloatK] = [0.0, *(back for _, back in by_owner.values())]
+    return [stacked(some, num_k).sum(axis=0) for some in (forward, backward)]
 
 
 def rounded_bytes(nbytes: ArrayK) -> ArrayK:
