@@ -141,3 +141,28 @@ def test_every_row_is_as_alone(name: str, data: st.DataObject) -> None:
     """Memory, step and every component of both, of up to a dozen candidates at once."""
     model = data.draw(st.sampled_from(KINDS[name].models))
     assert_rows_alone(name, model, data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(2, 12)))
+
+
+def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[Job, StrategyTable]:
+    """The first legal row of each kind that is ``wanted``."""
+    job, table = legal(name, model)
+    picked = [np.flatnonzero(np.all([getattr(table, k) == v for k, v in one.items()], axis=0))[0] for one in wanted]
+    return job, table.take(np.array(picked))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("megatron", ({"cp": 2, "cp_kind": 0}, {"cp": 4, "cp_kind": 1})),
+        ("megatron", ({"cp": 2, "cp_kind": 0}, {"cp": 4, "cp_kind": 2})),
+        ("megatron fp8-blockwise", ({"tp": 1}, {"tp": 2, "sp": True}, {"tp": 4, "sp": True})),
+        ("megatron fp8-blockwise", ({"tp": 2, "sp": True, "cp": 2}, {"tp": 1, "cp": 2})),
+    ],
+)
+def test_rows_with_what_others_lack(name: str, wanted: tuple[dict[str, Any], ...]) -> None:
+    """Rings beside longer all-gathers; gathers of fp8 blocks, which the watchdog holds once, beside none."""
+    job, rows = rows_of(name, "dense", *wanted)
+    together = estimate_table(job.workload, job.cluster, job.framework, rows, BALANCED)
+    for i in range(len(rows)):
+        alone = estimate_table(job.workload, job.cluster, job.framework, rows.take(np.array([i])), BALANCED)
+        assert not differences(together, alone, i), str(rows.row(i, job.framework.name))
