@@ -34,7 +34,7 @@ class Shelf(Generic[T]):
 
     Examples
     --------
-    A block of 60 ms on the device, issued in 10 ms: the third one is issued before the first one's is let go.
+    A block of 60 ms on the device, issued in 50 ms: the third one is issued before the first one's is let go.
 
     >>> shelf = Shelf()
     >>> for name in "abcde":
