@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
@@ -10,12 +11,48 @@ from mofa.routing.load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.model import MlaSpec
+from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
+
+
+class Switch(NamedTuple):
+    """A framework's switch that acts on what not all models have."""
+
+    usual: bool
+    """With which it changes nothing."""
+    has: bool
+    """Whether the model has it."""
+    needs: str
+    """What it acts on, in words."""
+
+
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
+    """Switches by field, of those that a framework has."""
+    heads = model.attention
+    grouped = isinstance(heads, GqaSpec) and heads.num_kv_heads < heads.num_heads
+    experts = model.moe is not None, "experts"
+    found = {
+        "permute_fusion": Switch(True, *experts),
+        "router_padding": Switch(False, *experts),
+        "shards_head_norms": Switch(True, isinstance(heads, GqaSpec) and heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": Switch(False, grouped, "keys that several query heads share"),
+    }
+    if framework.library is not None:
+        found["fused_rope"] = Switch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
+        found["fused_swiglu"] = Switch(True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)")
+    return found
+
+
+def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse switches that would change nothing, as the model has nothing for them to act on."""
+    for field, switch in _switches(model, framework).items():
+        if not switch.has and (value := getattr(framework, field)) != switch.usual:
+            said = str(value).lower()
+            raise SpecError(f"{field}: {said} needs {switch.needs}, and {model.name} has none; leave it out")
 
 
 def with_numerics(
@@ -56,6 +93,11 @@ def with_numerics(
         )
     if framework.router_padding and (framework.dispatcher != "alltoall" or "deepep" in words):
         raise SpecError("router_padding: is modelled for the all-to-all dispatcher; use dispatcher: alltoall")
+    if framework.router_padding and workload.routing.pad_to_capacity:
+        raise SpecError(
+            "router_padding: routing.pad_to_capacity gives every expert whole blocks of rows; leave one of them out"
+        )
+    _refuse_idle_switches(workload.model, framework)
     attention = workload.model.attention
     without_flash = isinstance(attention, MlaSpec) or attention.sinks
     if framework.name == "megatron" and framework.attention == "flash" and without_flash:

@@ -101,7 +101,8 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         return f"{place}{shown} must match {context['pattern']}; use letters, digits, '.', '_' and '-'"
     what = _WHAT.get(kind) or problem["msg"].replace("Input should", "must").replace("'", "").lower()
     if kind == "literal_error":
-        what = f"must be {str(context['expected']).replace(chr(39), '')}"
+        offered = str(context["expected"]).removeprefix("'', ")  # empty is what a key left out stands for
+        what = f"must be {offered.replace(chr(39), '')}"
         return f"{place}{shown} {what}; choose one"
     return f"{place}{shown} {what}; correct it"
 
