@@ -216,6 +216,8 @@ class Call:
     """What its products compute in."""
     members: FloatK = 0.0
     """Experts, or steps of context parallelism. [-]"""
+    times: FloatK = 1.0
+    """Calls of it, one for each expert where these run one after the other. [-]"""
 
 
 class Back(NamedTuple):

@@ -433,7 +433,7 @@ class Calls:
         if apart:
             return once
         begun = self.begun.get((id(call), forward), False)
-        seconds = where(begun, 0.0, once + call.members * each)
+        seconds = where(begun, 0.0, call.times * (once + call.members * each))
         self.begun[id(call), forward] = begun | op.present
         if anywhere(op.choices) and not op.name.endswith("~"):  # computed again, it was chosen for a moment ago
             seconds = seconds + op.choices * self.choice_s(format_, forward=forward)

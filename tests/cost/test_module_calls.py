@@ -80,6 +80,17 @@ def test_members_cost_each() -> None:
     assert issued((product._replace(name="experts.fc1.dgrad"),), each) == pytest.approx([360.0])
 
 
+def test_experts_one_after_the_other_have_a_linear_each() -> None:
+    """Eight calls of 40 us and 60 back for each of both linears, beside what their kernels' own ops take."""
+    each = {"linear": (40.0, 60.0, 0.0, 0.0)}
+    assert issued((op("fc1", PRODUCT, Call("linear", times=8.0)),), each) == [320.0]
+    fw = framework("megatron", experts="sequential")
+    tapes = build(context(llama(moe=EXPERTS), fw), moe=True)
+    for name in ("experts.fc1", "experts.fc2"):
+        by = next(op.call for op in tapes.forward.ops if op.name == name)
+        assert by is not None and by.module == "linear" and float(np.max(by.times)) == EXPERTS["num_experts"]
+
+
 def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     """Of eight experts half: 4 x 50 beside 100 forward, 4 x 70 for either gradient beside 200 back, nothing where it is
     made again; in another format 4 x 90; where choices were not timed, what PyTorch's product takes."""

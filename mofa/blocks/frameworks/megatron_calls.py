@@ -20,11 +20,11 @@ Linear = Callable[Concatenate[TapeBuilder, Context, str, P], str]
 """(builder, context, input, ...) -> output"""
 
 
-def call(ctx: Context, module: Module, members: FloatK = 0.0) -> Call | None:
+def call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> Call | None:
     """A call of a module; None in frameworks whose ops are issued one by one."""
     if not ctx.framework.module_calls:
         return None
-    return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members)
+    return Call(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
 
 
 def issue(b: TapeBuilder, since: int, by: Call | None) -> None:

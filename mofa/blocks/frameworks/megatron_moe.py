@@ -272,8 +272,11 @@ def experts(
 
 
 def grouped(ctx: Context) -> Call | None:
-    """The call of a linear of all experts; of experts one after the other each op is issued by itself."""
-    return None if ctx.framework.experts == "sequential" else call(ctx, "grouped_linear", ctx.local_experts)
+    """The call of a linear of all experts; experts one after the other have a linear each (experts.py,
+    ``SequentialMLP``)."""
+    if ctx.framework.experts == "sequential":
+        return call(ctx, "linear", times=ctx.local_experts)
+    return call(ctx, "grouped_linear", ctx.local_experts)
 
 
 def _products(
