@@ -445,6 +445,7 @@ def main() -> None:
     node["collectives"] |= eight_gpus(node)
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)
+    h100["curves"]["host"]["modules"] = h200["curves"]["host"]["modules"]  # timed on H100s' hosts
     h100["curves"] = with_te_fp8(h100["curves"])
     h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
