@@ -20,7 +20,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
 from mofa.cost.durations import Machine
-from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.liveness import block_memory
 from mofa.cost.lives import Deed, life
 from mofa.cost.scan import scan
@@ -74,7 +74,7 @@ class LayerPrediction:
         """The most that is allocated."""
         memory = block_memory(self.tapes, 1)
         out = BF16 * float(self.shape["tokens"]) * float(self.shape["hidden"])  # held until the step ends
-        peak = THREADS * WORKSPACE + max(float(memory.forward_peak[0]), float(memory.backward_peak[0]) + out)
+        peak = THREADS * PYTORCH_WORKSPACE + max(float(memory.forward_peak[0]), float(memory.backward_peak[0]) + out)
         return self.static_bytes + peak
 
     @cached_property
@@ -263,7 +263,7 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: flo
 def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     """What PyTorch's allocator reserves after some steps of the layer. [B]"""
     allocator = Allocator()
-    for size in (*static_tensors(shape).values(), *(WORKSPACE,) * THREADS):
+    for size in (*static_tensors(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
         allocator.malloc(int(size))
     lived = life(tapes)
     held: dict[str, Block] = {}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.frameworks.megatron_fp8 import AMAX_BYTES
 from mofa.cost.collectives import collective_s
 from mofa.cost.rows import Rows
 from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
 
-AMAX_BYTES = 4.0
-"""Of a tensor's largest. [B]"""
 TENSORS_A_WEIGHT = 3.0
 """Places for largest elements that a product has: of its input, its weight and its output. [-]"""
 

@@ -11,7 +11,7 @@ from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
 
-WORKSPACE = 32 * 2**20
+PYTORCH_WORKSPACE = 32 * 2**20
 """cuBLAS's for each thread that launches products, the main one and autograd's: PyTorch's default on Hopper, per handle
 and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
@@ -25,7 +25,7 @@ def lasting_bytes(rows: Rows) -> ArrayN:
     body = costs.persistent[rows.k][:, None] + _rotations(rows)
     with_products = rows.is_head if rows.framework.library else 1.0
     of_head = (costs.persistent_head - costs.persistent)[rows.k][:, None] * rows.is_head
-    return np.asarray(body + of_head + 2.0 * WORKSPACE * with_products)
+    return np.asarray(body + of_head + 2.0 * PYTORCH_WORKSPACE * with_products)
 
 
 def _rotations(rows: Rows) -> ArrayN | float:

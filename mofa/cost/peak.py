@@ -12,7 +12,7 @@ from mofa.blocks.elementwise import first_largest
 from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
 from mofa.cost.instants import Instants
-from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.reserve import native_bytes, shards_waste
 from mofa.cost.rows import Rows
 
@@ -55,7 +55,7 @@ def closer(rows: Rows, stages: StageBytes, limit: float = inf) -> StageBytes:
     """The peaks of a single candidate at a closer look: the fullest stages' requests are played in order, until one is
     found that takes more of the device than ``limit``. [B]"""
     outside, reserved = rows.cluster.gpu.context_bytes.value + stages.communicators, stages.reserved.copy()
-    look_closely(rows, stages.allocated, reserved, WORKSPACE, (limit - outside)[0])
+    look_closely(rows, stages.allocated, reserved, PYTORCH_WORKSPACE, (limit - outside)[0])
     return replace(stages, reserved=reserved, device=reserved + outside)
 
 

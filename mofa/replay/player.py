@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
-from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.start import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
@@ -271,7 +271,7 @@ class Player:
         self.threads.add(thread)
         start = self.note()
         if not self.rank.deepspeed:
-            self.new(WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
+            self.new(PYTORCH_WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS"))
             self.look(start)
 
     def last(self, act: Act, index: int) -> None:

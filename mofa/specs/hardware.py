@@ -203,7 +203,8 @@ class ClusterSpec(Spec):
 
     def hosts_apart(self, num: int) -> float:
         """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host` has them spread;
-        1 where they are a job's own. [-]"""
+        1 where they are a job's own. Three times at most: beyond half the mean to either side the normal tail that the
+        spread is of says nothing (assumed). [-]"""
         spread = self.gpu.curves.host_spread
         if self.node.hosts == "own" or spread is None or num < 2:
             return 1.0

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Collective, Gemm, Grouped, HostSync, Tape
+from tests.blocks.ops import moved, one
 from tests.blocks.small import build, context, framework, kept, llama, size
 
 S, B, H, F = 256, 2, 512, 256
@@ -21,16 +22,6 @@ MOE = llama(moe={"num_experts": EXPERTS, "top_k": TOP, "expert_hidden": F})
 def layer(*, ep: int = 1, tp: int = 1, etp: int = 1, **options: Any) -> BlockTapes:
     ctx = context(MOE, framework("megatron", **options), seq_len=S, micro_batch=B, ep=ep, tp=tp, sp=tp > 1, etp=etp)
     return build(ctx, moe=True)
-
-
-def one(tape: Tape, name: str) -> Op:
-    (op,) = [op for op in tape.ops if op.name == name]
-    return op
-
-
-def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
-    return float(np.asarray(op.work.bytes).reshape(-1)[0])
 
 
 @pytest.mark.parametrize("ep", [1, 4])

@@ -12,11 +12,12 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Collective, HostSync, Tape
 from mofa.errors import SpecError
 from mofa.specs.build import build as build_spec
 from mofa.specs.load import load_framework, resolve_run
 from mofa.specs.run import RunSpec
+from tests.blocks.ops import moved, one
 from tests.blocks.small import build, context, framework, kept, llama
 
 S, B, H, F = 256, 2, 512, 256
@@ -29,16 +30,6 @@ def layer(*, ep: int = 1, recipe: str = "", **options: Any) -> BlockTapes:
     ctx = context(MOE, framework("megatron", **options), seq_len=S, micro_batch=B, ep=ep)
     fp8 = FP8_RECIPES.get(recipe)
     return build(replace(ctx, fp8=fp8, gemm_format=fp8.product if fp8 else "bf16"), moe=True)
-
-
-def one(tape: Tape, name: str) -> Op:
-    (op,) = [op for op in tape.ops if op.name == name]
-    return op
-
-
-def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
-    return float(np.asarray(op.work.bytes).reshape(-1)[0])
 
 
 def payloads(tape: Tape) -> list[float]:

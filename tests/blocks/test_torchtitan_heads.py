@@ -9,9 +9,10 @@ import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES
-from mofa.blocks.op import Attention, Collective, Op, Stream, Tape
+from mofa.blocks.op import Attention, Collective, Tape
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
+from tests.blocks.ops import moved, one
 from tests.blocks.small import context, framework, llama
 
 S, B, TP, HEADS, KEYS, D = 256, 2, 4, 8, 4, 64
@@ -22,16 +23,6 @@ MODEL = llama(attention={"kind": "gqa", "num_heads": HEADS, "num_kv_heads": KEYS
 def layer(tp: int = TP, **options: Any) -> BlockTapes:
     spec = framework("torchtitan", compile=False, **options)
     return block(context(MODEL, spec, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1), PRIMITIVES, BlockKind(False))
-
-
-def one(tape: Tape, name: str) -> Op:
-    (op,) = [op for op in tape.ops if op.name == name]
-    return op
-
-
-def moved(op: Op) -> float:
-    assert isinstance(op.work, Stream)
-    return float(np.asarray(op.work.bytes).reshape(-1)[0])
 
 
 def gathers(tape: Tape) -> dict[str, float]:

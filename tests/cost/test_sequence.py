@@ -31,7 +31,7 @@ from mofa.cost.acts import (
 from mofa.cost.closely import look_closely
 from mofa.cost.heap import rounded
 from mofa.cost.held import Blocks, plays, stage_of
-from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.lead import lag
 from mofa.cost.lives import life
 from mofa.cost.peak import stage_bytes
@@ -148,7 +148,9 @@ def test_stages_reserve_what_the_replay_has(name: str, gpus: int, batch: int, fr
     blocks = Blocks(some)
     for stage in {0, some.layout.stages.pp - 1}:
         played = play(dataclasses.replace(rank(stage), wander=None)).peak_reserved
-        assert reserved_bytes(stage_of(some, stage, WORKSPACE, blocks)) == pytest.approx(played, rel=5e-3), stage
+        assert reserved_bytes(stage_of(some, stage, PYTORCH_WORKSPACE, blocks)) == pytest.approx(played, rel=5e-3), (
+            stage
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_other_frameworks_and_options(
     )  # fmt: skip
     some = rows_of(estimator)
     last = some.layout.stages.pp - 1
-    found = reserved_bytes(stage_of(some, last, WORKSPACE, Blocks(some)))
+    found = reserved_bytes(stage_of(some, last, PYTORCH_WORKSPACE, Blocks(some)))
     assert found == play(dataclasses.replace(rank_maker(estimator)(last), wander=None)).peak_reserved
 
 
@@ -202,7 +204,7 @@ def test_blocks_that_wander_for_a_dozen_rounds(vpp: int) -> None:
     strategy = f"tp=1 pp=2 vpp={vpp} ep=8 micro_batch=2 schedule=interleaved recompute=none"
     estimator = estimator_of(job, machines, mofa.load_framework("torchtitan"), strategy)
     some = rows_of(estimator)
-    found = reserved_bytes(stage_of(some, 1, WORKSPACE, Blocks(some)))
+    found = reserved_bytes(stage_of(some, 1, PYTORCH_WORKSPACE, Blocks(some)))
     assert found == pytest.approx(play(rank_maker(estimator)(1)).peak_reserved, rel=1e-3)
 
 
@@ -232,7 +234,7 @@ def test_stages_that_are_alike_are_looked_at_once() -> None:
     )
     closed = stage_bytes(some)
     reserved = np.full_like(closed.reserved, 1e15)  # as though every stage might be the fullest
-    look_closely(some, closed.allocated, reserved, WORKSPACE)
+    look_closely(some, closed.allocated, reserved, PYTORCH_WORKSPACE)
     between = reserved[0, 1:-1]
     assert reserved[0, 0] < 1e15
     assert reserved[0, -1] < 1e15
@@ -245,7 +247,7 @@ def test_a_closer_look_is_at_one_candidate() -> None:
     some = rows_of(estimator_of(job, machines, mofa.load_framework("megatron"), "tp=2 pp=8 dp=2 micro_batch=1"))
     two = np.ones((2, 8))
     with pytest.raises(ValueError, match="one candidate"):
-        look_closely(some, two, two, WORKSPACE)
+        look_closely(some, two, two, PYTORCH_WORKSPACE)
     assert rounded(513.0) == 1024
 
 
@@ -266,5 +268,5 @@ def test_a_look_ends_where_a_limit_is_passed(name: str, framework: str, strategy
     for limit in (0.5 * whole, 0.9 * whole, whole - 1.0):
         assert limit < estimator.closely(limit) <= whole
     rows = rows_of(estimator)
-    stage = stage_of(rows, 0, WORKSPACE, Blocks(rows))
+    stage = stage_of(rows, 0, PYTORCH_WORKSPACE, Blocks(rows))
     assert reserved_bytes(stage, 0.0) < 0.5 * reserved_bytes(stage)

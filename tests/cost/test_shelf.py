@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mofa.cost.held import Blocks, stage_of
-from mofa.cost.lasting import WORKSPACE
+from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.peak import stage_bytes
 from mofa.cost.sequence import reserved_bytes
 from mofa.cost.shelf import QUEUE, Pace, Shelf
@@ -44,7 +44,7 @@ def test_the_closer_look_and_the_closed_form_follow() -> None:
     some = rows_of(load(RUN).estimator)
     (rank,) = ranks_of(load(RUN).estimator)
     played, closed = play(rank), stage_bytes(some)
-    assert reserved_bytes(stage_of(some, 0, WORKSPACE, Blocks(some))) == played.peak_reserved
+    assert reserved_bytes(stage_of(some, 0, PYTORCH_WORKSPACE, Blocks(some))) == played.peak_reserved
     assert float(closed.allocated[0, 0]) == pytest.approx(played.allocated, rel=0.015)
 
 
