@@ -58,6 +58,10 @@ class RankMemory(Spec):
     """One small op's issue on this rank's host before, between and behind rounds of steps."""
     host_backs_s: list[float] = Field(default=[])
     """One small op's way back on autograd's own thread, at the same times."""
+    layer_issues_s: list[float] = Field(default=[])
+    """Forward of one small layer of Transformer Engine at the same times (:class:`mofa.host_pace.EngineLayer`)."""
+    layer_backs_s: list[float] = Field(default=[])
+    """Its way back, on autograd's own thread."""
     cpu_ops_at_issues_s: list[float] = Field(default=[])
     """One small addition on the processor, timed at each of these."""
     cpu_ops_s: list[float] = Field(default=[])

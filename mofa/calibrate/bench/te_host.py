@@ -6,9 +6,10 @@ kernels that each case launches. Transformer Engine and Megatron-Core must be im
 and skipped.
 
 ``te_host.csv`` has rows as :mod:`mofa.calibrate.measurements` reads them: ``op`` is the case, ``variant`` the way
-(``fwd``, ``bwd``, a part of a step, ``small_op``). Hosts slow down for a second at a time: every time is divided by
-what a small op takes right before it, and told for the pace that the host had at the beginning, which is the
-``small_op`` of every case. ``kernels.json`` has each case's kernels by name, ``nodes.json`` the nodes of its graph.
+(``fwd``, ``bwd``, a part of a step, the pace). Hosts slow down for a second at a time: every time is divided by what
+a layer of Transformer Engine takes right before it, each way by its own, and told for the pace that the host had at the
+beginning: every case's ``layer_fwd`` and ``layer_bwd``, with the ``small_op`` of the same moments. ``kernels.json`` has
+each case's kernels by name, ``nodes.json`` the nodes of its graph.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from mofa import host_pace
 from mofa.calibrate.bench.torch_bench import environment
 from mofa.calibrate.bench.torch_timing import summarise
 from mofa.calibrate.cases import Case, Sample, Shape
@@ -99,6 +101,20 @@ class Waits:
         return counted
 
 
+class Paces(NamedTuple):
+    """A host's pace at one moment."""
+
+    small_op_s: float
+    layer_fwd_s: float
+    """A layer of Transformer Engine, forward. [s]"""
+    layer_bwd_s: float
+    """Its way back, on autograd's thread. [s]"""
+
+    def over(self, layer_s: tuple[float, float]) -> tuple[float, float]:
+        """How much faster a host at this pace is than one on which a layer takes so long each way. [-]"""
+        return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
+
+
 @dataclass
 class Recorder:
     """Writes rows; knows what is left of the time; keeps what the profiler looks at later."""
@@ -109,8 +125,8 @@ class Recorder:
     writes: bool
     waits: Waits
     deadline: float
-    pace_s: float
-    """A small op at the beginning. [s]"""
+    pace: Paces
+    """The host's at the beginning, for which all times are told."""
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -126,54 +142,33 @@ class Recorder:
             append_row(self.out, Case(FAMILY, op, variant, dtype, "grid", sizes), sample, self.gpu, self.host)
         return sample
 
-
-class Pace:
-    """What one small eager op takes the host right now: an addition, SiLU and a norm."""
-
-    def __init__(self) -> None:
-        functional = torch.nn.functional
-        self.x = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
-        self.weight = torch.ones(256, device="cuda", dtype=torch.bfloat16)
-        self.calls = (
-            lambda: self.x + self.x, lambda: functional.silu(self.x),
-            lambda: functional.rms_norm(self.x, (256,), self.weight),
-        )  # fmt: skip
-
-    def small_op_s(self, num: int = 40) -> float:
-        """The middle one of the three, in one burst each that the queue takes. [s]"""
-        times = []
-        for call in self.calls:
-            torch.cuda.synchronize()
-            call()
-            began = time.perf_counter()
-            for _ in range(num):
-                call()
-            times.append((time.perf_counter() - began) / num)
-        torch.cuda.synchronize()
-        return sorted(times)[1]
+    def pace_rows(self, op: str, dtype: str, sizes: Shape) -> None:
+        """The pace that a case's times are told for, beside them."""
+        for name, seconds in self.pace._asdict().items():
+            self.row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
 
 
 def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
-    pace = Pace()
+    layer = host_pace.EngineLayer()
     forward, backward = [], []
     num = len(chain.steps) * chain.per
     for _ in range(ROUNDS):
         chain.clear()
-        scale = recorder.pace_s / pace.small_op_s()
+        ahead_scale, behind_scale = recorder.pace.over(layer.seconds(5))
         began = time.perf_counter()
         roots = chain.forward()
-        forward.append(scale * (time.perf_counter() - began) / num)
+        forward.append(ahead_scale * (time.perf_counter() - began) / num)
         grads = [torch.ones_like(root) for root in roots]
-        scale = recorder.pace_s / pace.small_op_s()
+        torch.cuda.synchronize()
         began = time.perf_counter()
         torch.autograd.backward(roots, grads)
-        backward.append(scale * (time.perf_counter() - began) / num)
+        backward.append(behind_scale * (time.perf_counter() - began) / num)
         torch.cuda.synchronize()
     sizes: Shape = {"ops": num, **chain.sizes}
     ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward[DROPPED:])
     behind = recorder.row(op, "bwd", chain.dtype, sizes, backward[DROPPED:])
-    recorder.row(op, "small_op", chain.dtype, sizes, [recorder.pace_s])
+    recorder.pace_rows(op, chain.dtype, sizes)
     label = label_of(op, chain.dtype, sizes)
     recorder.nodes[label] = nodes(chain.forward())
     recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
@@ -268,6 +263,13 @@ def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) ->
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
+def _fast_pace(readings: int = 25) -> Paces:
+    """Low quartiles of the beginning, as hosts slow down for a second at a time."""
+    layer = host_pace.EngineLayer()
+    read = [(host_pace.small_op_s(), *layer.seconds()) for _ in range(readings)]
+    return Paces(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
+
+
 def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
     """All cases of one process."""
     started = time.monotonic()
@@ -282,7 +284,7 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     described = environment("cuda")
     recorder = Recorder(
         Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
-        started + limit_s, sorted(Pace().small_op_s() for _ in range(41))[10],
+        started + limit_s, _fast_pace(),
     )  # fmt: skip
     if rank == 0:
         recorder.out.mkdir(parents=True, exist_ok=True)

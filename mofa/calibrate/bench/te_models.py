@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mofa.calibrate.bench.te_host import Pace, Recorder, label_of
+from mofa import host_pace
+from mofa.calibrate.bench.te_host import Recorder, label_of
 from mofa.calibrate.bench.te_modules import RECIPES, Todo, config_of, start
 
 SEQUENCE, VOCABULARY = 128, 1024
@@ -248,20 +249,28 @@ def time_model(
     torch.autograd.Variable._execution_engine = marks
     found: dict[str, list[float]] = defaultdict(list)
     called: dict[str, list[float]] = defaultdict(list)
-    pace = Pace()
+    layer = host_pace.EngineLayer()
     try:
+        behind = layer.seconds(5)
         for i in range(WARMUP + STEPS):
-            scale = 0.5 * recorder.pace_s / pace.small_op_s()
-            Parts.seconds.clear()
+            ahead = behind
+            Parts.seconds = defaultdict(list)
             marks.at = []
+            torch.autograd.Variable._execution_engine = marks
             model.step(marks.mark)
+            torch.autograd.Variable._execution_engine = marks._engine
             torch.cuda.synchronize()
-            scale += 0.5 * recorder.pace_s / pace.small_op_s()
+            calls, Parts.seconds = Parts.seconds, defaultdict(list)
+            behind = layer.seconds(5)
+            forward, back = (
+                0.5 * (a + b) for a, b in zip(recorder.pace.over(ahead), recorder.pace.over(behind), strict=True)
+            )
             if i >= WARMUP:
                 for part, seconds in _parts(marks.at).items():
-                    found[part].append(scale * seconds)
-                for part, times in Parts.seconds.items():
-                    called[part] += [scale * seconds for seconds in times]
+                    found[part].append((back if part.startswith("backward") else forward) * seconds)
+                for part, times in calls.items():
+                    on_way_back = part.endswith(".backward") or part == "hook"
+                    called[part] += [(back if on_way_back else forward) * seconds for seconds in times]
     finally:
         torch.autograd.Variable._execution_engine = marks._engine
     sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
@@ -270,7 +279,7 @@ def time_model(
             recorder.row(op, part, recipe, sizes, times)
     for part, times in called.items():
         recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // STEPS or 1}, times)
-    recorder.row(op, "small_op", recipe, sizes, [recorder.pace_s])
+    recorder.pace_rows(op, recipe, sizes)
     label = label_of(op, recipe, sizes)
     recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))
     if recorder.writes:

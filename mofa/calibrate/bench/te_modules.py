@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.te_host import Chain, Pace, Recorder, label_of, time_chain
+from mofa import host_pace
+from mofa.calibrate.bench.te_host import Chain, Recorder, label_of, time_chain
 
 TOKENS, WIDTH, HEADS = 128, 256, 4
 NUM = 16
@@ -214,7 +215,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     random.Random(experts).shuffle(apart)
     tokens = 1024 + multiple * len(apart)
     source = _leaf(experts * tokens, width)
-    pace, times = Pace(), {name: ([], []) for name in ("grouped_new_rows", "grouped_seen_rows")}
+    beside, times = host_pace.EngineLayer(), {name: ([], []) for name in ("grouped_new_rows", "grouped_seen_rows")}
     for turn in range(rounds):
         moved = apart[turn * experts // 2 : (turn + 1) * experts // 2]
         splits = [tokens + way * n for n in moved for way in (1, -1)]
@@ -222,22 +223,22 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
             for x in (source, *parameters):
                 x.grad = None
             _first([layer], True)()
-            scale = recorder.pace_s / pace.small_op_s()
+            ahead_scale, behind_scale = recorder.pace.over(beside.seconds(5))
             with around():
                 began = time.perf_counter()
                 out = layer(source, splits)[0]
-                times[name][0].append(scale * (time.perf_counter() - began))
+                times[name][0].append(ahead_scale * (time.perf_counter() - began))
             grad = torch.ones_like(out)
-            scale = recorder.pace_s / pace.small_op_s()
+            torch.cuda.synchronize()
             began = time.perf_counter()
             out.backward(grad)
-            times[name][1].append(scale * (time.perf_counter() - began))
+            times[name][1].append(behind_scale * (time.perf_counter() - began))
             torch.cuda.synchronize()
     sizes = {"ops": 1, "experts": experts, "width": width}
     for name, (forward, backward) in times.items():
         ahead = recorder.row(name, "fwd", recipe, sizes, forward[dropped:])
         behind = recorder.row(name, "bwd", recipe, sizes, backward[dropped:])
-        recorder.row(name, "small_op", recipe, sizes, [recorder.pace_s])
+        recorder.pace_rows(name, recipe, sizes)
         if recorder.writes:
             label = label_of(name, recipe, sizes)
             print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
@@ -396,16 +397,16 @@ def contexts(recorder: Recorder, recipe: str) -> None:
 
 
 def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
-    pace, times = Pace(), []
+    beside, times = host_pace.EngineLayer(), []
     for _ in range(14):
-        scale = recorder.pace_s / pace.small_op_s()
+        scale, _ = recorder.pace.over(beside.seconds(5))
         began = time.perf_counter()
         call()
         times.append(scale * (time.perf_counter() - began))
     torch.cuda.synchronize()
     shape = {"ops": 1, **sizes}
     sample = recorder.row(op, "fwd", dtype, shape, times[4:])
-    recorder.row(op, "small_op", dtype, shape, [recorder.pace_s])
+    recorder.pace_rows(op, dtype, shape)
     recorder.later.append((f"{label_of(op, dtype, shape)}|fwd", call))
     if recorder.writes:
         print(f"{label_of(op, dtype, shape):58s} {sample.median_s * 1e6:8.1f} us", flush=True)

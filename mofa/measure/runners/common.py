@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
+from mofa import host_pace
 from mofa.measure.runners import host_trace, traces
 from mofa.measure.runners.beginning import Beginning
 
@@ -44,6 +43,8 @@ class Training:
     loss: Callable[[], float | None]
     facts: dict[str, Any]
     """What the framework says about itself: parameters on this rank, layers per stage."""
+    on_engine: bool = False
+    """Whether its layers are Transformer Engine's, one of which is then timed beside its steps."""
 
 
 def _memory() -> dict[str, int]:
@@ -80,31 +81,56 @@ def _timed(step: Callable[[], None], num_steps: int, paces: list[float] | None =
         step()
         event.record()
         if paces is not None:
-            paces.append(_cpu_op_s())
+            paces.append(host_pace.processor_op_s())
     torch.cuda.synchronize()
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
 
 
-def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step, and of one small op's issue before, between and behind rounds of them.
+class _Paces:
+    """What this host takes for the same small works, read before, between and behind rounds of steps."""
+
+    def __init__(self, on_engine: bool) -> None:
+        free, _ = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved()
+        self._layer = host_pace.EngineLayer() if on_engine else None
+        if self._layer is not None:
+            self._layer.seconds()
+        left, _ = torch.cuda.mem_get_info()
+        self.outside_bytes = free - left - (torch.cuda.memory_reserved() - reserved)
+        """Of the device, outside the allocator, by kernels and plans that the layer's first call loads. [B]"""
+        self.read: dict[str, list[float]] = {
+            "host_issues_s": [], "host_backs_s": [], "cpu_ops_at_issues_s": [],
+            **({"layer_issues_s": [], "layer_backs_s": []} if on_engine else {}),
+        }  # fmt: skip
+
+    def look(self) -> None:
+        """Read all of them once."""
+        self.read["host_issues_s"].append(host_pace.small_op_s())
+        self.read["host_backs_s"].append(host_pace.small_back_s())
+        self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
+        if self._layer is not None:
+            ahead, behind = self._layer.seconds()
+            self.read["layer_issues_s"].append(ahead)
+            self.read["layer_backs_s"].append(behind)
+
+
+def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int, paces: _Paces) -> dict[str, list[float]]:
+    """Seconds of each step, and the host's paces before, between and behind rounds of them.
 
     A host's pace changes within seconds, so it is timed where the steps are; behind every step an op on the processor
     is, which tells how the pace was between the readings, since it is timed at these as well. A round begins on an
     idle device, so its first step is none of those that count; all ranks begin it together.
     """
-    times, issues, backs, beside, paces = [], [_host_issue_s()], [_host_back_s()], [_cpu_op_s()], []
+    times: list[float] = []
+    behind: list[float] = []
+    paces.look()
     for _ in range(num_rounds):
         _agree(0.0)
         of_round: list[float] = []
         times += _timed(step, 1 + math.ceil(num_steps / num_rounds), of_round)[1:]
-        paces += of_round[1:]
-        issues.append(_host_issue_s())
-        backs.append(_host_back_s())
-        beside.append(_cpu_op_s())
-    return {
-        "step_times_s": times, "host_issues_s": issues, "host_backs_s": backs, "cpu_ops_at_issues_s": beside,
-        "cpu_ops_s": paces,
-    }  # fmt: skip
+        behind += of_round[1:]
+        paces.look()
+    return {"step_times_s": times, "cpu_ops_s": behind, **paces.read}
 
 
 def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
@@ -128,12 +154,14 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     whole = _memory()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
+    paces = _Paces(training.on_engine)
     torch.cuda.reset_peak_memory_stats()
     result["phase"] = "steady steps"
     num_rounds = job["rounds"] if per_step < job["slow_step_s"] else 2
-    timed = _in_rounds(training.step, num_steps, num_rounds)
+    timed = _in_rounds(training.step, num_steps, num_rounds, paces)
     result["warmup_times_s"] = warmup
     steady = _memory()
+    steady["device_bytes"] -= paces.outside_bytes
     result["memory"] = steady
     result["memory_whole"] = {
         k: max(whole[k], steady[k]) for k in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
@@ -174,60 +202,6 @@ def _host() -> str:
     uuids = " ".join(str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count()))
     gpus = hashlib.sha256(uuids.encode()).hexdigest()[:12]
     return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpus}".encode()).hexdigest()[:6]
-
-
-def _host_issue_s(num_ops: int = 100) -> float:
-    """Seconds in which this host issues one small eager op: what machines of one kind differ by.
-
-    The median of an addition, SiLU and a norm, in bursts that the queue takes, as `mofa calibrate` has it of a profile.
-    Not behind a profiler, whose instruments stay attached and slow every later launch.
-    """
-    x, weight = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16), torch.ones(256, device="cuda").bfloat16()
-    calls = (lambda: x + x, lambda: functional.silu(x), lambda: functional.rms_norm(x, (256,), weight))
-    return sorted(_burst_s(call, num_ops) for call in calls)[1]
-
-
-def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
-    """Seconds that the host needs for one of many equal calls; the first two bursts warm up."""
-    times = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        before = time.perf_counter()
-        for _ in range(num_ops):
-            call()
-        times.append((time.perf_counter() - before) / num_ops)
-    torch.cuda.synchronize()
-    return sorted(times[2:])[2]
-
-
-def _host_back_s(num_ops: int = 100) -> float:
-    """Seconds of one small op's way back, which autograd's engine issues on a thread of its own.
-
-    That thread runs on another core than the one which issues the forward pass, and may be as much slower or faster
-    as hosts are apart. The median of five chains of SiLU, each of which the queue takes.
-    """
-    source = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    times = []
-    for _ in range(7):
-        out = source
-        for _ in range(num_ops):
-            out = functional.silu(out)
-        grad = torch.ones_like(out)
-        torch.cuda.synchronize()
-        before = time.perf_counter()
-        torch.autograd.grad(out, source, grad)
-        times.append((time.perf_counter() - before) / num_ops)
-    torch.cuda.synchronize()
-    return sorted(times[2:])[2]
-
-
-def _cpu_op_s(num: int = 40) -> float:
-    """Seconds of one small addition on the processor, which no device and no driver has a part in."""
-    x = torch.ones(16)
-    before = time.perf_counter()
-    for _ in range(num):
-        x + x
-    return (time.perf_counter() - before) / num
 
 
 def _cudnn_version() -> int:

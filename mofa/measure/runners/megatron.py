@@ -251,6 +251,7 @@ def build(job: Job) -> Training:
             "layers": [[str(x.layer_number - 1) for x in m.module.decoder.layers] for m in modules],
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
+        on_engine=plan["transformer_engine"],
     )
 
 
