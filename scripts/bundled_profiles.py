@@ -32,9 +32,10 @@ from mofa.calibrate.profile import (
 )
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host import Times, module_facts, modules_of
+from mofa.calibrate.te_host import Times, layer_facts, module_facts, modules_of
 from mofa.cost.forms import bus_share
 from mofa.measure.records import read_records
+from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host, transferred_curves
 from mofa.units import parse_quantity
@@ -54,12 +55,8 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
-TE_HOST = ("h100-te-host", "h100-2gpu-te-host")
-"""Folders of the host under Transformer Engine: times over a small op beside them, which hold for every host."""
-TE_HOST_ROWS = ("h100-te-host-second", ("grouped_new_rows", "grouped_seen_rows"))
-"""Folder of which some ops alone are used. Its host ran at a fast and a slow pace by turns, and each thread at its own:
-the small op says nothing of the thread of a way back. Whole models took 1.1 times the first folders' forward and 1.0
-times back (medians), chains 1.1 and 1.2; choices of kernels were timed there alone, and both ways with their like."""
+TE_HOST = ("h100-te-host-layer", "h100-2gpu-te-host-layer")
+"""Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}
 """Folders of the kernels of other releases of PyTorch; today's, timed in turn with them, are in ``-beside``."""
@@ -250,13 +247,34 @@ def machines() -> dict[str, float]:
     return {host: float(np.median(values)) for host, values in found.items()}
 
 
+def layer_in_small_ops() -> tuple[float, float, int]:
+    """A small layer of Transformer Engine over a small op, each way, on the hosts of runs of the fitting half, and how
+    many of their ranks read both. [-]"""
+    ranks = [
+        rank
+        for record in read_records(ROOT / "reference_runs" / "measured")
+        if record.split == "fitting"
+        for rank in record.measured.ranks
+        if rank.layer_issues_s
+    ]
+
+    def over(readings: list[float], small: list[float]) -> float:
+        return float(np.median(readings) / np.median(small))
+
+    ahead = np.median([over(rank.layer_issues_s, rank.host_issues_s) for rank in ranks])
+    back = np.median([over(rank.layer_backs_s, rank.host_issues_s) for rank in ranks])
+    return float(ahead), float(back), len(ranks)
+
+
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
-    """``host`` with what calls of modules take it, by the small op beside which they were timed."""
+    """``host`` with what calls of modules take it, by the small layer beside which they were timed."""
     rows = [row for name in TE_HOST for row in read_rows(ROOT / "measurements" / name, families=["te_host"])]
-    folder, ops = TE_HOST_ROWS
-    rows += [r for r in read_rows(ROOT / "measurements" / folder, families=["te_host"]) if r.case.op in ops]
-    source = f"measurements/{', '.join((*TE_HOST, folder))}: in layers and chains, over the small op beside them"
-    return {**host, "modules": module_facts(modules_of(Times.of(rows)), si(host["eager_op_s"], "s"), source)}
+    op_s = si(host["eager_op_s"], "s")
+    ahead, back, ranks = layer_in_small_ops()
+    layer = LayerPace(ahead * op_s, back * op_s)
+    said = f"{ahead:.3g} small ops forward and {back:.3g} back: medians of {ranks} ranks of runs of the fitting half"
+    source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
+    return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 
 
 def typical_host(host: dict[str, Any]) -> dict[str, Any]:
@@ -445,7 +463,8 @@ def main() -> None:
     node["collectives"] |= eight_gpus(node)
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)
-    h100["curves"]["host"]["modules"] = h200["curves"]["host"]["modules"]  # timed on H100s' hosts
+    for name in ("layer_issue_s", "layer_back_s", "modules"):  # timed on H100s' hosts
+        h100["curves"]["host"][name] = h200["curves"]["host"][name]
     h100["curves"] = with_te_fp8(h100["curves"])
     h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})

@@ -17,7 +17,7 @@ from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
-from mofa.calibrate.te_host import Times, modules_of
+from mofa.calibrate.te_host import Times, layer_in_small_ops, modules_of
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
 from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
@@ -82,6 +82,8 @@ class Curves:
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
     """Of :func:`mofa.calibrate.te_host.modules_of`. [-]"""
+    layer_in_small_ops: tuple[float, float] | None = None
+    """Of :func:`mofa.calibrate.te_host.layer_in_small_ops`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
@@ -127,6 +129,7 @@ def fit_curves(
         clocks=clocks(rows_of("te_sustained"), of_products=True) | clocks(rows_of("sustained")),
         host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=modules_of(Times.of(by.get("te_host", []))),
+        layer_in_small_ops=layer_in_small_ops(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates,
         overlap=overlaps(by.get("overlap", [])), overlap_slowdown=slowdown(by.get("overlap", [])),
     )  # fmt: skip

@@ -15,10 +15,11 @@ from mofa.calibrate.fit import Curves, Fitted
 from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host import module_facts
+from mofa.calibrate.te_host import layer_facts, module_facts
 from mofa.cost.forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
+from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
@@ -298,10 +299,12 @@ def _host(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
     if {"mm_new_rows", "mm_seen_rows"} <= set(s):
         words = "a product with a number of rows that is new to the library, less one with a number that is not"
         put("gemm_choice_s", s["mm_new_rows"] - s["mm_seen_rows"], words)
-    if curves.modules:
+    if curves.modules and curves.layer_in_small_ops is not None:
         op_s = parse_quantity(made["eager_op_s"]["value"], "s")
-        words = f"{source}: of a chain, or of a layer more, over the small op beside it"
-        made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, op_s, words)}
+        layer = LayerPace(*(times * op_s for times in curves.layer_in_small_ops))
+        made |= layer_facts(layer, f"{source}: over the small op of the same moments")
+        words = f"{source}: of a chain, or of a layer more, over the small layer beside it"
+        made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, layer, words)}
     return made
 
 

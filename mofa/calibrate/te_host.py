@@ -1,7 +1,8 @@
 """Facts of a host's modules from rows of :mod:`mofa.calibrate.bench.te_host`.
 
-Every time is taken over the small op beside it, so that rows of several machines can be joined, and given for a host
-on which a small op takes a chosen time. Both are low quantiles, as hosts slow down for seconds at a time.
+Every time is taken over a small layer of Transformer Engine that was timed beside it, each way over its own, so that
+rows of several machines can be joined, and given for a host on which that layer takes a chosen time. Small ops say
+less: on two machines on which they took as long, modules' ways back took 0.9 to 2 times as long.
 
 In a chain of its own a module's code and data stay in the processor's caches; in a layer they have left them when it is
 called again. Forward, a layer's modules are timed one by one where they are called; what is timed in chains alone is
@@ -20,6 +21,7 @@ import numpy as np
 
 from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.measurements import Row
+from mofa.specs.host import LayerPace
 
 FAMILY = "te_host"
 BF16 = "bf16"
@@ -55,9 +57,15 @@ LATENT_LAYER = {
 DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0, "swiglu": 1.0, "bias_dropout_add": 2.0}
 
 
+PACES = ("small_op", "layer_fwd", "layer_bwd")
+"""Variants of rows that say how fast the host was."""
+WAYS_BACK = ("bwd", "backward")
+"""Variants of rows that autograd's thread issued."""
+
+
 @dataclass(frozen=True)
 class Times:
-    """Rows by what they timed, each over the small op beside it. [-]"""
+    """Rows by what they timed, each over the layer beside it. [-]"""
 
     by: dict[tuple[str, str, str], list[tuple[Shape, float]]]
     """By low quantiles of both."""
@@ -68,15 +76,16 @@ class Times:
     def of(cls, rows: Iterable[Row]) -> Times:
         """Of rows of any number of folders; other families are left out."""
         rows = [row for row in rows if row.case.family == FAMILY]
-        small: dict[tuple[str, str, str, str], Sample] = {}
+        paces: dict[tuple[str, str, str, str, str], Sample] = {}
         for row in rows:
-            if row.case.variant == "small_op":
-                small[row.host, row.case.op, row.case.dtype, _apart(row.case.shape)] = row.sample
+            if row.case.variant in PACES:
+                paces[row.host, row.case.op, row.case.dtype, _apart(row.case.shape), row.case.variant] = row.sample
         by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         medians: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         for row in rows:
-            beside = small.get((row.host, row.case.op, row.case.dtype, _apart(row.case.shape)))
-            if row.case.variant != "small_op" and beside is not None:
+            way = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
+            beside = paces.get((row.host, row.case.op, row.case.dtype, _apart(row.case.shape), way))
+            if row.case.variant not in PACES and beside is not None:
                 key = row.case.op, row.case.variant, row.case.dtype
                 by[key].append((row.case.shape, row.sample.low_s / beside.low_s))
                 medians[key].append((row.case.shape, row.sample.median_s / beside.median_s))
@@ -126,7 +135,7 @@ def _apart(shape: Shape) -> str:
 
 
 Ways = dict[str, float]
-"""Small ops by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
+"""Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
 
 
 def cold_forward(times: Times, dtype: str = BF16) -> float:
@@ -156,7 +165,7 @@ def _chosen(chain: str) -> dict[str, int]:
 
 
 def modules_of(times: Times) -> dict[str, Ways]:
-    """What every module takes that was timed, in small ops. [-]
+    """What every module takes that was timed, in layers of :class:`mofa.host_pace.EngineLayer`, each way. [-]
 
     Examples
     --------
@@ -364,16 +373,37 @@ def _of_members(ways: Ways, way: str, members: int) -> float:
     return ways[f"{way}_s"] + members * ways[f"{way}_each_s"]
 
 
-def module_facts(modules: Mapping[str, Ways], op_s: float, source: str) -> dict[str, dict[str, Any]]:
-    """What :func:`modules_of` found as a profile holds it, of a host on which a small op takes ``op_s``. [s]
+def layer_in_small_ops(rows: Iterable[Row]) -> tuple[float, float] | None:
+    """The layer over the small op of the same moments, each way, in the middle of cases; None of rows without. [-]"""
+    paces: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.case.family == FAMILY and row.case.variant in PACES:
+            paces[row.case.variant].append(row.sample.median_s)
+    if any(name not in paces for name in PACES):
+        return None
+    small, ahead, behind = (median(paces[name]) for name in PACES)
+    return ahead / small, behind / small
+
+
+def module_facts(modules: Mapping[str, Ways], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+    """What :func:`modules_of` found as a profile holds it, of a host on which a layer takes so long. [s]
 
     Examples
     --------
-    >>> module_facts({"rope": {"forward_s": 8.0}}, 5e-6, "an example")["rope"]["forward_s"]["value"]
+    >>> module_facts({"rope": {"forward_s": 0.04}}, LayerPace(1e-3, 2e-3), "an example")["rope"]["forward_s"]["value"]
     '40 us'
     """
 
-    def fact(small_ops: float) -> dict[str, Any]:
-        return {"value": f"{small_ops * op_s * 1e6:.4g} us", "provenance": "measured", "source": source}
+    def fact(way: str, layers: float) -> dict[str, Any]:
+        seconds = layers * (layer.issue_s if way.startswith("forward") else layer.back_s)
+        return {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
 
-    return {name: {way: fact(value) for way, value in ways.items()} for name, ways in sorted(modules.items())}
+    return {name: {way: fact(way, value) for way, value in ways.items()} for name, ways in sorted(modules.items())}
+
+
+def layer_facts(layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+    """A layer's times as a profile holds them."""
+    return {
+        f"layer_{way}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+        for way, seconds in layer._asdict().items()
+    }

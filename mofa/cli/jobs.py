@@ -205,9 +205,9 @@ def _changed(record: Reference, asked: RunSpec, overrides: Overrides, host_issue
     hardware, workload = overrides["hardware"], overrides["workload"]
     if host_issue_s is not None:
         said = f"host: {host_issue_s * 1e6:.3g} us an op, {HOST_SAID}"
-        record = replace(record, host_op_s=host_issue_s, rests_on=(said, *record.rests_on[1:]))
+        record = replace(record, host_op_s=host_issue_s, layer=None, rests_on=(said, *record.rests_on[1:]))
     if any(path.startswith("gpu.curves.host.") for path in hardware):
-        record = replace(record, host_op_s=None, rests_on=("host: as --set says", *record.rests_on[1:]))
+        record = replace(record, host_op_s=None, layer=None, rests_on=("host: as --set says", *record.rests_on[1:]))
     if any(path.startswith("node.nvls_factor") for path in hardware):
         record = replace(record, nvls=True)
     if record.run.routing != asked.routing and any(path.split(".")[0] in ("model", "routing") for path in workload):

@@ -19,6 +19,7 @@ from mofa.specs.base import (
     WattsFact,
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, latest_of
+from mofa.specs.host import LayerPace
 from mofa.units import format_bytes
 
 
@@ -167,12 +168,15 @@ class ClusterSpec(Spec):
             )
         return self
 
-    def at_host(self, op_s: float | None, source: str = "the run's host") -> Self:
-        """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]"""
+    def at_host(self, op_s: float | None, source: str = "the run's host", layer: LayerPace | None = None) -> Self:
+        """The same GPUs under a host that issues one small eager op in ``op_s``; None leaves the profile's. [s]
+
+        Modules of Transformer Engine go by what a ``layer`` of it takes there, where that was timed.
+        """
         if op_s is None:
             return self
         curves = self.gpu.curves
-        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source), "hosts": None})
+        slower = curves.model_copy(update={"host": curves.host.at_speed(op_s, source, layer), "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
     def on_shared_hosts(self) -> Self:

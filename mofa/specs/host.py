@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -57,6 +58,15 @@ class ModuleCall(Spec):
         """
         once, each = (self.forward_s, self.forward_each_s) if forward else (self.backward_s, self.backward_each_s)
         return 0.0 if once is None else once.value, 0.0 if each is None else each.value
+
+
+class LayerPace(NamedTuple):
+    """What a small layer of Transformer Engine takes a host (:class:`mofa.host_pace.EngineLayer`), each way."""
+
+    issue_s: float
+    """Forward. [s]"""
+    back_s: float
+    """Back, on autograd's thread. [s]"""
 
 
 class HostCurve(Spec):
@@ -133,6 +143,10 @@ class HostCurve(Spec):
     checkpoint_s: SecondsFact
     """A checkpoint that is a function of Megatron's, on the way back: states of random numbers, a backward pass within
     the backward pass. [s]"""
+    layer_issue_s: SecondsFact | None = None
+    """Forward of a small layer of Transformer Engine: the pace at which hosts run modules' Python. [s]"""
+    layer_back_s: SecondsFact | None = None
+    """Its way back, on autograd's thread. [s]"""
     modules: dict[ModuleKey, ModuleCall] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""
@@ -148,9 +162,10 @@ class HostCurve(Spec):
         """
         return self.modules.get(f"{name} {format_}") or self.modules.get(name)
 
-    def at_speed(self, op_s: float, source: str) -> Self:
+    def at_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
 
+        Modules go by ``layer`` instead, each way by its own, where that host was timed with it and this one was.
         Assumes that whatever slows one op down slows all alike. Between two machines of one kind whose small ops took
         5.4 and 10.1 us, products were 2.0, distributed tensors 2.1, autograd's nodes 1.6 and compiled functions 2.6
         times apart (measurements/h200-1gpu and h200-1gpu-second, host.csv).
@@ -161,6 +176,8 @@ class HostCurve(Spec):
             Time of one small eager op on that host. [s]
         source
             Where that was read.
+        layer
+            A small layer of Transformer Engine on that host.
 
         Examples
         --------
@@ -169,18 +186,22 @@ class HostCurve(Spec):
         >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)
         """
-        factor = op_s / self.eager_op_s.value
+        factor = ahead = back = op_s / self.eager_op_s.value
+        if layer is not None and self.layer_issue_s is not None and self.layer_back_s is not None:
+            ahead, back = layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value
 
-        def slower(part: Spec) -> dict[str, Fact]:
-            times = {name: fact for name in type(part).model_fields if isinstance(fact := getattr(part, name), Fact)}
-            return {
-                name: Fact(value=fact.value * factor, provenance=fact.provenance,
-                           source=f"{fact.source}; {factor:.3g} times as long: {source}")
-                for name, fact in times.items()
-            }  # fmt: skip
+        def longer(fact: Fact, times: float) -> Fact:
+            words = f"{fact.source}; {times:.3g} times as long: {source}"
+            return Fact(value=fact.value * times, provenance=fact.provenance, source=words)
 
-        modules = {name: call.model_copy(update=slower(call)) for name, call in self.modules.items()}
-        return self.model_copy(update={**slower(self), "modules": modules})
+        def slower(part: Spec, ways: Mapping[str, float]) -> dict[str, Fact]:
+            facts = {name: fact for name in type(part).model_fields if isinstance(fact := getattr(part, name), Fact)}
+            return {name: longer(fact, ways.get(name, factor)) for name, fact in facts.items()}
+
+        ways = {"forward_s": ahead, "forward_each_s": ahead, "backward_s": back, "backward_each_s": back}
+        modules = {name: call.model_copy(update=slower(call, ways)) for name, call in self.modules.items()}
+        own = slower(self, {"layer_issue_s": ahead, "layer_back_s": back})
+        return self.model_copy(update={**own, "modules": modules})
 
 
 def _at_least_typical(fact: Fact) -> Fact:

@@ -16,6 +16,7 @@ from mofa.measure.records import Record
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
+from mofa.specs.host import LayerPace
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -61,6 +62,17 @@ def known_hosts(references: Path | None = None) -> dict[str, float]:
     """Issue of one small eager op by the mark of a machine, where it has one; none away from a clone of mofa. [s]"""
     folder = references or Path(__file__).resolve().parents[2] / "reference_runs"
     return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
+
+
+def layer_pace(record: Record) -> LayerPace | None:
+    """A small layer of Transformer Engine on a run's slowest host, by the medians of what its ranks read among its
+    steps; None of a run that did not."""
+    paces = [
+        LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
+        for rank in record.measured.ranks
+        if rank.layer_issues_s and rank.layer_backs_s
+    ]
+    return max(paces, key=sum) if paces else None
 
 
 Machine = tuple[str, str, int]

@@ -21,12 +21,13 @@ from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.host import LayerPace
 from mofa.specs.load import resolve_run
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.hosts import MachineHost, host_op_s, machine_of, read_hosts
+from mofa.validate.hosts import MachineHost, host_op_s, layer_pace, machine_of, read_hosts
 from mofa.validate.spread import Spread
 
 Switch = Literal["tp_overlap", "layout"]
@@ -67,6 +68,8 @@ class Repeat:
     run: RunSpec
     """As this measurement ran it: the routing that its routers chose, and how long they had learned."""
     notes: tuple[str, ...] = ()
+    layer: LayerPace | None = None
+    """A small layer of Transformer Engine on its host; None where it was not timed."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Reference:
     """Whether NCCL may let the switch reduce."""
     host_op_s: float | None = None
     """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
+    layer: LayerPace | None = None
+    """A small layer of Transformer Engine on the run's host; None where it was not timed."""
     shares_hosts: bool = False
     """Whether it was measured on a virtual machine, whose processor others use as well."""
     skewed: bool = False
@@ -107,7 +112,7 @@ class Reference:
         run = self.run.model_dump(exclude={"id"})
         if isinstance(run["model"], dict):
             run["model"] = {key: value for key, value in run["model"].items() if key not in ("name", "source")}
-        return repr((run, self.base_dir, self.nvls, self.host_op_s))
+        return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer))
 
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
@@ -117,11 +122,11 @@ class Reference:
     def on_its_machine(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
         cluster = cluster if self.nvls else _without_nvls(cluster)
-        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s)
+        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
 
     def repeated(self, repeat: Repeat) -> Reference:
         """One of its repeats as a run of its own: on its host, with its tokens."""
-        return replace(self, run=repeat.run, host_op_s=repeat.host_op_s, repeats=())
+        return replace(self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, repeats=())
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,8 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
     How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
-    the host sets the pace, which it changes within seconds, a run that timed it among its steps says more than its
-    repeats that did not.
+    the host sets the pace, or may, which it changes within seconds, a run that timed it among its steps says more than its
+    repeats that did not, and one that timed a layer of modules as well more than those with small ops alone.
 
     Parameters
     ----------
@@ -163,16 +168,23 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
         return "memory only: the allocator emptied its cache in the middle of steps"
     beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
     spread, together = (measured.step_time_spread_s or 0.0) / measured.step_time_s, ""
-    if len(beside) > 1:
+    if len(beside) > 1 and layer_pace(record) is None:  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = quartiles_apart(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart{together}"
-    if measured.host_bound and not record.environment.host_issues_s:
-        timed = [other for other in repeats if other.environment.host_issues_s and why_no_time(other, repeats) is None]
+    if measured.host_bound is not False:
+        fuller = [other for other in repeats if _host_readings(other) > _host_readings(record)]
+        timed = [other.run.id for other in fuller if why_no_time(other, repeats) is None]
         if timed:
-            return f"memory only: its host was not timed among its steps, as that of {timed[0].run.id} was"
+            what = "no layer was timed on its host" if record.environment.host_issues_s else "its host was not timed"
+            return f"memory only: {what} among its steps, as that of {timed[0]} was"
     return None
+
+
+def _host_readings(record: Record) -> int:
+    """How many kinds of work say how fast its host was among its steps: small ops, and a layer's modules."""
+    return bool(record.environment.host_issues_s) + (layer_pace(record) is not None)
 
 
 def _emptied_its_cache(record: Record) -> bool:
@@ -256,6 +268,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         notes=(*((why,) if why else ()), host),
         nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
         host_op_s=_host(record, machines),
+        layer=layer_pace(record),
         shares_hosts=True,
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
@@ -306,7 +319,9 @@ def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHo
     why = why_no_time(record, same)
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
-    return Repeat(record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes)
+    return Repeat(
+        record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes, layer_pace(record)
+    )
 
 
 def _read(path: Path) -> tuple[Record, str]:
