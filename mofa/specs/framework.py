@@ -184,9 +184,9 @@ class FrameworkSpec(Spec):
     """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
     [B/param]"""
     clipped_steps: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of steps in which clipping scales the gradients. PyTorch's ``clip_grad_norm_`` and DeepSpeed always multiply;
-    Megatron-Core 0.16.1 does where the norm exceeds the limit alone (core/optimizer/clip_grads.py,
-    ``clip_grad_by_total_norm_fp32``), which settled training rarely does: 0 there. [-]"""
+    """Share of steps in which clipping scales the gradients. PyTorch's ``clip_grad_norm_`` always multiplies, and so is
+    DeepSpeed taken to. Megatron-Core 0.16.1 does only where the norm exceeds the limit (core/optimizer/clip_grads.py,
+    ``clip_grad_by_total_norm_fp32``), as it rarely does in settled training: 0 there. [-]"""
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""

@@ -249,7 +249,7 @@ def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0
 
 
 def test_megatrons_optimizer_loops_over_the_tensors() -> None:
-    """Local spec: 5 loops, a loop with the norms, a read of each, a loop with two ops that clip, 2 loops of Adam, a loop
+    """Local spec: 5 loops, a loop with the norms, a read of each, a loop with two ops that clip, 2 loops of Adam, one
     with a copy: 10 loops, 4 ops, 1 read. With one kernel for norm and clipping 8 loops and the copy are left."""
     local = {share: waited("megatron-local", tensors=100, clipped_steps=share) for share in (0.0, 0.25, 1.0)}
     assert local[1.0] == pytest.approx(100 * (10 * 6 + 4 * 5 + 9))
