@@ -151,7 +151,7 @@ class Stream(NamedTuple):
     bytes: FloatK
     like: str = ""
     elements: FloatK = 0.0
-    width: float = 0.0
+    width: FloatK = 0.0
     source: FloatK = 0.0
     parts: tuple[tuple[FloatK, str], ...] = ()
 
@@ -237,7 +237,7 @@ class Back(NamedTuple):
     stream: str = "compute"
     like: str = ""
     elements: FloatK = 0.0
-    width: float = 0.0
+    width: FloatK = 0.0
     source: FloatK = 0.0
     parts: tuple[tuple[FloatK, str], ...] = ()
     """Of the backward kernels, as in :class:`Stream`."""

@@ -45,6 +45,9 @@ NORMS = ((2048, 2048), (4096, 2048), (16384, 2048), (4096, 4096), (8192, 4096), 
 HELD_NORMS = ((8192, 2880), (4096, 5120), (4096, 1536))
 HEADS = ((2048, 4096), (4096, 512), (4096, 1024), (4096, 4096), (8192, 4096), (16384, 4096), (8192, 8192))
 """Tokens and the width of all heads of 128."""
+CHUNKS = (((128, 128, 32, 8), 2048), ((128, 128, 32, 8), 4096), ((128, 128, 32, 8), 8192), ((128, 128, 24, 8), 4096),
+          ((192, 128, 16, 16), 4096), ((64, 64, 32, 32), 4096))  # fmt: skip
+"""Head sizes and numbers of heads, and the queries of a chunk of a sequence over two, three and four chunks' keys."""
 PERMUTED = ((512, 2048), (2048, 2048), (4096, 2048), (8192, 2048), (16384, 2048), (1024, 4096), (4096, 4096),
             (8192, 4096))  # fmt: skip
 
@@ -118,7 +121,8 @@ def te_expert_cases() -> list[Case]:
 
 
 def te_attention_cases() -> list[Case]:
-    """Causal attention by head sizes, grouped queries and lengths."""
+    """Causal attention by head sizes, grouped queries and lengths; over more keys than queries, the last query sees
+    all of them, as a chunk of a sequence does whose keys and values were gathered."""
     grid: list[Item] = []
     held: list[Item] = []
     sizes = ((128, 128, 32, 8), (128, 128, 16, 16), (192, 128, 16, 16), (64, 64, 64, 8))
@@ -131,11 +135,18 @@ def te_attention_cases() -> list[Case]:
             (128, 128, 32, 8, 6144, 1), (192, 128, 16, 16, 2048, 1), (64, 64, 64, 8, 4096, 2),
         ):  # fmt: skip
             held.append((op, VARIANT, "bf16", _attention(batch, heads, kv_heads, length, d_qk, d_v)))
+        for (d_qk, d_v, heads, kv_heads), length in CHUNKS:
+            for chunks in (2, 3, 4):
+                shape = _attention(1, heads, kv_heads, length, d_qk, d_v, chunks * length)
+                grid.append((op, VARIANT, "bf16", shape))
     return split_cases(ATTENTION, grid, held, len(held))
 
 
-def _attention(batch: int, heads: int, kv_heads: int, length: int, d_qk: int, d_v: int) -> Shape:
-    return {"b": batch, "hq": heads, "hkv": kv_heads, "q": length, "kv": length, "dqk": d_qk, "dv": d_v, "causal": 1}
+def _attention(
+    batch: int, heads: int, kv_heads: int, length: int, d_qk: int, d_v: int, keys: int | None = None
+) -> Shape:
+    keys = length if keys is None else keys
+    return {"b": batch, "hq": heads, "hkv": kv_heads, "q": length, "kv": keys, "dqk": d_qk, "dv": d_v, "causal": 1}
 
 
 def te_wgrad_cases() -> list[Case]:

@@ -293,9 +293,9 @@ def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
             moved[i] -= part
             extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
     unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
-    if shaped := [i for i, work in enumerate(works) if work.width > 0 and like[i] is not unlike]:
+    if shaped := [i for i, work in enumerate(works) if anywhere(work.width > 0) and like[i] is not unlike]:
         elements = stacked([works[i].elements for i in shaped], num_k)
-        width = np.array([[works[i].width] for i in shaped])
+        width = np.maximum(stacked([works[i].width for i in shaped], num_k), 1.0)
         forms = [like[i] for i in shaped]
         each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
         moved[shaped] = elements * each

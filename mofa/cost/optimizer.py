@@ -220,11 +220,11 @@ def optimizer_seconds(
     """Optimizer step with gradient norm, clipping and copies; launches by the host apart. (n, R) [s]
 
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
-    writes all but the gradient (28 in fp32 fused, 56 by separate kernels); the norm reads 4, clipping reads and writes
-    8; half of it where torchtitan holds bf16, at :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and
-    scales (8) the whole gradient buffer, half of it in bf16, and copies main to bf16 parameters (6, shared out). It
-    turns bf16 gradients into fp32 ones (6, shared out). ``parts`` are those of
-    :func:`device_parts` where they are known.
+    writes all but the gradient (28 in fp32 fused, 56 by separate kernels). The norm reads 4, and clipping reads and
+    writes 8 in the share of steps that a framework clips; half of it where torchtitan holds bf16, at
+    :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of it in
+    bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared out).
+    ``parts`` are those of :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
     return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
@@ -242,7 +242,7 @@ def device_parts(
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
-        per_param["clip"] = 8.0 / stream_rate(gpu, "grad_clip")
+        per_param["clip"] = framework.clipped_steps * 8.0 / stream_rate(gpu, "grad_clip")
     if framework.name in PYTORCH_MODULES:
         if held_width(workload, precision) == 2.0:
             kernels = {"adam": "adam_foreach" if apart else "adam_fused", "norm": "grad_norm", "clip": "grad_clip"}
@@ -360,6 +360,7 @@ def optimizer_host_seconds(
     after = 2.0 * loop * tensors
     if workload.optimizer.clip_grad_norm and apart:
         after = after + item * tensors
-        after = after + np.maximum((loop + 2.0 * op) * tensors - parts["clip"], 0.0)
+        scaling = framework.clipped_steps * (loop + 2.0 * op) * tensors
+        after = after + np.maximum(scaling - parts["clip"], 0.0)
     after = after + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0)
     return np.asarray(np.maximum(ahead[grid] - lead_s, 0.0) + after[grid])

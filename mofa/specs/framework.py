@@ -183,6 +183,10 @@ class FrameworkSpec(Spec):
     accumulation_bytes_per_param: float = 10.0
     """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
     [B/param]"""
+    clipped_steps: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of steps in which clipping scales the gradients. PyTorch's ``clip_grad_norm_`` always multiplies, and so is
+    DeepSpeed taken to. Megatron-Core 0.16.1 does only where the norm exceeds the limit (core/optimizer/clip_grads.py,
+    ``clip_grad_by_total_norm_fp32``), as it rarely does in settled training: 0 there. [-]"""
     default_recompute: str = "none"
     grouped_alignment: int = Field(default=1, ge=1)
     """Rows of an expert's input are padded to a multiple of this. [tokens]"""
@@ -305,6 +309,7 @@ MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)
 READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
     "accumulation_bytes_per_param": (MEGATRON, {"fsdp1": 10.0, "torchtitan": 10.0}),
     "chunk_overlap": (("megatron",), {}),
+    "clipped_steps": (MEGATRON, dict.fromkeys(PYTORCH_MODULES, 1.0)),
     "compile_loss": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, True)),
     "grouped_alignment": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, 1)),
     "loss_parallel": (("torchtitan",), {"fsdp1": True, **dict.fromkeys(MEGATRON, True)}),

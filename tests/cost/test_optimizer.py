@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
+from mofa.cost.compute import stream_rate
 from mofa.cost.data_parallel import gathers_per_step
 from mofa.cost.estimate import estimate_table
 from mofa.cost.optimizer import (
@@ -161,6 +162,18 @@ def step_seconds(
     return float(optimizer_seconds(job, machines, spec, shards, "mixed", np.array([[zero]]))[0, 0])
 
 
+def test_gradients_are_scaled_in_the_share_of_steps_that_clip() -> None:
+    """A billion parameters: 8 GB read and written where the norm exceeds the limit; torchtitan always multiplies."""
+    scaled = 8e9 / stream_rate(cluster().gpu, "grad_clip")
+    never, half = (step_seconds(clipped_steps=share) for share in (0.0, 0.5))
+    assert half - never == pytest.approx(scaled / 2)
+    assert never - step_seconds(workload(llama(), optimizer={"clip_grad_norm": False})) == pytest.approx(
+        4e9 / stream_rate(cluster().gpu, "grad_norm")
+    )
+    with pytest.raises(ValueError, match="clipped_steps"):
+        framework("torchtitan", clipped_steps=0.5)
+
+
 def test_step_time_relations() -> None:
     """Sharding saves time, clipping, fp32 moments and separate kernels cost it."""
     assert step_seconds(ranks=8) < step_seconds(ranks=2) < step_seconds(ranks=2, zero=0)
@@ -236,9 +249,12 @@ def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0
 
 
 def test_megatrons_optimizer_loops_over_the_tensors() -> None:
-    """Local spec: 5 loops, a loop with the norms, a read of each, a loop with two ops, 2 loops of Adam, a loop with a
-    copy: 10 loops, 4 ops, 1 read. With one kernel for norm and clipping 8 loops and the copy are left."""
-    assert waited("megatron-local", tensors=100) == pytest.approx(100 * (10 * 6 + 4 * 5 + 9))
+    """Local spec: 5 loops, a loop with the norms, a read of each, a loop with two ops that clip, 2 loops of Adam, one
+    with a copy: 10 loops, 4 ops, 1 read. With one kernel for norm and clipping 8 loops and the copy are left."""
+    local = {share: waited("megatron-local", tensors=100, clipped_steps=share) for share in (0.0, 0.25, 1.0)}
+    assert local[1.0] == pytest.approx(100 * (10 * 6 + 4 * 5 + 9))
+    assert local[0.0] == pytest.approx(100 * (9 * 6 + 2 * 5 + 9))
+    assert local[0.25] == pytest.approx(0.25 * local[1.0] + 0.75 * local[0.0])
     assert waited("megatron", tensors=100, optimizer="te") == pytest.approx(100 * (8 * 6 + 5))
 
 
@@ -250,7 +266,8 @@ def test_a_host_ahead_hides_what_comes_before_the_first_read() -> None:
 
 def test_large_kernels_hide_clipping_and_the_copies() -> None:
     """A billion parameters: 1 ms for norms, 2 to scale, more for Adam; left are 9 + 12 us a tensor."""
-    assert waited("megatron-local", tensors=10, dense=1e9) == pytest.approx(10 * (9 + 12))
+    clips = waited("megatron-local", tensors=10, dense=1e9, clipped_steps=1.0)
+    assert clips == pytest.approx(10 * (9 + 12))
 
 
 def test_torchtitans_optimizer_reads_nothing() -> None:

@@ -71,8 +71,9 @@ def value_copy(b: TapeBuilder, ctx: Context, v: str) -> str:
     nbytes = b.tensors[v].bytes
     hold(b, "attention", v)
     return stream(
-        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0, like="copy"
-    )
+        b, "v.copy", (v,), b.tensor("v", nbytes), bytes_=2 * nbytes, back_bytes=0.0, back_launches=0,
+        like="strided_copy",
+    )  # fmt: skip
 
 
 def query_copy(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -> str:
@@ -117,14 +118,13 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     outs = []
     for x in (q, k):  # qkv_output in attention.py's forward has both until it returns
         hold(b, "attention", x)
-    for name, x in (("q", q), ("k", k)):
+    for name, x, heads in (("q", q, ctx.heads), ("k", k, ctx.kv_heads)):
         nbytes = b.tensors[x].bytes
         out = b.tensor(f"{name}.rope", nbytes)
-        since = len(b.ops)
-        outs.append(
-            stream(b, f"{name}.rope", (x,), out, bytes_=2 * nbytes, back_bytes=2 * nbytes, like="te rope_fwd",
-                   back_like="te rope_bwd")
-        )  # fmt: skip
+        since, width = len(b.ops), heads * ctx.model.attention.d_qk
+        work = Stream(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
+        back = Back(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
+        outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
         issue(b, since, call(ctx, "rope"))
     return outs[0], outs[1]
 

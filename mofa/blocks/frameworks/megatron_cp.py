@@ -77,8 +77,8 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
 
     def copied(name: str) -> None:
         out = b.tensor(f"attn.{name}.parts", sizes[name])
-        back = Back(2 * sizes[name], 1, like="copy", pool=CP_POOL)
-        work = Stream(2 * sizes[name], "copy")
+        back = Back(2 * sizes[name], 1, like="strided_copy", pool=CP_POOL)
+        work = Stream(2 * sizes[name], "strided_copy")
         parts[name] = b.add(
             Op(f"attn.{name}.split", "memory_bound", work, (parts[name],), (out,), present=s.a2a, back=back)
         )
@@ -122,8 +122,9 @@ def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
     hold(b, "exchange of the output", ordered)
     sent = _exchanged(b, s, ordered, "attn.out", s.out)
     out = b.add(
-        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "copy"), (sent,),
-           (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL, back=Back(2 * s.out, 1, like="copy"))
+        Op("attn.out.join", "memory_bound", Stream(2 * s.out, "strided_copy"), (sent,),
+           (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL,
+           back=Back(2 * s.out, 1, like="strided_copy"))
     )  # fmt: skip
     leave_frame(b, "exchange of the output", s.a2a)
     return out

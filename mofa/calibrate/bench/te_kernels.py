@@ -130,19 +130,20 @@ def attention_sample(case: Case, pool: Pool, clock: Clock) -> Sample:
 def _attention(case: Case, pool: Pool) -> tuple[Callable[[], Any], Callable[[], Any]]:
     from transformer_engine.pytorch import DotProductAttention
 
-    b, heads, kv_heads, length, d_qk, d_v = (case.size(x) for x in ("b", "hq", "hkv", "q", "dqk", "dv"))
+    b, heads, kv_heads, length, keys, d_qk, d_v = (case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv"))
+    mask = "causal" if keys == length else "causal_bottom_right"
     module = DotProductAttention(
         heads, (d_qk, d_v), num_gqa_groups=kv_heads, attention_dropout=0.0, qkv_format="sbhd",
-        attn_mask_type="causal", layer_number=1,
+        attn_mask_type=mask, layer_number=1,
     ).to(pool.device)  # fmt: skip
     q, k, v = (
-        pool.view(length, b, n, d).detach().clone().requires_grad_(True)
-        for n, d in ((heads, d_qk), (kv_heads, d_qk), (kv_heads, d_v))
+        pool.view(rows, b, n, d).detach().clone().requires_grad_(True)
+        for rows, n, d in ((length, heads, d_qk), (keys, kv_heads, d_qk), (keys, kv_heads, d_v))
     )
     grad = pool.view(length, b, heads * d_v)
 
     def forward() -> Any:
-        return module(q, k, v, attn_mask_type="causal")
+        return module(q, k, v, attn_mask_type=mask)
 
     def both() -> None:
         q.grad = k.grad = v.grad = None
