@@ -247,32 +247,19 @@ def machines() -> dict[str, float]:
     return {host: float(np.median(values)) for host, values in found.items()}
 
 
-def layer_in_small_ops() -> tuple[float, float, int]:
-    """A small layer of Transformer Engine over a small op, each way, on the hosts of runs of the fitting half, and how
-    many of their ranks read both. [-]"""
-    ranks = [
-        rank
-        for record in read_records(ROOT / "reference_runs" / "measured")
-        if record.split == "fitting"
-        for rank in record.measured.ranks
-        if rank.layer_issues_s
-    ]
-
-    def over(readings: list[float], small: list[float]) -> float:
-        return float(np.median(readings) / np.median(small))
-
-    ahead = np.median([over(rank.layer_issues_s, rank.host_issues_s) for rank in ranks])
-    back = np.median([over(rank.layer_backs_s, rank.host_issues_s) for rank in ranks])
-    return float(ahead), float(back), len(ranks)
-
-
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
-    """``host`` with what calls of modules take it, by the small layer beside which they were timed."""
+    """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
+    many small ops, each way, as ranks of the fitting half read both among their steps."""
     rows = [row for name in TE_HOST for row in read_rows(ROOT / "measurements" / name, families=["te_host"])]
+    records = read_records(ROOT / "reference_runs" / "measured")
+    ranks = [r for one in records if one.split == "fitting" for r in one.measured.ranks if r.layer_issues_s]
+    read = [[np.median(r.layer_issues_s), np.median(r.layer_backs_s)] / np.median(r.host_issues_s) for r in ranks]
+    ahead, back = np.median(read, axis=0)
     op_s = si(host["eager_op_s"], "s")
-    ahead, back, ranks = layer_in_small_ops()
-    layer = LayerPace(ahead * op_s, back * op_s)
-    said = f"{ahead:.3g} small ops forward and {back:.3g} back: medians of {ranks} ranks of runs of the fitting half"
+    layer = LayerPace(float(ahead * op_s), float(back * op_s))
+    said = (
+        f"{ahead:.3g} small ops forward and {back:.3g} back: medians of {len(ranks)} ranks of runs of the fitting half"
+    )
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {**host, **layer_facts(layer, said), "modules": module_facts(modules_of(Times.of(rows)), layer, source)}
 

@@ -68,6 +68,9 @@ class Fp8Recipe:
     (``set_save_original_input`` in Megatron's attention.py, multi_latent_attention.py and moe/shared_experts.py)."""
     casts_experts_together: bool
     """One launch for the casts of many experts (csrc/extensions/cast.cpp, ``multi_tensor_quantize_impl``)."""
+    context_each_layer: bool
+    """Whether Megatron enters TE's context around each layer; around a whole pass under delayed scaling, whose
+    context reduces maxima on leaving (transformer_block.py, ``use_inner_quantization_context``)."""
     least_cuda: str = ""
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
@@ -98,17 +101,19 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
         "fp8_cast_both_delayed", "fp8_cast_main", main_amax_bytes=0.0, amax_bytes=0.0, launches=1, scale_bytes=0.0,
         gathers_rows_alone=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
+        context_each_layer=False,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
         "fp8_cast_both_tensorwise", "fp8_cast_main", main_amax_bytes=2.0, amax_bytes=2.0, launches=4, scale_bytes=0.0,
         gathers_rows_alone=True, reduces_amax=True, norm="finds amax", keeps_inputs=True, casts_experts_together=False,
+        context_each_layer=True,
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
         "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, launches=1,
         scale_bytes=SCALE_BYTES / BLOCK, gathers_rows_alone=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
-        casts_experts_together=False, least_cuda="12.9",
+        casts_experts_together=False, context_each_layer=True, least_cuda="12.9",
     ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in

@@ -186,6 +186,10 @@ def modules_of(times: Times) -> dict[str, Ways]:
         if ways := _grouped(times, dtype, ahead, back):
             found["grouped_linear" + end] = ways
         _put(found, "kernel_choice" + end, *(_choice(times, dtype, way) for way in CHOSEN))
+        if dtype != BF16:
+            _put_forward(found, "fp8_context" + end, times.one("fp8_context", "fwd", dtype))
+    if ways := _over_experts(times, "fp8_padding", BF16, cold_forward(times), back, {}):
+        found["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
     _norms(times, found)
     _dense(times, found, back)
     _latent(times, found)
@@ -243,10 +247,20 @@ def _grouped(times: Times, dtype: str, ahead: float, back: float) -> Ways:
     In te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, 128 experts' takes 3.6 ms forward under
     the profiler, with which the step is no longer: 0.7 before its first product, 12 us for each, 0.7 behind the last.
     """
+    return _over_experts(times, "grouped_linear", dtype, ahead, back, {"fused": 1})
+
+
+PADDED_AND_CUT = 2.0
+"""Calls in each step of the chain that fills up experts' rows and cuts them again. [-]"""
+
+
+def _over_experts(times: Times, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]) -> Ways:
+    """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
+    than two numbers."""
     made: Ways = {}
     for way, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
-        numbers = {int(shape["experts"]) for shape, _ in times.by.get(("grouped_linear", way, dtype), [])}
-        told = {n: times.one("grouped_linear", way, dtype, fused=1, experts=n) for n in numbers}
+        numbers = {int(shape["experts"]) for shape, _ in times.by.get((op, way, dtype), [])}
+        told = {n: times.one(op, way, dtype, **sizes, experts=n) for n in numbers}
         values = {n: value for n, value in told.items() if value is not None}
         line = _line(values)
         if line is None:

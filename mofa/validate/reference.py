@@ -149,8 +149,8 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
     How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
-    the host sets the pace, or may, which it changes within seconds, a run that timed it among its steps says more than its
-    repeats that did not, and one that timed a layer of modules as well more than those with small ops alone.
+    the host sets the pace, or may, a run that timed it among its steps says more than its repeats that did not. One
+    that timed a layer of modules as well says more than those with small ops alone.
 
     Parameters
     ----------

@@ -9,10 +9,11 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import Row, append_row, read_rows
-from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, module_facts, modules_of
+from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, layer_in_small_ops, module_facts, modules_of
+from mofa.specs.host import LayerPace
 
-SMALL_S = 10e-6
-"""A small op on the machine of these rows. [s]"""
+LAYER_US = 10.0
+"""A layer on the machine of these rows, either way: so short that numbers are easily read. [us]"""
 
 
 def row(op: str, variant: str, us: float, dtype: str = "bf16", **sizes: int) -> Row:
@@ -22,20 +23,28 @@ def row(op: str, variant: str, us: float, dtype: str = "bf16", **sizes: int) -> 
     )
 
 
+def paces(op: str, dtype: str = "bf16", **sizes: int) -> list[Row]:
+    """What the host took for a layer each way, and for a small op, of which nothing is made."""
+    return [
+        row(op, "layer_fwd", LAYER_US, dtype, **sizes), row(op, "layer_bwd", LAYER_US, dtype, **sizes),
+        row(op, "small_op", LAYER_US / 160, dtype, **sizes),
+    ]  # fmt: skip
+
+
 def case(op: str, forward: float, backward: float, dtype: str = "bf16", **sizes: int) -> list[Row]:
-    """Microseconds of a chain's module, beside the small op."""
+    """Microseconds of a chain's module, beside the layer."""
     return [
         row(op, "fwd", forward, dtype, **sizes), row(op, "bwd", backward, dtype, **sizes),
-        row(op, "small_op", SMALL_S * 1e6, dtype, **sizes),
+        *paces(op, dtype, **sizes),
     ]  # fmt: skip
 
 
 def model(op: str, layers: int, calls: dict[str, float], **parts: float) -> list[Row]:
-    """Microseconds of a model's parts and of its methods' calls, beside the small op."""
+    """Microseconds of a model's parts and of its methods' calls, beside the layer."""
     sizes = {"layers": layers, "micro_batches": 1, "parameters": 3}
     rows = [row(op, name, us, **sizes) for name, us in parts.items()]
     rows += [row(op, f"call:{name}", us, **sizes, calls=layers) for name, us in calls.items()]
-    return [*rows, row(op, "small_op", SMALL_S * 1e6, **sizes)]
+    return [*rows, *paces(op, **sizes)]
 
 
 DENSE = {
@@ -56,7 +65,7 @@ ROWS = [
 BACK = 1746 / (2 * 150 + 2 * 200 + 2 * 30 + 250 + 90 + 2 * 80 + 5 * 10)
 
 
-def test_modules_are_told_in_small_ops() -> None:
+def test_modules_are_told_in_layers() -> None:
     """Forward as layers call them, else 1.4 times a chain; back 1.33 times. In fp8 between the micro-batches that cast
     weights and those that find them."""
     found = modules_of(Times.of(ROWS))
@@ -162,13 +171,38 @@ def test_two_ranks_say_what_collectives_and_attention_take() -> None:
     assert found["gathered_attention"] == pytest.approx({"forward_s": 10.0, "backward_s": 60.0})
 
 
-def test_rows_of_machines_are_joined_by_their_small_ops(tmp_path: Path) -> None:
-    """A machine twice as slow changes nothing; facts are of the host that is asked for."""
-    for one, factor in (("one", 1.0), ("other", 2.0)):
+def test_rows_of_machines_are_joined_by_their_layers(tmp_path: Path) -> None:
+    """A machine twice as slow forward and three times back changes nothing, whatever its small op takes; facts are of
+    the host that is asked for, each way."""
+    for one, forward, back, small in (("one", 1.0, 1.0, 1.0), ("other", 2.0, 3.0, 1.5)):
+        slower = {"bwd": back, "backward": back, "layer_bwd": back, "small_op": small}
         for r in ROWS:
-            seconds = factor * r.sample.median_s
+            seconds = slower.get(r.case.variant, forward) * r.sample.median_s
             append_row(tmp_path, r.case, Sample(seconds, seconds, seconds, 9), "H", one)
-    found = modules_of(Times.of(read_rows(tmp_path)))
+    rows = list(read_rows(tmp_path))
+    found = modules_of(Times.of(rows))
     assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
-    fact = module_facts(found, 5e-6, "an example")["linear"]["forward_s"]
-    assert fact == {"value": "70 us", "provenance": "measured", "source": "an example"}
+    assert layer_in_small_ops(rows) == pytest.approx((1.5 / 1.25 * 160, 2.0 / 1.25 * 160))
+    facts = module_facts({"linear": {"forward_s": 14.0, "backward_s": 15.0}}, LayerPace(5e-6, 4e-6), "an example")
+    assert facts["linear"]["forward_s"] == {"value": "70 us", "provenance": "measured", "source": "an example"}
+    assert facts["linear"]["backward_s"]["value"] == "60 us"
+
+
+def test_rows_without_a_layer_beside_them_say_nothing() -> None:
+    """Small ops do not tell how fast modules' Python runs."""
+    rows = [r for r in ROWS if not r.case.variant.startswith("layer")]
+    assert modules_of(Times.of(rows)) == {}
+    assert layer_in_small_ops(rows) is None
+
+
+def test_contexts_and_padding_are_calls_of_their_own() -> None:
+    """A chain fills up rows and cuts them: half of its line is a call's. Contexts are entered one at a time, and have
+    no way back."""
+    rows = [r for n in (8, 64) for r in case("fp8_padding", 40 + 2 * n, 60 + n, experts=n)]
+    rows += [row("fp8_context", "fwd", 35, "fp8-blockwise"), *paces("fp8_context", "fp8-blockwise")]
+    found = modules_of(Times.of([*ROWS, *rows]))
+    assert found["fp8_context fp8-blockwise"] == pytest.approx({"forward_s": 3.5})
+    assert found["fp8_padding"] == pytest.approx(
+        {"forward_s": 2.8, "forward_each_s": 0.14, "backward_s": 3.0 * BACK, "backward_each_s": 0.05 * BACK}
+    )
+    assert not {"fp8_context", "fp8_padding"} & set(modules_of(Times.of(ROWS)))

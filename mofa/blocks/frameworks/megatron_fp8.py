@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, everywhere, opposite, where
 from mofa.blocks.fp8 import FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
+from mofa.blocks.frameworks.megatron_calls import call
 from mofa.blocks.op import GRADIENT, Back, Collective, FloatK, Op, Prepared, Stream, TapeBuilder
 
 VIEW = Back(0.0, 0)
@@ -201,13 +202,14 @@ def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str
     """A copy of the experts' rows with rows of zeros between them, and back of the gradient without them.
 
     ``TEGroupedMLP.forward`` pads all counts that are no multiples already: by chance few are, and all where the
-    router's map is padded (``router_padding``).
+    router's map is padded (``router_padding``). It pads the rows' probabilities too, whose bytes are left out here.
     """
     hidden = float(ctx.model.hidden)
     out = b.tensor("experts.padded", padded(ctx, kept) * hidden * ctx.element)
     moved = 2.0 * padded(ctx, rows) * hidden * ctx.element
     back = Back(2.0 * rows * hidden * ctx.element, 1, like="copy")
-    return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back))
+    by = call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
+    return b.add(Op("experts.pad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
 
 
 def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> str:
@@ -216,7 +218,8 @@ def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, kept: FloatK) -> s
     out = b.tensor("experts.unpadded", kept * hidden * ctx.element)
     moved = 2.0 * rows * hidden * ctx.element
     back = Back(2.0 * padded(ctx, rows) * hidden * ctx.element, 1, like="copy")
-    return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back))
+    by = call(ctx, "fp8_padding", ctx.local_experts)
+    return b.add(Op("experts.unpad", "memory_bound", Stream(moved, "copy"), (x,), (out,), back=back, call=by))
 
 
 def expert_operands(

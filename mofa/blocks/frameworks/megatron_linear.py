@@ -131,6 +131,8 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     )  # fmt: skip
     if name == "mid":  # once a layer
         begin(b, "layer", call(ctx, "layer"))
+        if ctx.fp8 is not None and ctx.fp8.context_each_layer:
+            begin(b, "layer.fp8_context", call(ctx, "fp8_context"))
     return out
 
 
