@@ -27,6 +27,7 @@ from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
+from mofa.units import format_seconds
 from mofa.validate.hosts import MachineHost, host_op_s, layer_pace, machine_of, read_hosts
 from mofa.validate.spread import Spread
 
@@ -304,8 +305,11 @@ def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
 
 
 def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
-    found = host_op_s(record, machines)
-    return "host: the profile's" if found is None else f"host: {found[0] * 1e6:.3g} us an op, {found[1]}"
+    found, layer = host_op_s(record, machines), layer_pace(record)
+    if found is None:
+        return "host: the profile's"
+    modules = "" if layer is None else f", a layer {format_seconds(layer.issue_s)} and {format_seconds(layer.back_s)}"
+    return f"host: {found[0] * 1e6:.3g} us an op{modules}, {found[1]}"
 
 
 def _routing_note(record: Record) -> tuple[str, ...]:

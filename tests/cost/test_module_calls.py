@@ -12,7 +12,8 @@ import pytest
 from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Call, Collective, Gemm, Grouped, Op, Stream, Tape
 from mofa.cost.durations import Machine, issue_seconds
-from mofa.specs.host import MODULES, ModuleCall
+from mofa.specs.base import Fact
+from mofa.specs.host import MODULES, LayerPace, ModuleCall
 from mofa.specs.scaling import rescaled_host
 from tests.blocks.small import EXPERTS, build, context
 from tests.cost.toy import cluster, framework, llama, silent_host, with_facts
@@ -150,6 +151,25 @@ def test_a_slower_host_takes_longer_for_modules_too() -> None:
     slow = host.at_speed(10e-6, "an example").modules["linear"]
     assert slow.seconds(forward=True) == pytest.approx((80e-6, 2e-6))
     assert slow.seconds(forward=False) == pytest.approx((120e-6, 4e-6))
+
+
+def test_a_layer_that_was_timed_says_how_fast_modules_are() -> None:
+    """A small op twice as slow, a layer three times forward and four times back: modules go by the layer, each way, and
+    small ops by themselves. A profile whose layer was not timed goes by the small op alone."""
+    silent = machine({"linear": (40.0, 60.0, 1.0, 2.0)}).cluster.gpu.curves.host
+    plain = silent.model_copy(update={"layer_issue_s": None, "layer_back_s": None})
+    facts = dict.fromkeys(
+        ("layer_issue_s", "layer_back_s"), Fact(value=1e-3, provenance="assumed", source="an example")
+    )
+    host, layer = plain.model_copy(update=facts), LayerPace(3e-3, 4e-3)
+    slow = host.at_speed(10e-6, "an example", layer)
+    assert slow.modules["linear"].seconds(forward=True) == pytest.approx((120e-6, 3e-6))
+    assert slow.modules["linear"].seconds(forward=False) == pytest.approx((240e-6, 8e-6))
+    assert slow.eager_op_s.value == pytest.approx(10e-6)
+    assert slow.layer_issue_s is not None and slow.layer_issue_s.value == pytest.approx(3e-3)
+    for other in (plain.at_speed(10e-6, "an example", layer), host.at_speed(10e-6, "an example")):
+        assert other.modules["linear"].seconds(forward=True) == pytest.approx((80e-6, 2e-6))
+        assert other.modules["linear"].seconds(forward=False) == pytest.approx((120e-6, 4e-6))
 
 
 def called(tape: Tape) -> Counter[str]:

@@ -32,6 +32,7 @@ def main() -> None:
     if outcome == "ok":
         result |= {"step_times_s": [0.1, 0.1 + rank, 0.3], "warmup_times_s": [1.0], "facts": {"layers": [["0"]]}}
         result["host_issues_s"] = [9e-6, 5e-6 + rank * 1e-6, 1e-6]
+        result |= {"layer_issues_s": [1e-3, 2e-3 + rank * 1e-3], "layer_backs_s": [3e-3, 4e-3]}
         result |= {"memory_ready": memory, "memory_whole": memory}
         result |= {"device_busy_s": 0.05 if job["does"] == "idle" else 1.0, "device_computing_s": 0.04}
     else:

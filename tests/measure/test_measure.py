@@ -88,6 +88,8 @@ def test_what_the_host_bounds_is_measured_three_times(tmp_path: Path) -> None:
     # the slowest rank's host sets the pace
     assert [records[id].environment.host_issue_s for id in ("idle-1", "ok-1")] == [5e-6, 5.333e-6]
     assert records["ok-1"].environment.host_issues_s == [9e-6, 6e-6, 1e-6]
+    assert [rank.layer_issues_s for rank in records["ok-1"].measured.ranks] == [[1e-3, 2e-3], [1e-3, 3e-3]]
+    assert [rank.layer_backs_s for rank in records["ok-1"].measured.ranks] == [[3e-3, 4e-3]] * 2
     assert {records[id].split for id in records if id != "ok-1"} == {records["idle-1"].split}
     (out / "idle-1-third.yaml").unlink()  # as if interrupted there
     again = measure_runs(path, out, progress=lambda _: None)

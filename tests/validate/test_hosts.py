@@ -10,8 +10,8 @@ import pytest
 from mofa.errors import SpecError
 from mofa.measure.records import Record, read_records, write_record
 from mofa.specs.load import load_cluster
-from mofa.validate.hosts import HOSTS, host_op_s, machine_of, read_hosts
-from mofa.validate.reference import measured_references
+from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts
+from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.score import score_run
 
 MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
@@ -131,6 +131,48 @@ def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, 
     assert (timed.step_s, plain.step_s) == (0.5, None)
     assert f"as that of {timed.id} was" in plain.notes[0]
     assert timed.host_op_s == pytest.approx(statistics.fmean(records[timed.id].environment.host_issues_s))
+
+
+def with_layer(record: Record, *ranks: tuple[list[float], list[float]]) -> Record:
+    """A record whose ranks timed a layer, forward and back."""
+    timed = [
+        record.measured.ranks[0].model_copy(update={"rank": i, "layer_issues_s": ahead, "layer_backs_s": back})
+        for i, (ahead, back) in enumerate(ranks)
+    ]
+    return record.model_copy(update={"measured": record.measured.model_copy(update={"ranks": timed})})
+
+
+def test_a_layer_is_the_slowest_rank_s_by_medians(records: dict[str, Record]) -> None:
+    """One rank's layer takes 3 ms and back, the other's 2.5: outliers count for nothing."""
+    one = records["te1-olmoe-6l"]
+    assert layer_pace(one) is None
+    two = with_layer(one, ([1e-3, 1e-3, 9e-3], [2e-3, 2e-3, 2e-3]), ([1e-3, 1.2e-3, 1.3e-3], [0.1e-3, 1.3e-3, 9e-3]))
+    assert layer_pace(two) == (1e-3, 2e-3)
+
+
+def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str, Record], tmp_path: Path) -> None:
+    """Of repeats whose host may bound them the one that timed a layer is scored, at that pace; where the device is
+    known to be busy all are."""
+    folder = tmp_path / "measured"
+    steady = {"step_times_s": [0.5, 0.5, 0.5], "step_time_s": 0.5, "step_time_spread_s": 0.0}
+    plain = records["te1-olmoe-6l"]
+    plain = plain.model_copy(update={"measured": plain.measured.model_copy(update=steady)})
+    run = plain.run.model_copy(update={"id": "te1-olmoe-6l-again"})
+    timed = with_layer(plain, ([2e-3] * 3, [1e-3] * 3)).model_copy(update={"run": run})
+    for record in (plain, timed):
+        write_record(record, folder)
+    (reference,), _ = measured_references(folder, tmp_path)
+    first, second = reference.repeats
+    assert (first.step_s, second.step_s) == (None, 0.5)
+    assert "no layer was timed on its host among its steps, as that of te1-olmoe-6l-again was" in first.notes[0]
+    assert (first.layer, second.layer) == (None, (2e-3, 1e-3))
+    assert "a layer 2.00 ms and 1.00 ms" in second.notes[0]
+    modules = [reference.repeated(one).resolve()[1].gpu.curves.host.module("linear", "bf16") for one in (first, second)]
+    before, after = (module.seconds(forward=True)[0] for module in modules if module is not None)
+    assert after != before
+    busy = plain.measured.ranks[0].model_copy(update={"device_busy_s": 0.499})
+    bound = plain.model_copy(update={"measured": plain.measured.model_copy(update={"ranks": [busy]})})
+    assert why_no_time(bound, (bound, timed)) is None
 
 
 def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]) -> None:
