@@ -15,7 +15,7 @@ from mofa.cost.durations import Machine, issue_seconds
 from mofa.specs.base import Fact
 from mofa.specs.host import MODULES, LayerPace, ModuleCall
 from mofa.specs.scaling import rescaled_host
-from tests.blocks.small import EXPERTS, build, context
+from tests.blocks.small import EXPERTS, build, context, in_fp8
 from tests.cost.toy import cluster, framework, llama, silent_host, with_facts
 
 PRODUCT = Gemm(1, 1, 1)
@@ -205,6 +205,19 @@ def test_a_layer_of_experts_calls_its_modules() -> None:
     own = {"layer": 1, "moe_layer": 1, "experts": 1, "dispatch": 1, "collective": 4}
     assert called(found.forward) == {**both, **own}
     assert called(found.backward) == {**both, "collective": 3}
+
+
+@pytest.mark.parametrize(("recipe", "contexts"), [("blockwise", 1), ("tensorwise", 1), ("delayed", 0)])
+def test_fp8_enters_contexts_and_fills_up_experts_rows(recipe: str, contexts: int) -> None:
+    """Rows and their probabilities are filled up and results cut, and so are their gradients. Delayed scaling has one
+    context around all layers. Padded by the router, rows have no call of their own."""
+    ctx = in_fp8(context(llama(moe=EXPERTS), framework("megatron"), ep=2), recipe)
+    found = build(ctx, moe=True)
+    assert called(found.forward)["fp8_context"] == contexts
+    assert called(found.forward)["fp8_padding"] == called(found.backward)["fp8_padding"] == 3
+    assert called(found.backward)["fp8_context"] == 0
+    filled = build(replace(ctx, framework=ctx.framework.model_copy(update={"router_padding": True})), moe=True)
+    assert called(filled.forward)["fp8_padding"] == 0
 
 
 def test_what_is_computed_again_is_called_again() -> None:
