@@ -111,6 +111,7 @@ def merged(found: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             clocks=whole.clocks | curves.clocks,
             host_s=whole.host_s | curves.host_s,
             modules=whole.modules | curves.modules,
+            layer_in_small_ops=curves.layer_in_small_ops or whole.layer_in_small_ops,
             copy_bytes_per_s=whole.copy_bytes_per_s | curves.copy_bytes_per_s,
             overlap=whole.overlap | curves.overlap,
             overlap_slowdown=curves.overlap_slowdown or whole.overlap_slowdown,

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mofa.calibrate.cases import Case, Sample
+from mofa.calibrate.check import fit_folder
 from mofa.calibrate.measurements import Row, append_row, read_rows
+from mofa.calibrate.profile import gpu_profile, merged
 from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, layer_in_small_ops, module_facts, modules_of
 from mofa.specs.host import LayerPace
+from mofa.units import parse_quantity
+
+ROOT = Path(__file__).parents[2]
 
 LAYER_US = 10.0
 """A layer on the machine of these rows, either way: so short that numbers are easily read. [us]"""
@@ -206,3 +212,17 @@ def test_contexts_and_padding_are_calls_of_their_own() -> None:
         {"forward_s": 2.8, "forward_each_s": 0.14, "backward_s": 3.0 * BACK, "backward_each_s": 0.05 * BACK}
     )
     assert not {"fp8_context", "fp8_padding"} & set(modules_of(Times.of(ROWS)))
+
+
+def test_a_folder_of_modules_joins_one_of_kernels() -> None:
+    """The profile has both, with modules by the layer that the second folder timed."""
+    folders = [ROOT / "measurements" / name for name in ("h100-1gpu", "h100-te-host-layer")]
+    kernels, modules = (fit_folder(folder)[0] for folder in folders)
+    assert kernels.layer_in_small_ops is None and modules.layer_in_small_ops is not None
+    base = yaml.safe_load((ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml").read_text())
+    host = gpu_profile(base, merged([kernels, modules], folders), "mine", "here")["curves"]["host"]
+    assert host["layer_issue_s"]["source"].startswith("here")
+    op_s = parse_quantity(host["eager_op_s"]["value"], "s")
+    ahead, _ = modules.layer_in_small_ops
+    assert parse_quantity(host["layer_issue_s"]["value"], "s") == pytest.approx(ahead * op_s, rel=1e-3)
+    assert host["modules"]["linear"]["forward_s"]["source"].startswith("here")
