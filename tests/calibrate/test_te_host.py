@@ -217,7 +217,7 @@ def test_contexts_and_padding_are_calls_of_their_own() -> None:
 def test_a_folder_of_modules_joins_one_of_kernels() -> None:
     """The profile has both, with modules by the layer that the second folder timed."""
     folders = [ROOT / "measurements" / name for name in ("h100-1gpu", "h100-te-host-layer")]
-    kernels, modules = (fit_folder(folder)[0] for folder in folders)
+    kernels, modules = (fit_folder(folder)[1] for folder in folders)
     assert kernels.layer_in_small_ops is None and modules.layer_in_small_ops is not None
     base = yaml.safe_load((ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml").read_text())
     host = gpu_profile(base, merged([kernels, modules], folders), "mine", "here")["curves"]["host"]
