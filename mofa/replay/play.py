@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -90,14 +91,18 @@ def play(
 
 
 class Playing:
-    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on."""
+    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
+
+    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.pools.LimitPassed` is raised, here or in
+    :meth:`wandered`. [B]
+    """
 
     def __init__(
         self, rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
-        skip_rounds: bool = True, repertoire: Repertoire | None = None,
+        skip_rounds: bool = True, repertoire: Repertoire | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank, self.num_steps = rank, num_steps
-        self.allocator = Allocator(capacity, expandable=expandable)
+        self.allocator = Allocator(capacity, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = Player(rank, self.allocator, skip_rounds=skip_rounds, repertoire=repertoire)
             player.start()

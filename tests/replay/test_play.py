@@ -104,7 +104,7 @@ def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
 
 
 def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
-    """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; closed form and closer look too."""
+    """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; in closed form too."""
     run = load("mc1-cerebras13b-5l-unfused")
     (rank,) = ranks_of(run.estimator)
     peak = play(rank).peak
@@ -404,6 +404,21 @@ def test_steps_by_hand() -> None:
     assert one.between_steps == (64 + 20 + 20 + 40) * MIB
     assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
     assert play(_toy(4)).peak.alive["gradients"] == 40 * MIB
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
+    """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
+    toy = _toy(1)
+    deeds = (
+        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
+        Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
+    )  # fmt: skip
+    block = Life("dense", (), deeds, "", "", "", frozenset(), (), late=frozenset({"fsdp.reduced"} if late else ()))
+    journal = play(replace(toy, chunks=((Piece("block 0", block),),))).journal
+    events = zip(journal.acts, journal.sizes, strict=True)
+    own = [size // MIB for act, size in events if act.name in ("fsdp.reduced", "y")]
+    assert own == ([4, 8, -8, -4] if late else [4, -4, 8, -8]) * 2
 
 
 def test_zero_bubble_keeps_what_its_weights_need() -> None:

@@ -61,18 +61,13 @@ def test_a_ring_takes_a_loss_anew(recompute: str) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_the_closer_look_and_the_closed_form_follow(batch: int, recompute: str) -> None:
-    """The closer look to the byte, the closed form within 2 %. In a step of one or two micro-batches the latter may see
-    otherwise whether what is late just fits into holes: by one block of the loss, of 4,008 MiB."""
+def test_the_closed_form_follows(batch: int, recompute: str) -> None:
+    """Within 2.5 %. In a step of one or two micro-batches it may see otherwise whether what is late just fits into
+    holes: by one block of the loss, of 4,008 MiB."""
     estimator = of("ring", batch, recompute=recompute)
     (reserved,) = [play(rank).peak_reserved for rank in ranks_of(estimator)]
-    found = []
-    for closely in (True, False):
-        detail = estimator.rows(detail=True, closely=closely).detail
-        assert detail is not None
-        found.append(float(detail.reserved_bytes[0].max()))
-    assert found[0] == reserved
-    assert abs(found[1] - reserved) <= 0.025 * reserved + (4008 * MIB if batch <= 2 else 0)
+    closed = float(estimator.rows().reserved_bytes[0])
+    assert abs(closed - reserved) <= 0.025 * reserved + (4008 * MIB if batch <= 2 else 0)
 
 
 def test_rounds_left_out_change_nothing() -> None:
