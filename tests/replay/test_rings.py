@@ -13,8 +13,9 @@ from mofa.cost.shelf import QUEUE
 from mofa.replay.allocator import Allocator
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.play import play
-from mofa.replay.player import Player
 from mofa.replay.ranks import ranks_of
+from mofa.replay.sends import Sends
+from mofa.replay.state import RankState
 from mofa.search.single import one_row
 
 MIB = 1 << 20
@@ -32,18 +33,19 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
     """A device three times as slow as its host is two launches behind after each, at most a queue of them: what is let
     go after 100 launches comes back after 300. In the first step the host has no lead."""
     (rank,) = ranks_of(of("ring"))
-    player = Player(replace(rank, device_per_host=3.0), Allocator())
+    state = RankState(replace(rank, device_per_host=3.0), Allocator())
+    sends = Sends(state)
     for step, waits in ((1, False), (2, True)):
-        player.step, player.sends.launched = step, 100.0
-        block, _ = player.new(30 * MIB, outside(ACTIVATIONS, "buffer", "test"))
-        player.sends.free_late(block, sent=True)
-        assert [limit for limit, _ in player.sends.waiting] == ([300.0] if waits else [])
+        state.step, sends.launched = step, 100.0
+        block, _ = state.new(30 * MIB, outside(ACTIVATIONS, "buffer", "test"))
+        sends.free_late(block, sent=True)
+        assert [limit for limit, _ in sends.waiting] == ([300.0] if waits else [])
     for launched, left in ((299.0, 1), (300.0, 0)):
-        player.sends.launched = launched
-        player.sends.before()
-        assert len(player.sends.waiting) == left
-    player.sends.launched = 5000.0
-    assert player.sends.lag() == QUEUE
+        sends.launched = launched
+        sends.before()
+        assert len(sends.waiting) == left
+    sends.launched = 5000.0
+    assert sends.lag() == QUEUE
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
