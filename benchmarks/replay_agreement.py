@@ -231,14 +231,12 @@ def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
 class Agreement:
     """Closed form over replay - 1: the step, and the largest of all ranks' memory (None where it was not played).
 
-    ``reserved`` is what all candidates of a search are weighed by, ``closely`` the closer look at one
-    (:mod:`mofa.cost.closely`).
+    ``reserved`` is what all candidates of a search are weighed by.
     """
 
     step: float
     allocated: float | None = None
     reserved: float | None = None
-    closely: float | None = None
     device: float | None = None
 
 
@@ -250,9 +248,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     if not memory:
         return Agreement(step)
     detail = closed.detail
-    closer = estimator.rows(detail=True, closely=True).detail
     assert detail is not None
-    assert closer is not None
     expandable = case.job.framework.allocator == "expandable"
     ranks = [play(rank, expandable=expandable) for rank in ranks_of(estimator)]
     context, communicators = outside_of(estimator)
@@ -262,7 +258,6 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
         step,
         float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1,
         float(detail.reserved_bytes[0].max()) / reserved - 1,
-        float(closer.reserved_bytes[0].max()) / reserved - 1,
         float(detail.device_bytes[0].max()) / device - 1,
     )
 
@@ -314,12 +309,12 @@ def main() -> None:
         found.append((case, compare(case, memory=not given.time)))
         if given.verbose:
             a = found[-1][1]
-            parts = [f"{x:+8.2%}" for x in (a.step, a.allocated, a.reserved, a.closely, a.device) if x is not None]
+            parts = [f"{x:+8.2%}" for x in (a.step, a.allocated, a.reserved, a.device) if x is not None]
             print(" ".join(parts), "", describe(case), flush=True)
         elif sys.stderr.isatty():
             print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
     print(f"{len(found)} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
-    names = ("step",) if given.time else ("step", "allocated", "reserved", "closely", "device")
+    names = ("step",) if given.time else ("step", "allocated", "reserved", "device")
     if given.wider:
         print(by_line(found, names))
     for kind, want in {} if given.wider else WANTED.items():
@@ -334,7 +329,7 @@ def main() -> None:
         ends = (
             f"   {inside} of {len(x)} within {bar:.0%}, {int((x < -bar).sum())} below; {x.min():+.1%} to {x.max():+.1%}"
         )
-        if name in ("reserved", "closely") and not given.wider:
+        if name == "reserved" and not given.wider:
             for framework in ("megatron", "torchtitan"):
                 own = np.array([getattr(a, name) for case, a in found if case.job.framework.name == framework])
                 ends += f"; {framework}'s {int((np.abs(own) <= bar).sum())} of {len(own)}"

@@ -1,4 +1,4 @@
-"""Whether a search loses plans that it finds too full: rows in doubt, looked at closely, and a sample of the others.
+"""Whether a search loses plans that it finds too full: rows in doubt, played, and a sample of the others.
 
 python benchmarks/search_doubt.py           # six searches; some minutes
 python benchmarks/search_doubt.py --smoke   # that it runs
@@ -32,7 +32,7 @@ NEAR = 0.04
 
 
 def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) -> None:
-    """Print what a search rejects by memory, and what a closer look says of rows in doubt and of a sample beyond it."""
+    """Print what a search rejects by memory, and what playing says of rows in doubt and of a sample beyond them."""
     search = find_plans(
         load_workload(workload), load_cluster(cluster, gpus), framework=load_framework(framework), replay=False
     )
@@ -40,9 +40,9 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     room, loads = room_bytes(search.cluster), loads_of(search.workload, search.whole.degrees)
 
     def fitting(positions: NDArray[np.intp]) -> int:
-        """How many fit at a closer look."""
+        """How many fit."""
         rows = (costed.table.take(positions[i : i + 1]) for i in range(len(positions)))
-        return sum(Candidate(*facts, row, loads, "causal").device_bytes() <= room for row in rows)
+        return sum(Candidate(*facts, row, loads, "causal").device_bytes(room) <= room for row in rows)
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)

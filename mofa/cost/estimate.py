@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from mofa.cost.checkpoint import rank_bytes
 from mofa.cost.compose import StepTime, step_time
 from mofa.cost.first_use import drained as drained_share
 from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.cost.peak import Peak, StageBytes, closer, fullest_of, stage_bytes, stage_peaks
+from mofa.cost.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.resting import RESTED, idle_share
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
@@ -107,7 +106,7 @@ class Estimator:
 
     def rows(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
-        detail: bool = False, closely: bool = False, progress: Callable[[int], None] | None = None,
+        detail: bool = False, progress: Callable[[int], None] | None = None,
     ) -> Breakdown:  # fmt: skip
         """Cost rows of the table.
 
@@ -119,9 +118,6 @@ class Estimator:
             Numbers of recomputed layers that replace the table's. (len(which),)
         detail
             Whether per-stage arrays are kept; for few rows of one pp.
-        closely
-            Whether reserved memory is that of requests played in order, where it is known (:mod:`mofa.cost.closely`);
-            of a single row, some ten milliseconds.
         progress
             Told the number of rows done.
 
@@ -133,7 +129,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         table = replace(self.table.take(which), recompute_layers=layers)
-        out = _Collector(table, len(table), detail, closely)
+        out = _Collector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
@@ -217,13 +213,13 @@ class Estimator:
     def sized(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
-        out = _Collector(self.table, 1, True, False)
+        out = _Collector(self.table, 1, True)
         out.put_peak(only, self.row, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
-    def stages_closely(self) -> list[float]:
-        """Device bytes of every stage of the table's only row at a closer look. [B]"""
-        found: list[float] = closer(self.row, self._row_bytes).device[0].tolist()
+    def stage_device_bytes(self) -> list[float]:
+        """Device bytes of every stage of the table's only row. [B]"""
+        found: list[float] = self._row_bytes.device[0].tolist()
         return found
 
     def runs(self, table: StrategyTable) -> NDArray[np.float64]:
@@ -258,13 +254,6 @@ class Estimator:
             if progress is not None:
                 progress(done)
         return out, least
-
-    def closely(self, limit: float = inf) -> float:
-        """What the fullest rank of the table's only row takes of the device, its requests played in order where that is
-        known (:mod:`mofa.cost.closely`); what a rank takes so far, as soon as that is above the ``limit``. [B]"""
-        layers = self.table.recompute_layers
-        ((_, rows),) = self._composed(np.arange(len(layers)), layers, every_stage=False)
-        return float(closer(rows, stage_bytes(rows), limit).device.max())
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
@@ -333,8 +322,8 @@ def _groups(
 class _Collector:
     """Puts the results of groups of rows back into the order of the table."""
 
-    def __init__(self, table: StrategyTable, n: int, detail: bool, closely: bool) -> None:
-        self.table, self.n, self.keep, self.closely = table, n, detail, closely
+    def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
+        self.table, self.n, self.keep = table, n, detail
         self.exposed = np.zeros((len(TIME_COMPONENTS), n))
         self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
         self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
@@ -347,7 +336,7 @@ class _Collector:
 
     def put(self, at: NDArray[np.intp], rows: Rows) -> None:
         time = step_time(rows)
-        self.put_peak(at, rows, stage_peaks(rows, closely=self.closely), time)
+        self.put_peak(at, rows, stage_peaks(rows), time)
 
     def put_peak(self, at: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""

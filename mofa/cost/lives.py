@@ -1,5 +1,5 @@
 """What a block's tapes allocate and free, op by op, for one combination: the same lifetimes as
-:mod:`mofa.cost.liveness`. What the replay plays, and the closer look (:mod:`mofa.cost.sequence`)."""
+:mod:`mofa.cost.liveness`. What the replay plays."""
 
 from __future__ import annotations
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest
-from mofa.cost.closely import look_closely
 from mofa.cost.communicators import communicators_of
 from mofa.cost.instants import Instants
-from mofa.cost.lasting import PYTORCH_WORKSPACE
 from mofa.cost.reserve import native_bytes, shards_waste
 from mofa.cost.rows import Rows
 
@@ -51,20 +48,9 @@ def stage_bytes(rows: Rows) -> StageBytes:
     return StageBytes(allocated, reserved, reserved + outside, which, comm, instants)
 
 
-def closer(rows: Rows, stages: StageBytes, limit: float = inf) -> StageBytes:
-    """The peaks of a single candidate at a closer look: the fullest stages' requests are played in order, until one is
-    found that takes more of the device than ``limit``. [B]"""
-    outside, reserved = rows.cluster.gpu.context_bytes.value + stages.communicators, stages.reserved.copy()
-    look_closely(rows, stages.allocated, reserved, PYTORCH_WORKSPACE, (limit - outside)[0])
-    return replace(stages, reserved=reserved, device=reserved + outside)
-
-
-def stage_peaks(rows: Rows, *, closely: bool = False) -> Peak:
-    """The peak of every stage and which is the fullest; of a single candidate :func:`closer`."""
-    stages = stage_bytes(rows)
-    if closely:
-        stages = closer(rows, stages)
-    return fullest_of(stages)
+def stage_peaks(rows: Rows) -> Peak:
+    """The peak of every stage and which is the fullest."""
+    return fullest_of(stage_bytes(rows))
 
 
 def fullest_of(stages: StageBytes) -> Peak:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 
 from mofa.cost.ranges import Ranges
 from mofa.replay.expandable import extend, least_expandable, unmap
@@ -25,6 +26,7 @@ from mofa.replay.pools import (
     UNMAPPED,
     WAITING,
     Block,
+    LimitPassed,
     OutOfDeviceMemory,
     Pool,
     Segment,
@@ -51,6 +53,8 @@ class Allocator:
         a new one is taken; 0 is off. [-]
     fraction
         Whether the capacity was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
+    limit
+        Reserved memory above which :class:`~mofa.replay.pools.LimitPassed` is raised; no request is refused for it. [B]
     place
         Says where the device puts a segment of so many bytes; in rising order where absent. Among free blocks of equal
         size the lowest is taken, so that a recorded sequence is answered exactly only with the recorded addresses.
@@ -68,10 +72,10 @@ class Allocator:
 
     def __init__(
         self, capacity: int | None = None, *, expandable: bool = False, collect_above: float = 0.0,
-        fraction: bool = False, place: Callable[[int], int] | None = None,
+        fraction: bool = False, limit: float = inf, place: Callable[[int], int] | None = None,
     ) -> None:  # fmt: skip
         self.capacity, self.expandable, self.collect_above = capacity, expandable, collect_above
-        self.fraction, self.place = fraction, place
+        self.fraction, self.limit, self.place = fraction, limit, place
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.num_retries = self.num_segments = 0
         self._pools: dict[int, Pool] = {}
@@ -266,12 +270,20 @@ class Allocator:
         return self._ranges.place(size) if self.place is None else self.place(size)
 
     def reserve(self, size: int) -> bool:
-        """Ask the device for so many bytes; whether it has them."""
+        """Ask the device for so many bytes; whether it has them.
+
+        Raises
+        ------
+        LimitPassed
+            If that is more than the limit.
+        """
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
+        if self.reserved > self.limit:
+            raise LimitPassed(self.reserved)
         return True
 
     def _return(self, block: Block) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mofa.replay.pools import FREE, UNMAPPED, Block, Pool, page_size, reach
 
-if TYPE_CHECKING:
-    from mofa.replay.allocator import Allocator
+
+class Device(Protocol):
+    """What an allocator has of its device; see :class:`mofa.replay.allocator.Allocator`. [B]"""
+
+    capacity: int | None
+    reserved: int
+
+    def address(self, size: int) -> int:
+        """Where a new range of addresses lies."""
+
+    def reserve(self, size: int) -> bool:
+        """Ask for so many bytes; whether it has them."""
+
+    def join(self, block: Block) -> Block:
+        """Make a block free."""
 
 
 def least_expandable(pool: Pool, at: int) -> Block:
@@ -23,7 +36,7 @@ def least_expandable(pool: Pool, at: int) -> Block:
     return block
 
 
-def extend(a: Allocator, pool: Pool, size: int) -> Block | None:
+def extend(a: Device, pool: Pool, size: int) -> Block | None:
     """A free block of at least ``size`` bytes out of unmapped ranges; None where the device has no room."""
     block = _range(a, pool, size)
     free = _map(a, block, min(block.size, size)) if block.state == UNMAPPED else block
@@ -36,7 +49,7 @@ def extend(a: Allocator, pool: Pool, size: int) -> Block | None:
     return free
 
 
-def _range(a: Allocator, pool: Pool, size: int) -> Block:
+def _range(a: Device, pool: Pool, size: int) -> Block:
     """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
     for _, unmapped in pool.unmapped:
         first = unmapped
@@ -57,7 +70,7 @@ def _range(a: Allocator, pool: Pool, size: int) -> Block:
     return block
 
 
-def _map(a: Allocator, block: Block, size: int) -> Block | None:
+def _map(a: Device, block: Block, size: int) -> Block | None:
     """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
     pool = block.pool
     page = page_size(pool)
@@ -76,7 +89,7 @@ def _map(a: Allocator, block: Block, size: int) -> Block | None:
     return a.join(block)
 
 
-def unmap(a: Allocator, block: Block) -> None:
+def unmap(a: Device, block: Block) -> None:
     """Unmap the whole pages inside a free block."""
     pool = block.pool
     page = page_size(pool)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -90,14 +91,18 @@ def play(
 
 
 class Playing:
-    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on."""
+    """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
+
+    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.pools.LimitPassed` is raised, here or in
+    :meth:`wandered`. [B]
+    """
 
     def __init__(
         self, rank: Rank, *, capacity: int | None = None, expandable: bool = False, num_steps: int = NUM_STEPS,
-        skip_rounds: bool = True, repertoire: Repertoire | None = None,
+        skip_rounds: bool = True, repertoire: Repertoire | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank, self.num_steps = rank, num_steps
-        self.allocator = Allocator(capacity, expandable=expandable)
+        self.allocator = Allocator(capacity, expandable=expandable, limit=limit)
         with no_collection():
             self.player = player = Player(rank, self.allocator, skip_rounds=skip_rounds, repertoire=repertoire)
             player.start()
@@ -106,34 +111,34 @@ class Playing:
             if player.sends.shelves:  # a second step finds nothing of the first one's shelved, a third does
                 self.num_steps = num_steps = num_steps + 1
             for _ in range(num_steps):
-                state = player.between() if skip_rounds else None
-                if state is not None and state == before and player.step > 1:
+                between = player.between() if skip_rounds else None
+                if between is not None and between == before and player.state.step > 1:
                     break
-                before = state
+                before = between
                 player.run_step()
-        self.num_highest = len(player.highest)
+        self.num_highest = len(player.state.highest)
 
     def wandered(self) -> MemoryPlayed:
         """What these and steps with other tokens behind them gave."""
         wander, player = self.rank.wander, self.player
         assert wander is not None
-        mark = player.journal.mark()
+        mark = player.state.journal.mark()
         with no_collection():
             for _ in range(wander.steps(len(self.rank.computations)) - self.num_steps):
                 player.wander()
                 player.run_step()
         told = self.told()
-        player.journal.cut(mark)
+        player.state.journal.cut(mark)
         return told
 
     def told(self) -> MemoryPlayed:
         """What was played so far gave."""
         player, allocator = self.player, self.allocator
-        peak, start, before, end = max(player.highest[2 : self.num_highest], key=lambda item: item[0])
-        journal = player.journal
+        peak, start, before, end = max(player.state.highest[2 : self.num_highest], key=lambda item: item[0])
+        journal = player.state.journal
         failed, missing = None, 0
-        if player.failed is not None:
-            event, full, act = player.failed
+        if player.state.failed is not None:
+            event, full, act = player.state.failed
             journal_then = journal.moment(event - 1, full.reserved)
             failed = event, Moment(
                 journal.step_of(event), journal.where(event, act), journal_then.allocated, full.reserved,
@@ -141,7 +146,7 @@ class Playing:
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.capacity, 0)
         return MemoryPlayed(
-            peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.highest[:2]),
+            peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
             allocator.num_retries, missing, journal, (start, end, before), failed,
         )  # fmt: skip
 
@@ -199,10 +204,10 @@ def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
     player = Player(rank, Allocator(expandable=expandable))
     player.start()
-    ready = player.a.reserved
-    player.step = 1
-    optimize(player)
-    return ready, player.a.reserved
+    ready = player.state.a.reserved
+    player.state.step = 1
+    optimize(player.state)
+    return ready, player.state.a.reserved
 
 
 def _at(grown: list[tuple[int, int]], event: int) -> int:

@@ -30,6 +30,14 @@ class OutOfDeviceMemory(Exception):
         super().__init__(f"{size} B do not fit: {allocated} B are allocated and {reserved} B reserved of {capacity} B")
 
 
+class LimitPassed(Exception):
+    """More is ``reserved`` than a limit that is not the device's: whoever set it wants to know no more. [B]"""
+
+    def __init__(self, reserved: int) -> None:
+        self.reserved = reserved
+        super().__init__(f"{reserved} B are reserved")
+
+
 class Block:
     """A piece of a segment; what :meth:`Allocator.malloc` returns. ``size`` is what it takes, rounding included. [B]"""
 

@@ -23,16 +23,16 @@ from mofa.replay.script import GRADIENT, INPUT
 
 if TYPE_CHECKING:
     from mofa.replay.passes import Kept
-    from mofa.replay.player import Player
     from mofa.replay.rank import Piece
+    from mofa.replay.state import RankState
 
 
 class Sends:
-    """Lets go what a player's finished backwards leave of their passes."""
+    """Lets go what a rank's finished backwards leave of their passes."""
 
-    def __init__(self, player: Player) -> None:
-        self.player = player
-        rank = player.rank
+    def __init__(self, state: RankState) -> None:
+        self.state = state
+        rank = state.rank
         self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
@@ -79,27 +79,27 @@ class Sends:
     def before(self) -> None:
         """What the device is through with can be used again."""
         while self.waiting and self.waiting[0][0] <= self.launched:
-            self.player.a.join(self.waiting.popleft()[1])
+            self.state.a.join(self.waiting.popleft()[1])
 
     def after(self, kind: str, c: int, i: int) -> None:
         """A computation is through."""
-        player = self.player
-        if not player.rank.preallocated:
+        state = self.state
+        if not state.rank.preallocated:
             return
         self.launched += self.launches[c].get(kind, 0.0)
-        stays = player.rank.output_stays
+        stays = state.rank.output_stays
         if kind == "F" and stays:
             self.replaced()
             self.output = c, i
         if kind not in "BW":
             return
-        at = player.passes.pop((c, i))
+        at = state.passes.pop((c, i))
         at.unfold()
         out, (dy,) = at.out, at.slots[0]
         if out is not None and stays and self.output == (c, i):
             self.lingering = out
         elif out is not None:
-            self.let_go(out, self.name(c), sent=player.rank.sends[c])
+            self.let_go(out, self.name(c), sent=state.rank.sends[c])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
@@ -111,7 +111,7 @@ class Sends:
         if self.shelves:
             issued = life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
             for kept in self.shelf.passed(piece.paces[phase != "forward"], issued):
-                self.player.drop(kept)
+                self.state.drop(kept)
         if self.reduces or self.rings:
             self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
             self.before()
@@ -123,32 +123,32 @@ class Sends:
 
     def shelve(self, kept: Kept) -> None:
         """Leave something to the watchdog; a first step's goes at once, whose host compiles and loads."""
-        if self.shelves and self.player.step > 1:
+        if self.shelves and self.state.step > 1:
             self.shelf.put(kept)
         else:
-            self.player.drop(kept)
+            self.state.drop(kept)
 
     def free_late(self, block: Block, *, sent: bool = False) -> None:
         """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
         behind = self.lag() if (self.rings if sent else self.reduces) else 0.0
         if not behind:
-            self.player.free(block)
+            self.state.free(block)
             return
-        self.player.a.allocated -= block.size
+        self.state.a.allocated -= block.size
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
     def drop_late(self, kept: Kept, *, sent: bool = False) -> None:
         """The same, written down."""
         block, act = kept
-        self.player.journal.new_acts.append(act)
-        self.player.journal.new_sizes.append(-block.size)
+        self.state.journal.new_acts.append(act)
+        self.state.journal.new_sizes.append(-block.size)
         self.free_late(block, sent=sent)
 
     def replaced(self) -> None:
         """The schedule's variable has another output."""
         if self.lingering is not None:
-            self.let_go(self.lingering, self.name(0), sent=self.player.rank.sends[0])
+            self.let_go(self.lingering, self.name(0), sent=self.state.rank.sends[0])
             self.lingering = None
 
     def end(self) -> None:
@@ -163,44 +163,44 @@ class Sends:
 
     def let_go(self, block: Block, name: str, *, sent: bool) -> None:
         """Free a block: at once, or once the device has sent it."""
-        player = self.player
-        player.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
-        player.journal.new_sizes.append(-block.size)
+        state = self.state
+        state.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_sizes.append(-block.size)
         behind = self.lag() if sent else 0.0
         if not behind:
-            player.free(block)
+            state.free(block)
             return
-        player.a.allocated -= block.size
+        state.a.allocated -= block.size
         block.state = WAITING
         self.waiting.append((self.launched + behind, block))
 
     def name(self, c: int) -> str:
         """What the output of a chunk is called."""
-        return self.player.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
+        return self.state.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
 
     def lag(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
         kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
-        leads = self.reduces or self.player.step > 1
-        return lag(self.launched, self.player.rank.device_per_host) if leads else 0.0
+        leads = self.reduces or self.state.step > 1
+        return lag(self.launched, self.state.rank.device_per_host) if leads else 0.0
 
     def moved(self, shift: int) -> None:
         """So many micro-batches were left out."""
         if self.output is not None:
             self.output = self.output[0], self.output[1] + shift
 
-    def state(self, last: int) -> object:
+    def fingerprint(self, last: int) -> object:
         """Equal for two instants at which the same is held, and is let go alike from then on; ``last`` is the latest
         micro-batch.
 
         The lag stands for ``launched``: it grows with each computation until the queue is full, so that two instants
         with equal ones have none or a full queue, and all later ones are equal too.
         """
-        held = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
+        blocks = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
         output = (self.output[0], self.output[1] - last) if self.output is not None else None
         shelved = tuple((round(at - self.shelf.host_s, 6), kept[0].address) for at, kept in self.shelf.waiting)
         return (
-            held,
+            blocks,
             output,
             self.lag(),
             shelved,

@@ -1,10 +1,10 @@
-"""What the search finds too full, or to recompute so much, and may be wrong about: looked at closely, where it would be
-among the best.
+"""What the search finds too full, or to recompute so much, and may be wrong about: played, where it would be among the
+best.
 
 All rows of a search are weighed at once, by an estimate of reserved memory that is up to a quarter off. What it lets
 pass is played, so that nothing too full is called fitting. What it rejects though no more is *allocated* than fits, or
-what recomputes more layers by it than it has to, is in doubt: a closer look at single rows
-(:mod:`mofa.cost.closely`) is as good as the replay, and a hundred times as quick.
+what recomputes more layers by it than it has to, is in doubt, and its memory is played before rows are ranked. That
+takes a tenth of a second to a second a row; a row that is too full is played no further than until it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mofa.search.workers import Workers
 
 FloatN = NDArray[np.float64]
 LOOKED_AT = REPLAYED
-"""Rows in doubt that are looked at: as many as are played. [-]"""
+"""Rows in doubt that are played: as many as are ranked again. [-]"""
 
 
 def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
@@ -50,8 +50,8 @@ def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
 def look_again(
     found: Found, key: FloatN, room: float, candidate: Callable[[int], Candidate], workers: Workers
 ) -> None:  # fmt: skip
-    """Let the rows in doubt pass that fit at a closer look; ``found`` says how full these are. Where nothing else fits
-    it says of all that were looked at how full they are: otherwise a look at what does not fit ends early.
+    """Let the rows in doubt pass that fit when played; ``found`` says how full these are. Where nothing else fits it
+    says of all that were played how full they are: otherwise what does not fit is not played to its end.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def look_again(
     candidate
         Gives the strategy of a costed row.
     workers
-        What looks.
+        What plays.
     """
     costed = found.costed
     rows = rows_in_doubt(found, key).tolist()
     limit = room if np.any(found.reason[costed.rows] < 0) else np.inf
-    looks = workers.map(_device_bytes, [(candidate(i), limit) for i in rows])
-    for i, device in zip(rows, looks, strict=True):
+    played = workers.map(_device_bytes, [(candidate(i), limit) for i in rows])
+    for i, device in zip(rows, played, strict=True):
         if device <= limit:
             at, costed.device_bytes[i] = costed.rows[i], device
             found.reason[at], found.short[at] = (-1, 0.0) if device <= room else (MEMORY, device - room)

@@ -131,22 +131,16 @@ class Candidate:
         return self.replayer.step()
 
     def lacks(self) -> float:
-        """Bytes by which the fullest rank, played, is too big; negative: free. [B]
-
-        Which rank that is the closer look says best; what it expects of others saves playing them.
-        """
+        """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
         room = room_bytes(self.job[1])
-        if self.replayer.num_ranks == 1:
-            return self.replayer.device_bytes(0) - room
-        return self.replayer.fullest_bytes(self.estimator.stages_closely(), room) - room
+        return self.replayer.fullest_bytes(room) - room
 
     def device_bytes(self, limit: float = inf) -> float:
-        """Of the fullest rank, at a closer look, which costs some ten milliseconds to a second; above the ``limit`` so
-        much at least. [B]"""
-        return self.estimator.closely(limit)
+        """Of the fullest rank, played; what it takes so far, as soon as that is above the ``limit``. [B]"""
+        return self.replayer.fullest_bytes(limit, exact=False)
 
     def fewest_layers(self) -> int | None:
-        """Recomputed layers of a chunk that fit at a closer look where the search chose more; None where none do."""
+        """Recomputed layers of a chunk that fit, played, where the search chose more; None where none do."""
         own, room = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
         if not self.solved or own < 2:
             return None

@@ -1,7 +1,8 @@
 """What a search or an estimate returns, and the JSON contract of ``mofa plan`` and ``mofa estimate``.
 
 Every number is SI. The parts of a step sum to the step and the parts of a rank's memory to the rank's memory; a result
-that breaks this cannot be built. ``docs/json.md`` describes the JSON field by field, :func:`json_schema` formally.
+that breaks this cannot be built. ``docs/json.md`` describes the JSON field by field,
+:mod:`mofa.search.schema` formally.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
-from pydantic.json_schema import models_json_schema
 
 from mofa.search.band import Band
 from mofa.search.longrun import LongRunFigures
@@ -387,33 +387,3 @@ class PlanReport(Spec):
                 row |= {"short_by": miss.short_by, "unit": miss.unit, **miss.strategy.model_dump()}
             rows.append(row)
         return pd.DataFrame(rows)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of everything that ``mofa plan``, ``estimate`` and ``goodput`` print with ``--json``.
-
-    Examples
-    --------
-    >>> sorted(json_schema()["$defs"])[:3]
-    ['Band', 'Calculation', 'CheckpointLevel']
-    """
-    from mofa.faults.calculator import Calculation
-    from mofa.faults.events import LogReport
-    from mofa.faults.level_calculator import LevelCalculation
-    from mofa.search.scale import GoodputReport
-
-    printed = (PlanReport, Estimate, GoodputReport, Calculation, LevelCalculation, LogReport)
-    _, schema = models_json_schema([(model, "serialization") for model in printed])
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "mofa",
-        "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
-        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of levels of checkpoints a "
-        "LevelCalculation, of a log alone a LogReport.",
-        "schema_version": SCHEMA_VERSION,
-        "anyOf": [
-            *({"$ref": f"#/$defs/{model.__name__}"} for model in printed),
-            {"type": "array", "items": {"$ref": "#/$defs/Estimate"}},
-        ],
-        "$defs": schema["$defs"],
-    }

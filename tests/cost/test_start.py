@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from mofa.cost.acts import Ends, course, pool_of, script
-from mofa.cost.lives import Deed, Life, New
 from mofa.cost.start import BROADCAST, DRAFT, TABLE, broadcast, built
 from mofa.cost.weights import Weight
 
@@ -48,15 +44,3 @@ def test_broadcast_of_a_replica(layers: int) -> None:
         n if n > 0 else -1 for n in (*first, *later, -384, 2004, -448, -2004)
     ]
     assert {want.name for want in wants if want.nbytes} == {BROADCAST}
-
-
-def test_what_is_let_go_late_stays_until_the_backward_ends() -> None:
-    """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
-    deeds = (Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
-             Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)))  # fmt: skip
-    block = Life("dense", (), deeds, "", "", "", frozenset(), ())
-    ends = Ends(0, receives=False, sends=False)
-    for late, sizes in ((frozenset[str](), [4, 0, 8, 0]), (frozenset({"fsdp.reduced"}), [4, 8, 0, 0])):
-        one = script(replace(block, late=late))
-        found = course(pool_of(4 * MIB), [one], ends, accumulates="stay")
-        assert [size // MIB for size, _ in found.backward] == sizes

@@ -45,25 +45,13 @@ def test_steps_agree(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
 def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     """Allocated memory within 2 % each, half within 0.2 %. Of reserved memory, in which order holes are filled is not
     known to what weighs all candidates, nor that a data-parallel rank of Megatron's owns some tensors whole and others
-    not at all: 2.2 % on average, 10 % at most. The closer look plays it: within 1 % for each of
-    torchtitan's and 1.5 % for each of Megatron's, most to the byte."""
+    not at all: 2.2 % on average, 10 % at most."""
     assert benchmark.MEMORY_BAR == 0.02
     for case, agreement in found:
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
         assert abs(agreement.reserved) <= 0.10, benchmark.describe(case)
-        bar = 0.01 if case.job.framework.name == "torchtitan" else 0.015
-        assert abs(agreement.closely) <= bar, benchmark.describe(case)
     assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002
     assert np.mean([abs(agreement.reserved) for _, agreement in found]) < 0.022
-    assert np.median([abs(agreement.closely) for _, agreement in found]) < 1e-6
-
-
-def test_reserved_memory_of_many_chunks_and_few_micro_batches(benchmark: Any) -> None:
-    """Eight chunks a rank and eight micro-batches: the last segments come late in the second step."""
-    job = benchmark.Job(mofa.load_workload("llama3-8b", global_batch=32), mofa.load_cluster("h100-hgx", 32),
-                        mofa.load_framework("torchtitan"))  # fmt: skip
-    row = one_row(job.workload, job.cluster, job.framework, "tp=4 sp=true pp=2 vpp=8 micro_batch=1 recompute=none")
-    assert abs(benchmark.compare(benchmark.Case("", job, row)).closely) < 0.001
 
 
 @pytest.mark.parametrize(
@@ -76,12 +64,11 @@ def test_reserved_memory_of_many_chunks_and_few_micro_batches(benchmark: Any) ->
 )
 def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: int, batch: int, strategy: str) -> None:
     """A chunk's whole gradients and gathered weights go behind its last backward: 36 and 28 % too much was said where
-    all chunks' stayed for a step, and 6 % too little reserved where half as many micro-batches were played."""
+    all chunks' stayed for a step."""
     job = benchmark.Job(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
                         mofa.load_framework("torchtitan"))  # fmt: skip
     agreement = benchmark.compare(benchmark.Case("", job, one_row(job.workload, job.cluster, job.framework, strategy)))
     assert abs(agreement.allocated) <= benchmark.MEMORY_BAR
-    assert abs(agreement.closely) < 0.001
 
 
 @pytest.mark.parametrize(
@@ -89,13 +76,10 @@ def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: in
 )
 def test_allocated_memory_of_other_frameworks_agrees(benchmark: Any, line: str) -> None:
     """Within 2 %, where FSDP1 sums in 16 bits, compiled graphs hold what they are given, layers have fp8 copies,
-    DeepSpeed's 16-bit gradients come with a backward and are made wide in the step. Its reserved memory is not played
-    by the closer look."""
+    DeepSpeed's 16-bit gradients come with a backward and are made wide in the step."""
     for case in benchmark.wider_cases(5, only=line):
         agreement = benchmark.compare(case)
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
-        if not case.job.framework.deepspeed:
-            assert abs(agreement.closely) <= benchmark.MEMORY_BAR, benchmark.describe(case)
 
 
 def test_zero_bubble_agrees(benchmark: Any) -> None:

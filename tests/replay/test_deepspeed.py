@@ -15,10 +15,11 @@ from mofa.replay.allocator import Allocator
 from mofa.replay.deepspeed import BUCKET, _part_of, gathers, groups_of
 from mofa.replay.journal import GRADIENTS, outside
 from mofa.replay.play import play
-from mofa.replay.player import Player
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of
 from mofa.replay.rounds import Rounds
+from mofa.replay.sends import Sends
+from mofa.replay.state import RankState
 from mofa.search.single import one_row
 from mofa.specs.framework import DEEPSPEED
 
@@ -129,15 +130,16 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
     rank = replace(toy, chunks=((Piece("block 0", block),),), device_per_host=10.0)
 
     def waits(rank: Rank, step: int) -> list[int]:
-        player = Player(rank, Allocator(None))
-        player.step = step
-        player.sends.passed("forward", rank.chunks[0][0])
-        player.sends.free_late(player.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
-        counts = [len(player.sends.waiting)]
-        player.sends.begin("B")
-        counts.append(len(player.sends.waiting))
-        player.sends.begin("F")
-        return [*counts, len(player.sends.waiting)]
+        state = RankState(rank, Allocator(None))
+        state.step = step
+        sends = Sends(state)
+        sends.passed("forward", rank.chunks[0][0])
+        sends.free_late(state.new(30 * MIB, outside(GRADIENTS, "toy", "test"))[0])
+        counts = [len(sends.waiting)]
+        sends.begin("B")
+        counts.append(len(sends.waiting))
+        sends.begin("F")
+        return [*counts, len(sends.waiting)]
 
     assert waits(rank, 2) == waits(rank, 1) == [1, 1, 0]
     assert waits(replace(rank, launch_blocking=True), 2) == [0, 0, 0]
@@ -155,9 +157,9 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
     """Parts of 120 MiB in gradients of 300, 100 and 80: the first and second in the largest alone, the third in it and
     the next, the fourth in the last two."""
     for q, expected in enumerate(((120,), (120,), (60, 60), (40, 80))):
-        player = Player(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
-        grads = [player.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
-        held, mine = _part_of(player, grads, 120 * MIB)
+        state = RankState(replace(_toy("zero1", 4), optimizer_rank=q), Allocator(None))
+        grads = [state.new(size * MIB, outside(GRADIENTS, "toy", "test")) for size in (300, 100, 80)]
+        held, mine = _part_of(state, grads, 120 * MIB)
         assert mine == [size * MIB for size in expected]
         assert len(held) == len(expected)
 

@@ -20,7 +20,7 @@ from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.lingering import Lingering
-from mofa.cost.peak import closer, stage_bytes
+from mofa.cost.peak import stage_bytes
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import ranks_of, rows_of
 from mofa.replay.repertoire import Repertoire
@@ -134,20 +134,15 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])
-def test_closed_form_and_closer_look_are_the_replays(pp: int, vpp: int) -> None:
+def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
-    what is sent and received is there in all three."""
+    what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = rows_of(estimator), ranks_of(estimator)
     closed = stage_bytes(rows)
-    closely = closer(rows, closed)
-    looked = []
     for r, rank in enumerate(ranks):
         played = play(rank)
         assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
-        if closely.reserved[0, r] != closed.reserved[0, r]:
-            looked.append(float(closely.reserved[0, r]) / played.peak_reserved - 1)
-    assert looked and max(map(abs, looked)) < 0.001
 
 
 def test_at_the_optimizers_step_all_of_it_is_there() -> None:

@@ -17,12 +17,13 @@ from mofa.measure.records import read_record
 from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
 from mofa.replay.play import MemoryPlayed, play
-from mofa.replay.player import Player
 from mofa.replay.pools import OutOfDeviceMemory
 from mofa.replay.rank import Piece, Rank, Weight
 from mofa.replay.ranks import ranks_of, room_of, rows_of
 from mofa.replay.repertoire import Repertoire
 from mofa.replay.rounds import QUIET, Rounds
+from mofa.replay.sends import Sends
+from mofa.replay.state import RankState
 from mofa.replay.step import time_of
 from mofa.search.playing import estimator_of
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
@@ -104,7 +105,7 @@ def _played(run: Run, **options: bool) -> list[MemoryPlayed]:
 
 
 def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
-    """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; closed form and closer look too."""
+    """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; in closed form too."""
     run = load("mc1-cerebras13b-5l-unfused")
     (rank,) = ranks_of(run.estimator)
     peak = play(rank).peak
@@ -178,22 +179,22 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     """Until the device's queue is full each send comes back later than the one before, also where none waits just now.
     The output that the schedule has in its variable counts too, from the latest micro-batch."""
     rank = replace(ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[0], device_per_host=1.01)
-    player = Player(rank, Allocator())
-    sends, player.step = player.sends, 2
+    state = RankState(rank, Allocator())
+    sends, state.step = Sends(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
         sends.launched = launched
-        states.append(sends.state(7))
+        states.append(sends.fingerprint(7))
     assert len({*states}) == 3 and states[2] == states[3]
-    player.step = 1  # in which all wait for no one
-    assert sends.state(7) != states[0]
+    state.step = 1  # in which all wait for no one
+    assert sends.fingerprint(7) != states[0]
     sends.launched = 100.0
-    assert sends.state(7) == sends.state(8)
+    assert sends.fingerprint(7) == sends.fingerprint(8)
     sends.output = 0, 7
-    before = sends.state(7)
-    assert before != sends.state(8)
+    before = sends.fingerprint(7)
+    assert before != sends.fingerprint(8)
     sends.moved(4)
-    assert before == sends.state(11)
+    assert before == sends.fingerprint(11)
 
 
 def _is_what_was_played(short: MemoryPlayed, whole: MemoryPlayed, name: str) -> None:
@@ -404,6 +405,21 @@ def test_steps_by_hand() -> None:
     assert one.between_steps == (64 + 20 + 20 + 40) * MIB
     assert play(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
     assert play(_toy(4)).peak.alive["gradients"] == 40 * MIB
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
+    """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
+    toy = _toy(1)
+    deeds = (
+        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
+        Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
+    )  # fmt: skip
+    block = Life("dense", (), deeds, "", "", "", frozenset(), (), late=frozenset({"fsdp.reduced"} if late else ()))
+    journal = play(replace(toy, chunks=((Piece("block 0", block),),))).journal
+    events = zip(journal.acts, journal.sizes, strict=True)
+    own = [size // MIB for act, size in events if act.name in ("fsdp.reduced", "y")]
+    assert own == ([4, 8, -8, -4] if late else [4, -4, 8, -8]) * 2
 
 
 def test_zero_bubble_keeps_what_its_weights_need() -> None:

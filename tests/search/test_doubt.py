@@ -1,4 +1,4 @@
-"""Rows that the search estimates too full or recomputes too much of are looked at closely where that could matter."""
+"""Rows that the search estimates too full or recomputes too much of are played where that could matter."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, 
     return Candidate(*facts, row, loads_of(JOB, row), "causal", solved=solved)
 
 
-def test_what_fits_at_a_closer_look_is_not_lost() -> None:
+def test_what_fits_when_played_is_not_lost() -> None:
     one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
-    closely, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
-    assert closely < 0.95 * estimated
-    machines = with_room((closely + estimated) / 2)
-    assert closely < room_bytes(machines) < estimated
+    played, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
+    assert played < 0.95 * estimated
+    machines = with_room((played + estimated) / 2)
+    assert played < room_bytes(machines) < estimated
     options: dict[str, Any] = {"framework": TITAN, "fix": {**FIX, "schedule": "interleaved"}}
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     assert by_estimate.report.rejected["memory"] == 1 and not by_estimate.report.plans
     found = find_plans(JOB, machines, **options)
     assert "memory" not in found.report.rejected
     (plan,) = found.report.plans
-    assert plan.memory.fits and plan.memory.device_bytes == pytest.approx(closely, rel=0.02)
+    assert plan.memory.fits and plan.memory.device_bytes == pytest.approx(played, rel=0.02)
     assert found.table()["fits"].tolist() == [True]
     again = find_plans(JOB, machines, searched=by_estimate, **options)
     assert [p.strategy for p in again.report.plans] == [plan.strategy]
 
 
-def test_what_does_not_fit_at_a_closer_look_says_by_how_much() -> None:
+def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
-    allocated, closely = float(one.costed.allocated_bytes[0]), one.device_bytes()
+    allocated, played = float(one.costed.allocated_bytes[0]), one.device_bytes()
     cached = float(one.costed.device_bytes[0] - one.costed.reserved_bytes[0])
-    machines = with_room((allocated + cached + closely) / 2)
+    machines = with_room((allocated + cached + played) / 2)
     found = find_plans(JOB, machines, framework=TITAN, fix={**FIX, "schedule": "interleaved"})
     assert not found.report.plans
-    assert found.report.nearest_miss["memory"].short_by == pytest.approx(closely - room_bytes(machines))
+    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - room_bytes(machines))
     assert found.table()["step_s"].isna().all()
 
 
@@ -81,7 +81,7 @@ def test_in_doubt_is_what_would_be_among_the_best() -> None:
     assert rows_in_doubt(found, key).tolist() == [REPLAYED, REPLAYED + 1]
 
 
-def test_the_least_full_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
     key = np.array([1.0, 2.0, 3.0, 4.0])
     assert rows_in_doubt(found, key).tolist() == [2, 3, 1]
