@@ -46,3 +46,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names too, so that ``dir(mofa)`` and ``help(mofa)`` show what is imported only when used."""
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pydoc
 import re
 import subprocess
 from collections.abc import Iterator
@@ -53,6 +54,13 @@ def test_exported_names_are_sorted_and_documented() -> None:
     assert list(mofa.__all__) == sorted(mofa.__all__)
     for name in mofa.__all__:
         assert (getattr(mofa, name).__doc__ or "").strip(), f"mofa.{name} has no docstring"
+
+
+def test_help_and_dir_show_every_public_name() -> None:
+    """They are imported on first use, and shown before."""
+    assert set(mofa.__all__) <= set(dir(mofa))
+    shown = pydoc.render_doc(mofa, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    assert [name for name in mofa.__all__ if not re.search(rf"^    (class )?{name}\b", shown, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", python_files("mofa/"))

@@ -94,7 +94,7 @@ class Smaller:
 
         Notes
         -----
-        The closed forms of all sizes at once, with :meth:`guessed_step_s`, say which :data:`COSTED` are costed.
+        The closed forms of all sizes at once, with :meth:`guessed_step_s`, say which ``COSTED`` are costed.
         """
         sizes = self.sizes(max(least, 1), most)
         if not sizes:

@@ -1,0 +1,84 @@
+"""Docstrings as Markdown of the documentation's site: roles become links, bare examples become code.
+
+mkdocs.yml names this file under mkdocstrings' ``extensions``. What a role such as ``:func:`name``` names is looked up
+where the docstring stands: in its class, its module, the one module beside it that has it, or by the whole dotted name.
+A name that nothing has stays a link, of which the strict build complains; what has no docstring, and so no place to
+link to, is shown as code, as are modules of other projects.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:func|class|mod|meth|data|attr|exc|obj):`(~?)([\w.]+)`")
+EXAMPLE = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.MULTILINE)
+
+
+def target_of(name: str, where: griffe.Object) -> str:
+    """The whole dotted name of what ``name`` means in the docstring of ``where``; ``name`` where nothing has it."""
+    if name.startswith("."):
+        return f"{where.package.path if where.is_module and where.is_init_module else where.module.parent.path}{name}"
+    head, _, rest = name.partition(".")
+    if head == where.package.path:
+        return name
+    try:
+        found = where.resolve(head)
+    except griffe.NameResolutionError:
+        beside = [m for m in _modules_beside(where) if head in m.members and not m.members[head].is_alias]
+        if len(beside) != 1:
+            return name
+        found = f"{beside[0].path}.{head}"
+    return f"{found}.{rest}" if rest else found
+
+
+def _modules_beside(where: griffe.Object) -> list[griffe.Module]:
+    """The modules of the folder that ``where`` is in."""
+    folder = where.module if where.module.is_init_module else where.module.parent
+    return [m for m in (folder.modules.values() if folder else ()) if isinstance(m, griffe.Module)]
+
+
+def link(role: re.Match[str], where: griffe.Object) -> str:
+    """The Markdown of a role in the docstring of ``where``."""
+    short, name = role.group(1), role.group(2)
+    shown = f"`{name.rpartition('.')[2] if short else name.lstrip('.')}`"
+    path = target_of(name, where)
+    package, _, below = path.partition(".")
+    if package != where.package.path:
+        return shown if below and package.islower() else f"[{shown}][{path}]"
+    try:
+        target = where.package[below] if below else where.package
+    except KeyError:
+        return f"[{shown}][{path}]"
+    return f"[{shown}][{target.canonical_path}]" if _has_a_place(target) else shown
+
+
+def _has_a_place(target: griffe.Object | griffe.Alias) -> bool:
+    """Whether the site shows it: public, with a docstring."""
+    return not target.name.startswith("_") and target.has_docstring
+
+
+def fenced_examples(text: str) -> str:
+    """Doctests that stand outside an Examples section, in fences; the section's own parser finds the others.
+
+    >>> fenced_examples("Half of it.\\n\\n>>> half(2)\\n1\\n")
+    'Half of it.\\n\\n```pycon\\n>>> half(2)\\n1\\n```\\n'
+    """
+    before, section, after = text.partition("\nExamples\n---")
+    return EXAMPLE.sub(lambda block: f"```pycon\n{block.group().rstrip()}\n```\n", before) + section + after
+
+
+class SiteDocstrings(griffe.Extension):
+    """Rewrites all docstrings of a package once it is read."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Rewrite the docstrings of a package's own objects; aliases are other objects' names."""
+        pending: list[griffe.Object] = [pkg]
+        while pending:
+            where = pending.pop()
+            if where.docstring is not None:
+                text = ROLE.sub(lambda role, where=where: link(role, where), where.docstring.value)
+                where.docstring.value = fenced_examples(text)
+            pending += [member for member in where.members.values() if not member.is_alias]
