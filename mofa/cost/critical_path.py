@@ -180,18 +180,19 @@ def _walk(
             handed = _latest(done, sent)
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
-        here, rows = slice(first, first + len(which)), place[which]
-        np.add(latest, durations[rows], out=done[here])
+        here, rows = slice(first, first + len(which)), place.take(which)
+        np.add(latest, durations.take(rows, axis=0), out=done[here])
         if hosts is not None:
-            held, woken, host = (table[rows] for table in hosts)
-            np.maximum(done[here], issued[before] + held, out=done[here])
-            np.maximum(latest + woken, issued[before] + host, out=issued[here])
+            held, woken, host = (table.take(rows, axis=0) for table in hosts)
+            issued_before = issued.take(before, axis=0)
+            np.maximum(done[here], issued_before + held, out=done[here])
+            np.maximum(latest + woken, issued_before + host, out=issued[here])
     return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
 
 
 def _latest(done: ArrayN, waits: IntA) -> ArrayN:
     """The last of the ends that each node waits for."""
-    latest: ArrayN = done[waits[0]]
+    latest: ArrayN = done.take(waits[0], axis=0)
     for wait in waits[1:]:
-        np.maximum(latest, done[wait], out=latest)
+        np.maximum(latest, done.take(wait, axis=0), out=latest)
     return latest
