@@ -111,6 +111,7 @@ def find_plans(
     judge: LongRuns | None = None,
     space: Space | None = None,
     searched: Search | None = None,
+    banded: bool = True,
     jobs: int = 1,
 ) -> Search:
     """The best strategies of a workload on a cluster.
@@ -141,6 +142,8 @@ def find_plans(
         fits, how many GPUs would do is not looked for.
     searched
         A search of the same job under the same constraints, not played out, whose costs are taken over.
+    banded
+        Whether plans that are not played out have a band, which takes two more estimates of each.
     jobs
         Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
 
@@ -202,7 +205,7 @@ def find_plans(
         reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = room_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
-    plans += [candidate(i).plan(replay=False) for i in best[: top - len(plans)].tolist()]
+    plans += [candidate(i).in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans and default:
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)

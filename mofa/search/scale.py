@@ -251,7 +251,7 @@ def _planned_anew(
 ) -> tuple[Replanned | None, str | None]:
     """A search at one scale, or why it finds nothing."""
     try:
-        search = find_plans(job, machines, framework=framework, top=1, replay=False)
+        search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False)
     except StrategyError as error:
         return None, str(error)
     if not search.report.plans:

@@ -206,13 +206,13 @@ class Replanned:
         if not space.pp:
             return None
         near = around(self.search, space)
-        search = find_plans(job, smaller, framework=framework, top=1, replay=False, space=near)
+        search = find_plans(job, smaller, framework=framework, top=1, replay=False, space=near, banded=False)
         return search if search.report.plans else None
 
     def _ranked(self, search: Search, runs: LongRuns) -> Plan | None:
         found = find_plans(
             search.workload, search.cluster, framework=search.framework, top=1, replay=False, judge=runs,
-            searched=search,
+            searched=search, banded=False,
         )  # fmt: skip
         return found.report.plans[0] if found.report.plans else None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mofa.cost.collectives import Fabric, TokenSpread, collective_s, collective_
 from mofa.cost.topology import Group
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
 JEAN_ZAY = PROFILES.parent / "reference_runs/published/hardware/a100-jean-zay.yaml"
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -42,9 +44,16 @@ def group(ranks_per_domain: int, num_domains: int = 1) -> Group:
     return Group(inside * num_domains, inside, inside)
 
 
+@cache
+def load_node(path: Path) -> tuple[NodeSpec, GpuSpec]:
+    """A node's file and its bundled GPU's."""
+    node = NodeSpec.model_validate(yaml.load(path.read_text(), LOADER))  # noqa: S506
+    gpu = GpuSpec.model_validate(yaml.load((PROFILES / "gpus" / f"{node.gpu}.yaml").read_text(), LOADER))  # noqa: S506
+    return node, gpu
+
+
 def load_cluster(node_name: str, num_gpus: int = 8) -> ClusterSpec:
-    node = NodeSpec.model_validate(yaml.safe_load((PROFILES / "nodes" / f"{node_name}.yaml").read_text()))
-    gpu = GpuSpec.model_validate(yaml.safe_load((PROFILES / "gpus" / f"{node.gpu}.yaml").read_text()))
+    node, gpu = load_node(PROFILES / "nodes" / f"{node_name}.yaml")
     return ClusterSpec(name=node_name, gpu=gpu, node=node, num_gpus=num_gpus)
 
 
@@ -116,8 +125,7 @@ def test_a_group_with_k_ranks_in_a_node_drives_k_nics() -> None:
 def test_one_ring_carries_no_more_the_more_ranks_a_node_has() -> None:
     """4 GB over 4 nodes of Jean Zay took 1.53 s with 8 GPUs a node and 1.505 with 4 (experiments/bandwidth of
     bigscience-workshop/bigscience): one ring, whose rate the node's file holds."""
-    node = NodeSpec.model_validate(yaml.safe_load(JEAN_ZAY.read_text()))
-    gpu = GpuSpec.model_validate(yaml.safe_load((PROFILES / "gpus" / f"{node.gpu}.yaml").read_text()))
+    node, gpu = load_node(JEAN_ZAY)
     fabric = Fabric.of(ClusterSpec(name="jean-zay", gpu=gpu, node=node, num_gpus=32))
     assert seconds("all_reduce", 4e9, group(8, 4), fabric) == pytest.approx(1.53, rel=0.01)
     assert seconds("all_reduce", 4e9, group(4, 4), fabric) == pytest.approx(1.505, rel=0.02)

@@ -41,8 +41,8 @@ def documented(section: str, heading: str = "field") -> set[str]:
 
 @pytest.fixture(scope="module")
 def estimated() -> dict[str, Any]:
-    """One estimate that was played out, as its JSON."""
-    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h100-hgx", 16)
+    """One estimate that was played out, as its JSON; of few micro-batches, which have all its keys."""
+    job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h100-hgx", 16)
     plan = mofa.estimate(job, machines, "tp=2 pp=2 vpp=2 ep=4 cp=2 recompute=full")
     raw: dict[str, Any] = json.loads(plan.model_dump_json())
     return raw

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,12 @@ def search(model: str, name: str, jobs: int = 1) -> Search:
     return find_plans(job, cluster(16, memory_gib=GIB[model]), framework=framework(name), replay=False, jobs=jobs)
 
 
+@cache
+def costed_whole(model: str, name: str) -> Search:
+    """The search in one part, here, for all that is held against it."""
+    return search(model, name)
+
+
 def assert_same(one: Search, other: Search) -> None:
     assert np.array_equal(one.reasons, other.reasons)
     assert np.array_equal(one.whole.recompute_layers, other.whole.recompute_layers)
@@ -45,14 +53,14 @@ def assert_same(one: Search, other: Search) -> None:
     ("model", "name"), [("dense", "megatron"), ("moe", "megatron"), ("mla", "megatron"), ("moe", "torchtitan")]
 )
 def test_parts_cost_what_the_whole_does(model: str, name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search(model, name)
+    whole = costed_whole(model, name)
     monkeypatch.setattr(costing, "MANY", 0)
     monkeypatch.setattr(costing, "PARTS", parts)
     assert_same(whole, search(model, name))
 
 
 def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search("moe", "megatron")
+    whole = costed_whole("moe", "megatron")
     monkeypatch.setattr(costing, "MANY", 0)
     monkeypatch.setattr(costing, "PARTS", 2)
     assert_same(whole, search("moe", "megatron", jobs=2))

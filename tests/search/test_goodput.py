@@ -40,7 +40,14 @@ def facts(**changes: Any) -> FaultSpec:
 
 
 def search(faults: FaultSpec, **options: Any) -> Search:
-    return mofa.find_long_runs(JOB, NODES, faults, framework=MEGATRON, top=5, **{**FIX, **options})
+    """The best long runs of the same job, each searched once."""
+    key = repr((faults, sorted(options.items())))
+    if key not in _searched:
+        _searched[key] = mofa.find_long_runs(JOB, NODES, faults, framework=MEGATRON, top=5, **{**FIX, **options})
+    return _searched[key]
+
+
+_searched: dict[str, Search] = {}
 
 
 def test_every_part_of_a_step_has_a_power() -> None:

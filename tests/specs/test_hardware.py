@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,21 +21,24 @@ from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import moved_rate
 from mofa.units import GIB
 
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
 GPUS = ("a100-80gb", "h100-sxm", "h200-sxm", "h800", "h20", "b200", "gb200")
 NODES = ("a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72")
 
 
 def raw(kind: str, name: str) -> dict[str, Any]:
-    data = yaml.safe_load((PROFILES / kind / f"{name}.yaml").read_text(encoding="utf-8"))
+    data = yaml.load((PROFILES / kind / f"{name}.yaml").read_text(encoding="utf-8"), LOADER)  # noqa: S506
     assert isinstance(data, dict)
     return data
 
 
+@cache
 def gpu(name: str) -> GpuSpec:
     return GpuSpec.model_validate(raw("gpus", name))
 
 
+@cache
 def node(name: str) -> NodeSpec:
     return NodeSpec.model_validate(raw("nodes", name))
 
