@@ -21,11 +21,11 @@ def attribute(
     """
     import sys
 
-    import mofa
     from mofa.cli.jobs import jobs_of
     from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
+    from mofa.search.find import timed_plan
     from mofa.validate.attribute import attribute as put_beside
     from mofa.validate.attribute import doubts, read_profile, refuse_another_run
 
@@ -35,7 +35,7 @@ def attribute(
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]
         refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
-        plan = mofa.estimate(job.workload, job.cluster, job.strategy, framework=job.framework)
+        plan = timed_plan(job.workload, job.cluster, job.strategy, framework=job.framework)
     found = put_beside(profile.kernels, plan, job.rests_on)
     warnings = doubts(profile, found)
     found = found.model_copy(update={"warnings": tuple(warnings)})

@@ -91,6 +91,8 @@ class FailureTimes:
             self.mean_s = clock.mtbf_s * expected / (nodes + lemons * (clock.lemon_multiple - 1))
         self.mean_s = self.mean_s * slower
         self.queue = _NodeClocks(clock, n, rng, slower) if clock.has_node_clocks else None
+        weibull = self.queue is None and clock.shape != 1 and not np.isinf(clock.mtbf_s)
+        self.scale_s = weibull_scale_s(self.mean_s, clock.shape) if weibull else self.mean_s
 
     def next_gap(self, at: IntN) -> FloatN:
         """Time from the last failure of these runs to their next. [s]"""
@@ -100,8 +102,7 @@ class FailureTimes:
             return np.full(len(at), np.inf)
         if self.clock.shape == 1:
             return np.asarray(self.rng.exponential(self.mean_s[at]))
-        scale = weibull_scale_s(self.mean_s[at], self.clock.shape)
-        return np.asarray(self.rng.weibull(self.clock.shape, len(at)) * scale)
+        return np.asarray(self.rng.weibull(self.clock.shape, len(at)) * self.scale_s[at])
 
 
 class _NodeClocks:

@@ -135,11 +135,16 @@ class _Pattern:
         self.ends = np.concatenate([[0.0], np.cumsum([self.interval + run.levels[j].block_s for j in top])])
 
     def time_of(self, segments: IntN) -> FloatN:
+        if self.n == 1:
+            return np.asarray(segments * self.ends[-1])
         return np.asarray(segments // self.n * self.ends[-1] + self.ends[segments % self.n])
 
     def segments_at(self, uptime: FloatN) -> IntN:
-        whole = np.floor(np.maximum(uptime, 0.0) / self.ends[-1])
-        rest = np.maximum(uptime, 0.0) - whole * self.ends[-1]
+        uptime = np.maximum(uptime, 0.0)
+        whole = np.floor(uptime / self.ends[-1])
+        if self.n == 1:
+            return np.asarray(whole.astype(np.int64))
+        rest = uptime - whole * self.ends[-1]
         inside = np.minimum(np.searchsorted(self.ends, rest, side="right") - 1, self.n - 1)
         return np.asarray(whole.astype(np.int64) * self.n + np.maximum(inside, 0))
 
@@ -217,9 +222,10 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> Outcome:
         seconds["checkpoint"][at] += np.maximum(reached - begun - computed, 0.0)
         if finished.all():
             break
-        goes = ~finished
-        at, done, floors = at[goes], done[goes], floors[:, goes]
-        reached, inside, partial = reached[goes], inside[goes], partial[goes]
+        if finished.any():
+            goes = ~finished
+            at, done, floors = at[goes], done[goes], floors[:, goes]
+            reached, inside, partial = reached[goes], inside[goes], partial[goes]
         failures[at] += 1
         kind = np.minimum(np.searchsorted(cumulative, rng.random(len(at)), side="right"), len(run.kinds) - 1)
         for j in reversed(range(len(levels))):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +80,7 @@ class Attribution(Spec):
     )
 
 
+@lru_cache(maxsize=65536)
 def family_of(kernel: str) -> Family:
     """Family of a kernel by its name.
 

@@ -10,6 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
+from mofa.search.find import timed_plan
 from mofa.validate.attribute import (
     Kernel,
     attribute,
@@ -87,7 +88,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     profile, run = read_profile(trace), _recorded(trace.name.split(".")[0], tmp_path)
     kernels = profile.kernels
     workload, cluster, framework, strategy = run.resolve()
-    plan = mofa.estimate(workload, cluster, strategy, framework=framework)
+    plan = timed_plan(workload, cluster, strategy, framework=framework)
     found = attribute(kernels, plan)
     refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
     assert not doubts(profile, found)
