@@ -1,19 +1,45 @@
-"""How the tests run, whichever they are."""
+"""How the tests run, whichever they are.
+
+``--fast`` leaves out the tests that tests/slow.txt names. ``--write-slow``, in one process (``-n0``), writes that file
+by a whole run; with ``--fast`` it adds what is slow without the tests before it, whose results it used.
+"""
 
 from __future__ import annotations
 
 import gc
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 LONGEST = ("tests/replay/test_agreement.py", "tests/replay/test_play.py", "tests/search/test_goodput.py",
            "tests/cli/test_commands.py", "tests/search/test_costing.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
+SLOW = Path(__file__).with_name("slow.txt")
+SLOW_S = 0.1
+"""A test function is slow where it takes longer with any of its parameters, or one of its fixtures does. [s]"""
+_took_s: dict[str, float] = defaultdict(float)
+_slow_fixtures: set[tuple[str, str]] = set()
+"""Files and names."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two options."""
+    parser.addoption("--fast", action="store_true", help=f"leave out the tests that tests/{SLOW.name} names")
+    parser.addoption("--write-slow", action="store_true", help=f"write tests/{SLOW.name} by what this run takes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first, all else in its order."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    if config.getoption("--fast"):
+        slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+        left = [item for item in items if _function(item.nodeid) in slow]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if _function(item.nodeid) not in slow]
 
 
 def pytest_collection_finish() -> None:
@@ -21,3 +47,36 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Note which fixtures are slow: whichever test is the first to ask for one takes as long."""
+    begun = time.perf_counter()
+    try:
+        return (yield)
+    finally:
+        if time.perf_counter() - begun > SLOW_S:
+            _slow_fixtures.add((fixturedef.baseid, fixturedef.argname))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what each test takes."""
+    _took_s[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write which functions are slow, where that is asked for."""
+    if session.config.getoption("--write-slow"):
+        slow = {_function(name) for name, seconds in _took_s.items() if seconds > SLOW_S}
+        for item in session.items:
+            if any((item.nodeid.split("::")[0], name) in _slow_fixtures for name in getattr(item, "fixturenames", ())):
+                slow.add(_function(item.nodeid))
+        if session.config.getoption("--fast"):
+            slow |= set(SLOW.read_text(encoding="utf-8").splitlines())
+        SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)), encoding="utf-8")
+
+
+def _function(name: str) -> str:
+    """A test's name without its parameters."""
+    return name.partition("[")[0]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def checked() -> dict:
     return check(FOLDERS, by_op=True)
 
 
+@cache
+def families_of(folder: str) -> dict[str, Any]:
+    """What a committed folder's own curves are off by, fitted once for all of its families."""
+    found: dict[str, Any] = check([ROOT / "measurements" / folder])["families"]
+    return found
+
+
 @pytest.mark.parametrize("family", sorted(TARGETS))
 def test_held_out_shapes_are_predicted_within_the_targets(checked: dict, family: str) -> None:
     found = checked["families"][family]
@@ -60,7 +68,7 @@ def test_held_out_shapes_are_predicted_within_the_targets(checked: dict, family:
 
 @pytest.mark.parametrize("family", sorted(TE_TARGETS))
 def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(family: str) -> None:
-    found = check([FOLDERS[0].parent / "h100-1gpu-te-bf16"])["families"][family]
+    found = families_of("h100-1gpu-te-bf16")[family]
     median, p90 = TE_TARGETS[family]
     assert found["points"] >= 30
     assert found["median_abs_error"] <= median and found["p90_abs_error"] <= p90
@@ -163,7 +171,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("folder", "median"), [("h200-1gpu-unaligned", 0.02), ("h100-1gpu-unaligned", 0.045)])
 def test_products_with_unaligned_widths_are_checked_with_the_bundled_profile(folder: str, median: float) -> None:
-    found = check([ROOT / "measurements" / folder])["families"]["unaligned_gemm"]
+    found = families_of(folder)["unaligned_gemm"]
     assert found["points"] == 30
     assert found["median_abs_error"] < median and abs(found["bias"]) < 0.04
     points = predictions([ROOT / "measurements" / folder])
@@ -373,7 +381,7 @@ def test_fresh_shapes_meet_the_targets_too() -> None:
 @pytest.mark.parametrize("family", ["attention", "gemm", "grouped_gemm", "memory_bound"])
 def test_curves_of_one_machine_hold_on_another(family: str) -> None:
     """No row of the third machine entered a fit; its bars are those of the held-out shapes of the first."""
-    found = check([ROOT / "measurements" / "h200-1gpu-third"])["families"][family]
+    found = families_of("h200-1gpu-third")[family]
     text = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     documented = re.search(rf"^\| {family}, third \| (\d+) \| ([\d.]+)% \| ([\d.]+)% \|", text, re.MULTILINE)
     assert documented is not None
