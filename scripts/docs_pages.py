@@ -6,6 +6,7 @@ new one gets its page without being listed anywhere.
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,25 @@ def rooms() -> dict[str, list[str]]:
     return packages
 
 
+def public_names() -> dict[str, str]:
+    """What ``import mofa`` offers, to the modules that hold it: the imports that ``mofa/__init__.py`` shows checkers.
+
+    >>> public_names()["find_plans"]
+    'mofa.search.find'
+    """
+    tree = ast.parse((ROOT / "mofa" / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.name: node.module for node in imports if (node.module or "").startswith("mofa.") for alias in node.names
+    }
+
+
 def room_page(package: str, modules: list[str]) -> str:
     """Markdown of a room's page: what the package says of itself, then its modules."""
-    own = [f"::: {package}\n    options: {{members: false}}"] if package != "mofa" else ["# mofa"]
+    own = [f"::: {package}\n    options: {{members: false}}"]
+    if package == "mofa":
+        links = (f"- [`mofa.{name}`][{home}.{name}]" for name, home in sorted(public_names().items()))
+        own = ["# mofa", "What `import mofa` offers:", "\n".join(links)]
     return "\n\n".join([*own, *(f"::: {name}" for name in modules)]) + "\n"
 
 
