@@ -21,8 +21,8 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG
 def rooms() -> dict[str, list[str]]:
     """Packages below ``mofa`` to the modules directly in them, by dotted names; ``mofa`` itself has the lone modules.
 
-    >>> rooms()["mofa"]
-    ['mofa.errors', 'mofa.units']
+    >>> "mofa.units" in rooms()["mofa"]
+    True
     >>> "mofa.cost.collectives" in rooms()["mofa.cost"]
     True
     """
