@@ -108,31 +108,24 @@ def _said(played: MemoryPlayed) -> tuple[object, ...]:
 
 def _differences(one: MemoryPlayed, other: MemoryPlayed) -> list[str]:
     """In which of all that is told of them two plays differ."""
-    fields = ("acts", "sizes", "passages", "computations", "grown", "steps")
     told = [] if _said(one) == _said(other) else ["what is said"]
+    fields = ("acts", "sizes", "passages", "computations", "grown", "steps")
     return told + [field for field in fields if getattr(one.journal, field) != getattr(other.journal, field)]
 
 
 class Ways(NamedTuple):
-    """A rank of a measured run, played as plans are, and in the ways that must give the same."""
+    """A measured rank's peaks [B], whether leaving rounds out changes them, what playing from notes changes."""
 
     num_micro_batches: int
     allocated: int
-    """Its peak. [B]"""
     reserved: int
-    """[B]"""
     skipping_changes: bool
-    """Whether the rounds that are left out change what is said."""
     noted: list[str]
-    """What differs where all rounds are played, from notes or op by op."""
 
 
 @cache
 def _all_ways(name: str) -> tuple[Ways, ...]:
-    """Each rank of a run, played once for the three tests that look at all of them.
-
-    Rounds are left out of several micro-batches, and computations are repeated from notes of more than three.
-    """
+    """Each rank of a run, played once for three tests; from notes, where micro-batches are more than three."""
     run, found = load(name), []
     for rank in ranks_of(run.estimator):
         m, skipping_changes, noted = rank.num_micro_batches, False, list[str]()
@@ -140,9 +133,9 @@ def _all_ways(name: str) -> tuple[Ways, ...]:
         if m > 1:
             whole = play(rank, expandable=run.expandable, skip_rounds=False)
             skipping_changes = _said(short) != _said(whole)
-        if m > 3:
-            with mock.patch.object(Rounds, "end", return_value=False):
-                noted = _differences(play(rank, expandable=run.expandable), whole)
+            if m > 3:
+                with mock.patch.object(Rounds, "end", return_value=False):
+                    noted = _differences(play(rank, expandable=run.expandable), whole)
         found.append(Ways(m, short.peak.allocated, short.peak_reserved, skipping_changes, noted))
     return tuple(found)
 
@@ -237,10 +230,6 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     assert before == sends.fingerprint(11)
 
 
-def _is_what_was_played(short: MemoryPlayed, whole: MemoryPlayed, name: str) -> None:
-    assert _differences(short, whole) == [], name
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_repeating_from_notes_is_playing(part: int) -> None:
     """Every event, size, name and growth of every rank whose micro-batches are played from notes: none left out."""
@@ -261,7 +250,7 @@ def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
     known = Repertoire()
     ranks = ranks_of(load(name).estimator)
     for rank in (*ranks, *ranks):
-        _is_what_was_played(play(rank, repertoire=known), play(rank), name)
+        assert _differences(play(rank, repertoire=known), play(rank)) == [], name
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
@@ -277,7 +266,7 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
         with mock.patch.object(Rounds, "end", return_value=False):
             short = play(rank, capacity=capacity, expandable=expandable)
         whole = play(rank, capacity=capacity, expandable=expandable, skip_rounds=False)
-        _is_what_was_played(short, whole, f"{capacity} B")
+        assert _differences(short, whole) == [], f"{capacity} B"
         assert short.out_of_memory == whole.out_of_memory
         assert short.missing_bytes == whole.missing_bytes
         outcomes.add((whole.out_of_memory is None, whole.retries > 0))
