@@ -16,6 +16,7 @@ python scripts/blind.py predict reference_runs/blind_h100_third.csv reference_ru
 python scripts/blind.py predict reference_runs/blind_h100_host.csv reference_runs/plans/h100-host.yaml
 python scripts/blind.py predict reference_runs/blind_te.csv reference_runs/plans/te-{1gpu,2gpu}.yaml
 python scripts/blind.py predict reference_runs/blind_te_near.csv reference_runs/plans/te-near.yaml
+python scripts/blind.py predict reference_runs/blind_te_traced.csv reference_runs/plans/te-traced.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -60,6 +61,7 @@ SETS = (
     "blind_h100_third",
     "blind_h100_host",
     "blind_te_near",
+    "blind_te_traced",
     "blind_te",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
