@@ -68,6 +68,8 @@ ROWS = [
     *model("model_dense", 6, DENSE, forward=10000, backward=11984),
 ]  # fmt: skip
 """A layer takes 1.4 times its chains: forward where it calls them, back as a whole, 1746 of 1247 with 5 plain nodes."""
+ENDS, ENDS_BACK = 1000.0, 1508.0
+"""What these models take beside their layers, forward and back. [us]"""
 BACK = 1746 / (2 * 150 + 2 * 200 + 2 * 30 + 250 + 90 + 2 * 80 + 5 * 10)
 
 
@@ -120,7 +122,10 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
     """What is left of a layer of eight experts of 3240 us is its own Python, of its way back of 4480 us the grouped
     linears'. The counts' 270 - 70, the experts' 500 - 70 - 2 (140 + 8 x 7)."""
     rows = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
-    rows += [*model("model_moe8", 1, EXPERTS, backward=9000), *model("model_moe8", 2, EXPERTS, backward=13480)]
+    rows += [
+        *model("model_moe8", 1, EXPERTS, backward=ENDS_BACK + 4480),
+        *model("model_moe8", 2, EXPERTS, backward=ENDS_BACK + 2 * 4480),
+    ]
     found = modules_of(Times.of([*ROWS, *rows]))
     assert found["dispatch"] == pytest.approx({"forward_s": 20.0})
     assert found["experts"] == pytest.approx({"forward_s": 3.8})
@@ -162,8 +167,8 @@ def test_two_ranks_say_what_collectives_and_attention_take() -> None:
     Attention's call of 280 us takes 480 as a ring of two steps; back a layer takes 100, 600 and 900 more by kinds.
     """
     rows = [
-        *model("model_tp2_dense", 2, {}, forward=4000, backward=5000),
-        *model("model_tp2_dense", 4, {}, forward=4000 + 2 * 1980, backward=5000 + 2 * 2106),
+        *model("model_tp2_dense", 2, {}, forward=ENDS + 2 * 1980, backward=ENDS_BACK + 2 * 2106),
+        *model("model_tp2_dense", 4, {}, forward=ENDS + 4 * 1980, backward=ENDS_BACK + 4 * 2106),
     ]
     for kind, call, more in (("p2p", 480, 100), ("a2a", 1080, 600), ("all_gather", 380, 900)):
         for layers in (2, 4):
@@ -226,3 +231,17 @@ def test_a_folder_of_modules_joins_one_of_kernels() -> None:
     ahead, _ = modules.layer_in_small_ops
     assert parse_quantity(host["layer_issue_s"]["value"], "s") == pytest.approx(ahead * op_s, rel=1e-3)
     assert host["modules"]["linear"]["forward_s"]["source"].startswith("here")
+
+
+def test_each_expert_s_weight_has_a_hook() -> None:
+    """A linear's way back takes 108 us, within Megatron's data parallelism 132: each expert takes 24 more, in layers
+    1.33 times as long. What is left of a layer of experts is less by 2 x 8 of them."""
+    rows = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
+    rows += [*model("model_moe8", 1, EXPERTS, backward=ENDS_BACK + 4480)]
+    bare = modules_of(Times.of([*ROWS, *rows]))["grouped_linear"]
+    timed = [*case("linear_bare", 90, 108), *case("linear_ddp", 95, 132)]
+    hooked = modules_of(Times.of([*ROWS, *rows, *timed]))["grouped_linear"]
+    hook = 2.4 * BACK
+    assert hooked["backward_each_s"] - bare["backward_each_s"] == pytest.approx(hook)
+    assert bare["backward_s"] - hooked["backward_s"] == pytest.approx(8 * hook)
+    assert {**hooked, "backward_s": 0, "backward_each_s": 0} == {**bare, "backward_s": 0, "backward_each_s": 0}
