@@ -374,9 +374,6 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
     weighted, grouped = _sum(found, "forward_s", {"weighted_swiglu": 1.0}), found.get("grouped_linear")
     if grouped is None or weighted is None:
         return
-    of_any_format = [name for name in found if name.split()[0] == "grouped_linear"]
-    for name in of_any_format:
-        found[name]["backward_each_s"] += back * hook_of_a_parameter(times)
     inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
     _put_forward(found, "experts", _rest(times.call(MOE, "TEGroupedMLP.forward"), inside))
     ahead, behind_all = (_sum(found, f"{way}_s", MOE_LAYER) for way in ("forward", "backward"))
@@ -385,17 +382,8 @@ def _experts(times: Times, found: dict[str, Ways], back: float) -> None:
     layer, gradients = times.call(MOE, "TransformerLayer.forward"), times.within(MOE, "backward")
     _put_forward(found, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     more = _rest(gradients, behind_all + 2.0 * _of_members(grouped, "backward", MOE_EXPERTS))
-    for name in of_any_format:
-        found[name]["backward_s"] += (more or 0.0) / 2.0  # what else is there
-
-
-def hook_of_a_parameter(times: Times) -> float:
-    """Megatron's hook that a parameter's gradient runs into, on the way back; 0 where it was not timed. [-]
-
-    Each expert's weight has one, which chains of grouped linears do not run. A linear's with it and without are timed:
-    three machines say 1.6, 2.6 and 7.5 small ops (h100-te-host-second, -layer and h100-te-host).
-    """
-    return _rest(times.one("linear_ddp", "bwd"), times.one("linear_bare", "bwd")) or 0.0
+    for name in [name for name in found if name.split()[0] == "grouped_linear"]:
+        found[name]["backward_s"] += (more or 0.0) / 2.0  # what else is there, such as the hooks of parameters
 
 
 def _of_members(ways: Ways, way: str, members: int) -> float:
