@@ -219,3 +219,10 @@ def test_scripts_are_executable() -> None:
         path = ROOT / name
         assert path.stat().st_mode & 0o111, name
         assert path.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+
+
+def test_slow_tests_that_are_named_exist() -> None:
+    """``scripts/check fast`` leaves them out by name: one that was renamed would come back unseen."""
+    for name in (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines():
+        path, _, function = name.partition("::")
+        assert function.rpartition(".")[2] in (ROOT / path).read_text(encoding="utf-8"), name

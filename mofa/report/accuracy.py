@@ -187,7 +187,9 @@ BAND_COLUMNS: Columns = (
 )  # fmt: skip
 BAND_WORDS = """\
 The band of a step is where 8 in 10 runs like it would lie. It is fitted on the fitting halves and tested here on the
-judging ones, of ours and of published runs; runs of one source and model (a family) are in one half. Groups of fewer
+judging ones, of ours and of published runs; runs of one source and model (a family) are in one half.
+
+Groups of fewer
 than 20 tested runs are pooled with those next wider; each run keeps the band of its own group. *inside* should be 70 to
 90 % where 20 runs or more say; between the shares under *8 in 10 by chance* lie 95 of 100 tests of bands that hold 8 in
 10, were so many runs independent. *median band* is over the predicted step. Runs of which something was never measured
@@ -316,6 +318,7 @@ INTRODUCTION = """\
 Written by `mofa validate --markdown docs/accuracy.md --readme README.md`; a test fails when it is stale. Each run is
 predicted from its configuration by `mofa.estimate`; where routing is skewed, with the tokens per expert that its own
 routers counted. Steps are played out, {closed} of more than {limit} passes are told by closed forms.
+
 An error is predicted / measured − 1, of the step and of the memory of the
 fullest rank. {runs} runs, {left_out} more left out by a rule on their columns. Said to fit, although they went out of
 memory: {false_fits}. Where a table says of a run that it went out of memory, and by its own reading of another one, in
@@ -334,8 +337,9 @@ below).
   group `-default-recompute`.
 - *reserved* and *device* are the errors of the allocator's segments and of all memory of the device.
 - Hosts of one kind differ by a factor of two in how fast they issue ops, which moves small steps as much. A run is
-  predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took there,
-  as its GPU is the one it ran on. That is the mean of what was timed among its steps (`environment.host_issues_s`);
+  predicted on its own host: every host time of the GPU's profile in proportion to what one small eager op took there.
+  Calls of Transformer Engine's modules go by a small layer of it instead, where its ranks timed one (`layer_issues_s`).
+- A small op's time is the mean of what was timed among a run's steps (`environment.host_issues_s`);
   in earlier records the median of what runs on as many GPUs of its machine measured right after
   their steps (`environment.host_issue_s`), else the run's own. Runs of before that was recorded take what their machine
   was learned to be from fitting runs alone (machines are told apart by the processor's name and cores), and where it

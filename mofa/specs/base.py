@@ -74,6 +74,7 @@ SizeFact = Annotated[Fact, _fact_reader("B"), _bounded(0.0, math.inf, above=True
 BytesPerSFact = Annotated[Fact, _fact_reader("B/s"), _bounded(0.0, math.inf, above=True)]
 FlopsPerSFact = Annotated[Fact, _fact_reader("FLOP/s"), _bounded(0.0, math.inf, above=True)]
 SecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf)]
+PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf, above=True)]
 WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(0.0, math.inf, above=True)]
 ShareFact = Annotated[Fact, _bounded(0.0, 1.0, above=True)]
 """A share of a rate: above 0, at most 1. [-]"""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, Field
 
-from mofa.specs.base import Fact, SecondsFact, ShareFact, Spec
+from mofa.specs.base import Fact, PositiveSecondsFact, SecondsFact, ShareFact, Spec
 
 Module = Literal[
     "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchanged_attention", "experts",
@@ -68,6 +67,20 @@ class LayerPace(NamedTuple):
     """Forward. [s]"""
     back_s: float
     """Back, on autograd's thread. [s]"""
+
+
+def way_factors(issue: float, back: float) -> dict[str, float]:
+    """How much longer facts take that go by a layer's forward and its way back, by their names. [-]
+
+    Examples
+    --------
+    >>> sorted(way_factors(2.0, 3.0).items())[:3]
+    [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
+    """
+    return {
+        **dict.fromkeys(("layer_issue_s", "forward_s", "forward_each_s"), issue),
+        **dict.fromkeys(("layer_back_s", "backward_s", "backward_each_s"), back),
+    }
 
 
 class HostCurve(Spec):
@@ -144,9 +157,9 @@ class HostCurve(Spec):
     checkpoint_s: SecondsFact
     """A checkpoint that is a function of Megatron's, on the way back: states of random numbers, a backward pass within
     the backward pass. [s]"""
-    layer_issue_s: SecondsFact | None = None
+    layer_issue_s: PositiveSecondsFact | None = None
     """Forward of a small layer of Transformer Engine: the pace at which hosts run modules' Python. [s]"""
-    layer_back_s: SecondsFact | None = None
+    layer_back_s: PositiveSecondsFact | None = None
     """Its way back, on autograd's thread. [s]"""
     modules: dict[ModuleKey, ModuleCall] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
@@ -187,22 +200,21 @@ class HostCurve(Spec):
         >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)
         """
-        factor = ahead = back = op_s / self.eager_op_s.value
+        factor = op_s / self.eager_op_s.value
+        by_name = way_factors(factor, factor)
         if layer is not None and self.layer_issue_s is not None and self.layer_back_s is not None:
-            ahead, back = layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value
+            by_name = way_factors(layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value)
 
         def longer(fact: Fact, times: float) -> Fact:
             words = f"{fact.source}; {times:.3g} times as long: {source}"
             return Fact(value=fact.value * times, provenance=fact.provenance, source=words)
 
-        def slower(part: Spec, ways: Mapping[str, float]) -> dict[str, Fact]:
+        def slower(part: Spec) -> dict[str, Fact]:
             facts = {name: fact for name in type(part).model_fields if isinstance(fact := getattr(part, name), Fact)}
-            return {name: longer(fact, ways.get(name, factor)) for name, fact in facts.items()}
+            return {name: longer(fact, by_name.get(name, factor)) for name, fact in facts.items()}
 
-        ways = {"forward_s": ahead, "forward_each_s": ahead, "backward_s": back, "backward_each_s": back}
-        modules = {name: call.model_copy(update=slower(call, ways)) for name, call in self.modules.items()}
-        own = slower(self, {"layer_issue_s": ahead, "layer_back_s": back})
-        return self.model_copy(update={**own, "modules": modules})
+        modules = {name: call.model_copy(update=slower(call)) for name, call in self.modules.items()}
+        return self.model_copy(update={**slower(self), "modules": modules})
 
 
 def _at_least_typical(fact: Fact) -> Fact:

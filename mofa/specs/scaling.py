@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, log2
 from typing import Any
 
+from mofa.specs.host import way_factors
 from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
@@ -131,23 +132,26 @@ def transferred_curves(
     return made
 
 
-def slower_host(host: Mapping[str, Any], factor: float, words: str) -> dict[str, Any]:
-    """A host's mapping with every time ``factor`` as long; ``words`` say why. [-]
+def slower_host(
+    host: Mapping[str, Any], factor: float, words: str, by_name: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """A host's mapping with every time ``factor`` as long, or as ``by_name`` says of its name. [-]
 
-    As :meth:`mofa.specs.curves.HostCurve.at_speed`, on the values of a file; a fact that is no quantity is left for the
-    check.
+    As :meth:`mofa.specs.host.HostCurve.at_speed`, on the values of a file; a fact that is no quantity is left for the
+    check. ``words`` say why.
     """
 
-    def one(fact: Any) -> Any:
+    def one(name: str, fact: Any) -> Any:
         if isinstance(fact, Mapping) and "value" not in fact:  # facts below facts: those of modules
-            return {key: one(item) for key, item in fact.items()}
+            return {key: one(key, item) for key, item in fact.items()}
+        times = (by_name or {}).get(name, factor)
         try:
-            value = f"{parse_quantity(fact['value'], 's') * factor * 1e6:.6g} us"
-            return {**fact, "value": value, "source": f"{fact['source']}; {factor:.3g} times as long: {words}"}
+            value = f"{parse_quantity(fact['value'], 's') * times * 1e6:.6g} us"
+            return {**fact, "value": value, "source": f"{fact['source']}; {times:.3g} times as long: {words}"}
         except (KeyError, TypeError, ValueError):
             return fact
 
-    return {key: one(fact) for key, fact in host.items()}
+    return {key: one(key, fact) for key, fact in host.items()}
 
 
 def _restated(fact: Any, source: str) -> Any:
@@ -165,7 +169,8 @@ def _digits(value: float) -> float:
 def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """A GPU's mapping whose host is as fast as the user says: with ``eager_op_s`` every time that was not set too.
 
-    Such a host stands for no typical one any more.
+    With ``layer_issue_s`` and ``layer_back_s`` the calls of modules go, each way by its own. Such a host stands for no
+    typical one any more.
     """
     curves, known = gpu.get("curves"), before.get("curves")
     if not isinstance(curves, dict) or not isinstance(known, dict):
@@ -173,10 +178,12 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     host, own = curves.get("host"), known.get("host")
     if not isinstance(host, dict) or not isinstance(own, dict) or host == own:
         return dict(gpu)
-    new, old = _both(host, own, ("eager_op_s",), "s")
-    if new > 0 and old > 0 and new != old:
-        scaled = slower_host(own, new / old, "as eager_op_s, set by the user")
-        host = _unless_set(host, own, scaled)
+    pairs = [_both(host, own, (name,), "s") for name in ("eager_op_s", "layer_issue_s", "layer_back_s")]
+    factor, ahead, back = (new / old if new > 0 and old > 0 else 1.0 for new, old in pairs)
+    by_name = way_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
+    if any(share != 1.0 for share in (factor, *by_name.values())):
+        said = "as eager_op_s, layer_issue_s and layer_back_s, set by the user"
+        host = _unless_set(host, own, slower_host(own, factor, said, by_name))
     return {**gpu, "curves": {**{key: item for key, item in curves.items() if key != "hosts"}, "host": host}}
 
 

@@ -243,3 +243,16 @@ def test_setting_what_a_small_op_takes_scales_modules_that_were_not_set() -> Non
     made = rescaled_host({"curves": {"host": changed}}, {"curves": {"host": own}})["curves"]["host"]
     assert made["modules"]["linear"]["forward_s"]["value"] == "80 us"
     assert made["modules"]["norm"]["forward_s"]["value"] == "30.0 us"
+
+
+def test_setting_what_a_layer_takes_scales_modules_alone_each_way() -> None:
+    """Three times as long a layer forward: calls of modules forward; back as before, as are small ops."""
+    own: dict[str, Any] = {
+        "cpu": "one", "eager_op_s": fact(5.0), "sync_s": fact(7.0), "layer_issue_s": fact(900.0),
+        "layer_back_s": fact(800.0), "modules": {"linear": {"forward_s": fact(40.0), "backward_s": fact(60.0)}},
+    }  # fmt: skip
+    changed = {**own, "layer_issue_s": fact(2700.0)}
+    made = rescaled_host({"curves": {"host": changed}}, {"curves": {"host": own}})["curves"]["host"]
+    linear = made["modules"]["linear"]
+    assert [linear[way]["value"] for way in ("forward_s", "backward_s")] == ["120 us", "60 us"]
+    assert (made["sync_s"]["value"], made["layer_issue_s"]) == ("7 us", fact(2700.0))
