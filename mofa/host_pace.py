@@ -1,8 +1,8 @@
 """How fast a host issues work right now, by work that every measurement can repeat beside its own.
 
 A run and a calibration time the same calls: small ops of PyTorch, and a whole layer of Transformer Engine, forward and
-back. Small ops stay in the processor's nearest caches; a layer's Python does not, and on machines whose small ops are
-equally fast it takes up to 1.4 times as long (docs/evidence/transformer_engine.md).
+back. Small ops stay in the processor's nearest caches, a layer's Python does not. Between two machines whose small ops
+were equally fast it took 1.2 to 1.5 times as long (docs/calibration.md, "The host under Transformer Engine").
 """
 
 from __future__ import annotations
