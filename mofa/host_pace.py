@@ -7,8 +7,12 @@ were equally fast it took 1.2 to 1.5 times as long (docs/calibration.md, "The ho
 
 from __future__ import annotations
 
+import os
+import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +22,80 @@ BURSTS, WARM_UP = 7, 2
 """Bursts of calls, and how many of the first are left out; the rest's median counts."""
 HIDDEN, HEADS, TOKENS, LAYERS = 256, 4, 64, 2
 """Sizes of the layer that is timed, at which a device is done before the host; and how often it is called."""
+
+
+QUIET = 1.25
+"""A core is quiet on which a small op takes at most so many times what it took on the best core so far. [-]
+
+Of a machine that is shared, a core's other hardware thread may be somebody else's: a small op then takes 1.9 times as
+long, for seconds at a time (docs/calibration.md, "The host under Transformer Engine")."""
+AUTOGRAD = "pt_autograd"
+"""How the names of the threads begin that issue the way back."""
+
+
+class Cores:
+    """Keeps a process's two issuing threads, its own and autograd's, on cores whose neighbours are quiet.
+
+    Of several processes on a machine each has its own ``part`` of the ``parts`` of the cores.
+    """
+
+    def __init__(self, part: int = 0, parts: int = 1) -> None:
+        self._all = sorted(os.sched_getaffinity(0))
+        self._own = self._all[part::parts] if len(self._all) >= 2 * parts else self._all
+        self._best_s = float("inf")
+        self._autograd: list[int] = []
+        self._by_speed = self._own[:2] if len(self._own) > 1 else self._own * 2
+
+    def settle(self) -> bool:
+        """Stay where it is quiet, else move to the two quietest cores; whether these are quiet."""
+        if self._best_s < float("inf") and self.still_quiet():
+            return True
+        return self.choose()
+
+    def choose(self) -> bool:
+        """Move to the two quietest cores; whether these are quiet."""
+        ops_s = {core: self._op_s(core) for core in self._own}
+        self._by_speed = sorted(self._own, key=ops_s.__getitem__)
+        self._pin(self._by_speed[:2])
+        return ops_s[self._by_speed[1 % len(self._by_speed)]] <= QUIET * self._best_s
+
+    def loudest(self) -> None:
+        """Move to the two loudest cores of the last choice, to see what the neighbours cost."""
+        self._pin(self._by_speed[-2:])
+
+    def still_quiet(self) -> bool:
+        """Whether both cores are quiet now; the threads stay."""
+        quiet = self._quiet(self._by_speed[:2])
+        self._pin(self._by_speed[:2])
+        return quiet
+
+    def release(self) -> None:
+        """All threads may be anywhere again."""
+        self._pin(None)
+
+    def _quiet(self, cores: Iterable[int]) -> bool:
+        return all(self._op_s(core) <= QUIET * self._best_s for core in cores)
+
+    def _op_s(self, core: int) -> float:
+        os.sched_setaffinity(0, {core})
+        processor_op_s(10)
+        seconds = processor_op_s(60)
+        self._best_s = min(self._best_s, seconds)
+        return seconds
+
+    def _pin(self, cores: list[int] | None) -> None:
+        own, autograd = (set(self._all),) * 2 if cores is None else ({cores[0]}, {cores[-1]})
+        os.sched_setaffinity(0, own)
+        if not self._autograd:
+            self._autograd = _threads(AUTOGRAD)
+        for thread in self._autograd:
+            os.sched_setaffinity(thread, autograd)
+
+
+def _threads(name: str) -> list[int]:
+    """Numbers of this process's threads whose names begin so."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(task.name) for task in tasks if (task / "comm").read_text().startswith(name)]
 
 
 def small_op_s(num_ops: int = 100) -> float:
@@ -78,6 +156,11 @@ def _middle(times: list[float]) -> float:
     return counted[len(counted) // 2]
 
 
+def sampled_op_s() -> float:
+    """One small addition on the processor as it is timed in the midst of other work."""
+    return processor_op_s(16)
+
+
 class EngineLayer:
     """A small layer of Transformer Engine: how long the host takes to issue it, forward and back.
 
@@ -94,22 +177,75 @@ class EngineLayer:
         )  # fmt: skip
         self._source = torch.ones(TOKENS, 1, HIDDEN, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         self._grad = torch.ones_like(self._source)
+        self._ops_back: list[float] = []
+        self._sampled_s = 0.0
 
     def seconds(self, bursts: int = BURSTS) -> tuple[float, float]:
         """A layer's forward, and its backward on autograd's thread: medians of bursts. [s]"""
-        ahead, behind = [], []
+        ahead, behind, _, _ = self.sampled(bursts)
+        return ahead, behind
+
+    def sampled(self, bursts: int = BURSTS) -> tuple[float, float, float, float]:
+        """The same, and the medians of a small addition on the processor in the midst of each, by the same thread.
+        [s]"""
+        ahead, behind, ops = [], [], []
+        self._ops_back = []
         for _ in range(bursts):
             for parameter in (self._source, *self._layer.parameters()):
                 parameter.grad = None
             torch.cuda.synchronize()
             before = time.perf_counter()
-            out = self._source
-            for _ in range(LAYERS):
+            out = self._layer(self._source)
+            middle = time.perf_counter()
+            ops.append(sampled_op_s())
+            between = time.perf_counter()
+            out.register_hook(self._sample)
+            for _ in range(LAYERS - 1):
                 out = self._layer(out)
-            ahead.append((time.perf_counter() - before) / LAYERS)
+            ahead.append((time.perf_counter() - before - (between - middle)) / LAYERS)
             torch.cuda.synchronize()
+            self._sampled_s = 0.0
             before = time.perf_counter()
             torch.autograd.backward(out, self._grad)
-            behind.append((time.perf_counter() - before) / LAYERS)
+            behind.append((time.perf_counter() - before - self._sampled_s) / LAYERS)
         torch.cuda.synchronize()
-        return _middle(ahead), _middle(behind)
+        return _middle(ahead), _middle(behind), _middle(ops), _middle(self._ops_back)
+
+    def _sample(self, _: torch.Tensor) -> None:
+        before = time.perf_counter()
+        self._ops_back.append(sampled_op_s())
+        self._sampled_s = time.perf_counter() - before
+
+
+class StepSampler:
+    """How fast the two issuing threads are within training steps: a small addition where each layer begins.
+
+    It costs about 30 us a layer and way, a hundredth of what issuing a layer does.
+    """
+
+    def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
+        self._ahead: list[float] = []
+        self._behind: list[float] = []
+        self._hooks = [layer.register_forward_hook(self._look) for layer in layers]
+
+    def _look(self, _: torch.nn.Module, __: Any, output: Any) -> None:
+        recomputed = threading.current_thread() is not threading.main_thread()
+        (self._behind if recomputed else self._ahead).append(sampled_op_s())
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, torch.Tensor) and first.requires_grad:
+            first.register_hook(self._look_back)
+
+    def _look_back(self, _: torch.Tensor) -> None:
+        self._behind.append(sampled_op_s())
+
+    def take(self) -> tuple[float, float]:
+        """Means of the ways forward and back since it was last asked; nan of none. [s]"""
+        told = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
+        self._ahead.clear()
+        self._behind.clear()
+        return told[0], told[1]
+
+    def remove(self) -> None:
+        """Sample no more."""
+        for hook in self._hooks:
+            hook.remove()

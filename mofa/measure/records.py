@@ -66,6 +66,14 @@ class RankMemory(Spec):
     """One small addition on the processor, timed at each of these."""
     cpu_ops_s: list[float] = Field(default=[])
     """The same behind each of the steps that count."""
+    layer_ops_s: list[float] = Field(default=[])
+    """The same in the midst of each of ``layer_issues_s``, on the two quietest cores and on the two loudest."""
+    layer_back_ops_s: list[float] = Field(default=[])
+    """The same in the midst of each of ``layer_backs_s``, on autograd's own thread."""
+    step_ops_s: list[float] = Field(default=[])
+    """The same within each step that counts, where its layers begin: the mean of its forward passes."""
+    step_back_ops_s: list[float] = Field(default=[])
+    """The same on autograd's own thread, within its backward passes."""
 
     @property
     def peak_device_bytes(self) -> int | None:

@@ -10,7 +10,10 @@ from mofa.measure.expand import ExpandedRun
 from mofa.measure.launch import Outcome
 from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
 
-PACES = ("host_issues_s", "host_backs_s", "layer_issues_s", "layer_backs_s", "cpu_ops_at_issues_s", "cpu_ops_s")
+PACES = (
+    "host_issues_s", "host_backs_s", "cpu_ops_at_issues_s", "layer_issues_s", "layer_backs_s", "layer_ops_s",
+    "layer_back_ops_s", "cpu_ops_s", "step_ops_s", "step_back_ops_s",
+)  # fmt: skip
 """What a rank's host took for small ops, as the rank and its record name it."""
 
 

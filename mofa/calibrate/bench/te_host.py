@@ -6,7 +6,8 @@ kernels that each case launches. Transformer Engine and Megatron-Core must be im
 and skipped.
 
 ``te_host.csv`` has rows as :mod:`mofa.calibrate.measurements` reads them: ``op`` is the case, ``variant`` the way
-(``fwd``, ``bwd``, a part of a step, the pace). Hosts slow down for a second at a time: every time is divided by what
+(``fwd``, ``bwd``, a part of a step, the pace). Work is issued on cores whose neighbours are quiet, and what they were
+not all the while does not count (:class:`mofa.host_pace.Cores`). Beside that every time is divided by what
 a layer of Transformer Engine takes right before it, each way by its own, and told for the pace that the host had at the
 beginning: every case's ``layer_fwd`` and ``layer_bwd``, with the ``small_op`` of the same moments. ``kernels.json`` has
 each case's kernels by name, ``nodes.json`` the nodes of its graph.
@@ -39,7 +40,9 @@ from mofa.calibrate.run import host_id
 
 FAMILY = "te_host"
 ROUNDS, DROPPED = 13, 3
-"""Bursts, and how many of the first are left out."""
+FEWEST = 5
+"""Bursts, how many of the first are left out, and the fewest that count: the others are left out where a core's
+neighbour was busy (:class:`mofa.host_pace.Cores`)."""
 
 
 @dataclass
@@ -127,6 +130,7 @@ class Recorder:
     deadline: float
     pace: Paces
     """The host's at the beginning, for which all times are told."""
+    cores: host_pace.Cores
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -151,10 +155,11 @@ class Recorder:
 def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
     layer = host_pace.EngineLayer()
-    forward, backward = [], []
+    forward, backward, quiet = [], [], []
     num = len(chain.steps) * chain.per
     for _ in range(ROUNDS):
         chain.clear()
+        settled = recorder.cores.settle()
         ahead_scale, behind_scale = recorder.pace.over(layer.seconds(5))
         began = time.perf_counter()
         roots = chain.forward()
@@ -165,15 +170,25 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
         torch.autograd.backward(roots, grads)
         backward.append(behind_scale * (time.perf_counter() - began) / num)
         torch.cuda.synchronize()
+        quiet.append(settled and recorder.cores.still_quiet())
+    recorder.cores.release()
+    forward, backward = ([times[i] for i in that_count(times, quiet)] for times in (forward, backward))
     sizes: Shape = {"ops": num, **chain.sizes}
-    ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward[DROPPED:])
-    behind = recorder.row(op, "bwd", chain.dtype, sizes, backward[DROPPED:])
+    ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward)
+    behind = recorder.row(op, "bwd", chain.dtype, sizes, backward)
     recorder.pace_rows(op, chain.dtype, sizes)
     label = label_of(op, chain.dtype, sizes)
     recorder.nodes[label] = nodes(chain.forward())
     recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
     if recorder.writes:
         print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
+
+
+def that_count(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
+    """Numbers of those behind the first few whose cores were quiet all the while; of the lowest, if too few were."""
+    late = range(dropped, len(times))
+    alone = [i for i in late if quiet[i]]
+    return alone if len(alone) >= FEWEST else sorted(late, key=times.__getitem__)[:FEWEST]
 
 
 def label_of(op: str, dtype: str, sizes: Shape) -> str:
@@ -263,10 +278,14 @@ def cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) ->
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(readings: int = 25) -> Paces:
-    """Low quartiles of the beginning, as hosts slow down for a second at a time."""
+def _fast_pace(cores: host_pace.Cores, readings: int = 25) -> Paces:
+    """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.EngineLayer()
-    read = [(host_pace.small_op_s(), *layer.seconds()) for _ in range(readings)]
+    read = []
+    for _ in range(readings):
+        cores.settle()
+        read.append((host_pace.small_op_s(), *layer.seconds()))
+    cores.release()
     return Paces(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
@@ -280,11 +299,11 @@ def one_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     torch.cuda.set_device(rank)
     from mofa.calibrate.bench import te_models, te_modules
 
-    waits = Waits()
+    waits, cores = Waits(), host_pace.Cores(rank, torch.cuda.device_count())
     described = environment("cuda")
     recorder = Recorder(
         Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
-        started + limit_s, _fast_pace(),
+        started + limit_s, _fast_pace(cores), cores,
     )  # fmt: skip
     if rank == 0:
         recorder.out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_host import Recorder, label_of
+from mofa.calibrate.bench.te_host import Recorder, label_of, that_count
 from mofa.calibrate.bench.te_modules import RECIPES, Todo, config_of, start
 
 SEQUENCE, VOCABULARY = 128, 1024
@@ -250,10 +250,12 @@ def time_model(
     found: dict[str, list[float]] = defaultdict(list)
     called: dict[str, list[float]] = defaultdict(list)
     layer = host_pace.EngineLayer()
+    quiet: list[bool] = []
+    steps: list[tuple[dict[str, float], dict[str, list[float]]]] = []
     try:
-        behind = layer.seconds(5)
         for i in range(WARMUP + STEPS):
-            ahead = behind
+            settled = i >= WARMUP and recorder.cores.settle()
+            ahead = layer.seconds(5)
             Parts.seconds = defaultdict(list)
             marks.at = []
             torch.autograd.Variable._execution_engine = marks
@@ -266,19 +268,32 @@ def time_model(
                 0.5 * (a + b) for a, b in zip(recorder.pace.over(ahead), recorder.pace.over(behind), strict=True)
             )
             if i >= WARMUP:
-                for part, seconds in _parts(marks.at).items():
-                    found[part].append((back if part.startswith("backward") else forward) * seconds)
-                for part, times in calls.items():
-                    on_way_back = part.endswith(".backward") or part == "hook"
-                    called[part] += [(back if on_way_back else forward) * seconds for seconds in times]
+                quiet.append(settled and recorder.cores.still_quiet())
+                parts = {
+                    part: (back if part.startswith("backward") else forward) * seconds
+                    for part, seconds in _parts(marks.at).items()
+                }
+                scaled = {
+                    part: [(back if part.endswith(".backward") or part == "hook" else forward) * s for s in times]
+                    for part, times in calls.items()
+                }
+                steps.append((parts, scaled))
+        for i in that_count([sum(parts.values()) for parts, _ in steps], quiet, 0):
+            parts, scaled = steps[i]
+            for part, seconds in parts.items():
+                found[part].append(seconds)
+            for part, times in scaled.items():
+                called[part] += times
+        num_steps = len(next(iter(found.values())))
     finally:
+        recorder.cores.release()
         torch.autograd.Variable._execution_engine = marks._engine
     sizes = {"ops": 1, "layers": layers, "micro_batches": micro_batches, "parameters": model.num_parameters}
     for part, times in found.items():
         if max(times) > 0:
             recorder.row(op, part, recipe, sizes, times)
     for part, times in called.items():
-        recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // STEPS or 1}, times)
+        recorder.row(op, f"call:{part}", recipe, {**sizes, "calls": len(times) // num_steps or 1}, times)
     recorder.pace_rows(op, recipe, sizes)
     label = label_of(op, recipe, sizes)
     recorder.later.append((f"{label}|step", partial(model.step, lambda: None)))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_host import Chain, Recorder, label_of, time_chain
+from mofa.calibrate.bench.te_host import Chain, Recorder, label_of, that_count, time_chain
 
 TOKENS, WIDTH, HEADS = 128, 256, 4
 NUM = 16
@@ -215,7 +215,8 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
     random.Random(experts).shuffle(apart)
     tokens = 1024 + multiple * len(apart)
     source = _leaf(experts * tokens, width)
-    beside, times = host_pace.EngineLayer(), {name: ([], []) for name in ("grouped_new_rows", "grouped_seen_rows")}
+    beside, names = host_pace.EngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
+    times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(rounds):
         moved = apart[turn * experts // 2 : (turn + 1) * experts // 2]
         splits = [tokens + way * n for n in moved for way in (1, -1)]
@@ -223,6 +224,7 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
             for x in (source, *parameters):
                 x.grad = None
             _first([layer], True)()
+            settled = recorder.cores.settle()
             ahead_scale, behind_scale = recorder.pace.over(beside.seconds(5))
             with around():
                 began = time.perf_counter()
@@ -234,10 +236,12 @@ def new_rows(recorder: Recorder, experts: int, recipe: str = "bf16", width: int 
             out.backward(grad)
             times[name][1].append(behind_scale * (time.perf_counter() - began))
             torch.cuda.synchronize()
+            times[name][2].append(settled and recorder.cores.still_quiet())
+    recorder.cores.release()
     sizes = {"ops": 1, "experts": experts, "width": width}
-    for name, (forward, backward) in times.items():
-        ahead = recorder.row(name, "fwd", recipe, sizes, forward[dropped:])
-        behind = recorder.row(name, "bwd", recipe, sizes, backward[dropped:])
+    for name, (forward, backward, quiet) in times.items():
+        ahead = recorder.row(name, "fwd", recipe, sizes, [forward[i] for i in that_count(forward, quiet, dropped)])
+        behind = recorder.row(name, "bwd", recipe, sizes, [backward[i] for i in that_count(backward, quiet, dropped)])
         recorder.pace_rows(name, recipe, sizes)
         if recorder.writes:
             label = label_of(name, recipe, sizes)
@@ -397,15 +401,18 @@ def contexts(recorder: Recorder, recipe: str) -> None:
 
 
 def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
-    beside, times = host_pace.EngineLayer(), []
+    beside, times, quiet = host_pace.EngineLayer(), [], []
     for _ in range(14):
+        settled = recorder.cores.settle()
         scale, _ = recorder.pace.over(beside.seconds(5))
         began = time.perf_counter()
         call()
         times.append(scale * (time.perf_counter() - began))
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        quiet.append(settled and recorder.cores.still_quiet())
+    recorder.cores.release()
     shape = {"ops": 1, **sizes}
-    sample = recorder.row(op, "fwd", dtype, shape, times[4:])
+    sample = recorder.row(op, "fwd", dtype, shape, [times[i] for i in that_count(times, quiet, 4)])
     recorder.pace_rows(op, dtype, shape)
     recorder.later.append((f"{label_of(op, dtype, shape)}|fwd", call))
     if recorder.writes:

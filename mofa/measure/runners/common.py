@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -45,6 +44,8 @@ class Training:
     """What the framework says about itself: parameters on this rank, layers per stage."""
     on_engine: bool = False
     """Whether its layers are Transformer Engine's, one of which is then timed beside its steps."""
+    layers: tuple[torch.nn.Module, ...] = ()
+    """Where the pace of the host is sampled within steps."""
 
 
 def _memory() -> dict[str, int]:
@@ -70,67 +71,96 @@ def _agree(value: float) -> float:
     return float(tensor.item())
 
 
-def _timed(step: Callable[[], None], num_steps: int, paces: list[float] | None = None) -> list[float]:
+def _timed(step: Callable[[], None], num_steps: int, paces: _Paces | None = None) -> list[float]:
     """Seconds of each step, read from events on the device; the host never waits between steps.
 
-    ``paces`` gets what a small op on the processor takes behind each, for which the host waits for nothing either.
+    With ``paces`` the host moves to quiet cores before each step, and its pace within the step is kept.
     """
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
+    begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(num_steps)] for _ in range(2))
+    for begin, end in zip(begins, ends, strict=True):
         if paces is not None:
-            paces.append(host_pace.processor_op_s())
+            paces.before_step()
+        begin.record()
+        step()
+        end.record()
+        if paces is not None:
+            paces.behind_step()
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
+    return [a.elapsed_time(b) / 1e3 for a, b in zip(begins, ends, strict=True)]
 
 
 class _Paces:
     """What this host takes for the same small works, read before, between and behind rounds of steps."""
 
-    def __init__(self, on_engine: bool) -> None:
+    def __init__(self, training: Training) -> None:
         free, _ = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
-        self._layer = host_pace.EngineLayer() if on_engine else None
+        self._layer = host_pace.EngineLayer() if training.on_engine else None
         if self._layer is not None:
             self._layer.seconds()
         left, _ = torch.cuda.mem_get_info()
         self.outside_bytes = free - left - (torch.cuda.memory_reserved() - reserved)
         """Of the device, outside the allocator, by kernels and plans that the layer's first call loads. [B]"""
-        self.read: dict[str, list[float]] = {
-            "host_issues_s": [], "host_backs_s": [], "cpu_ops_at_issues_s": [],
-            **({"layer_issues_s": [], "layer_backs_s": []} if on_engine else {}),
-        }  # fmt: skip
+        names = ["host_issues_s", "host_backs_s", "cpu_ops_at_issues_s"]
+        names += ["layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"] if training.on_engine else []
+        names += ["cpu_ops_s", "step_ops_s", "step_back_ops_s"]
+        self.read: dict[str, list[float]] = {name: [] for name in names}
+        self._cores = host_pace.Cores(torch.cuda.current_device(), torch.cuda.device_count())
+        self._sampler = host_pace.StepSampler(training.layers)
 
     def look(self) -> None:
-        """Read all of them once."""
-        self.read["host_issues_s"].append(host_pace.small_op_s())
-        self.read["host_backs_s"].append(host_pace.small_back_s())
-        self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
-        if self._layer is not None:
-            ahead, behind = self._layer.seconds()
-            self.read["layer_issues_s"].append(ahead)
-            self.read["layer_backs_s"].append(behind)
+        """Read all of them on the two quietest cores and on the two loudest."""
+        for move in (self._cores.choose, self._cores.loudest):
+            move()
+            self.read["host_issues_s"].append(host_pace.small_op_s())
+            self.read["host_backs_s"].append(host_pace.small_back_s())
+            self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
+            if self._layer is not None:
+                names = "layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"
+                for name, seconds in zip(names, self._layer.sampled(), strict=True):
+                    self.read[name].append(seconds)
+
+    def before_step(self) -> None:
+        """Move to quiet cores."""
+        self._cores.settle()
+        self._sampler.take()
+
+    def behind_step(self) -> None:
+        """Keep what a small op took within the step and behind it."""
+        self.read["cpu_ops_s"].append(host_pace.processor_op_s())
+        ahead, back = self._sampler.take()
+        if ahead == ahead and back == back:
+            self.read["step_ops_s"].append(ahead)
+            self.read["step_back_ops_s"].append(back)
+
+    def forget_step(self) -> None:
+        """Leave out the last step."""
+        for name in ("cpu_ops_s", "step_ops_s", "step_back_ops_s"):
+            del self.read[name][-1:]
+
+    def end(self) -> None:
+        """Let the host be where it likes, and sample no more."""
+        self._cores.release()
+        self._sampler.remove()
 
 
 def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int, paces: _Paces) -> dict[str, list[float]]:
-    """Seconds of each step, and the host's paces before, between and behind rounds of them.
+    """Seconds of each step, and the host's paces before, between, behind and within them.
 
-    A host's pace changes within seconds, so it is timed where the steps are; behind every step an op on the processor
+    A host's pace changes within seconds, so it is timed where the steps are; within every step an op on the processor
     is, which tells how the pace was between the readings, since it is timed at these as well. A round begins on an
     idle device, so its first step is none of those that count; all ranks begin it together.
     """
     times: list[float] = []
-    behind: list[float] = []
     paces.look()
     for _ in range(num_rounds):
         _agree(0.0)
-        of_round: list[float] = []
-        times += _timed(step, 1 + math.ceil(num_steps / num_rounds), of_round)[1:]
-        behind += of_round[1:]
+        _timed(step, 1, paces)
+        paces.forget_step()
+        times += _timed(step, math.ceil(num_steps / num_rounds), paces)
         paces.look()
-    return {"step_times_s": times, "cpu_ops_s": behind, **paces.read}
+    paces.end()
+    return {"step_times_s": times, **paces.read}
 
 
 def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
@@ -154,7 +184,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     whole = _memory()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
-    paces = _Paces(training.on_engine)
+    paces = _Paces(training)
     torch.cuda.reset_peak_memory_stats()
     result["phase"] = "steady steps"
     num_rounds = job["rounds"] if per_step < job["slow_step_s"] else 2

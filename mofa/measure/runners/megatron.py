@@ -9,9 +9,11 @@ placeholders for Transformer Engine itself.
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.metadata
 import os
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -162,18 +164,39 @@ def _routers(chunks: list[Any]) -> list[Any]:
     return sorted(found, key=lambda router: router.layer_number)
 
 
-def _bias_routers(chunks: list[Any], bias: list[float] | None) -> None:
-    if bias is None:
+CERTAINTY = 8.0
+"""How much larger than a router's own logits those are that choose its experts. [-]"""
+
+
+def _skew_routers(chunks: list[Any], shares: list[float] | None, tokens: int, seed: int) -> None:
+    """Let each token choose its experts by itself, each as often as it is wanted.
+
+    Logarithms of shares plus Gumbel noise choose experts in proportion to the shares, without putting any back. The
+    router's own logits stay, too small to matter: of weights that were never trained they send whole sequences to the
+    same experts. Every call starts at another row of the noise, so that no two have the same counts, and one that is
+    computed again starts where it did before.
+    """
+    if shares is None:
         return
-    shift = torch.tensor(bias, device="cuda")
+    shift = torch.tensor(shares, device="cuda")
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    uniform = torch.rand(2 * tokens, len(shares), device="cuda", generator=generator)
+    noise = CERTAINTY * (shift - torch.log(-torch.log(uniform.clamp_(1e-6, 1 - 1e-6))))
+    rows = random.Random(seed)
     for router in _routers(chunks):
         inner = router.gating
+        again: collections.deque[int] = collections.deque()
 
-        def biased(hidden: Any, inner: Callable[[Any], Any] = inner) -> Any:
+        def skewed(hidden: Any, inner: Callable[[Any], Any] = inner, again: collections.deque[int] = again) -> Any:
             logits = inner(hidden)
-            return logits + shift.to(logits.dtype)
+            num = logits.numel() // logits.size(-1)
+            recomputed = torch.is_grad_enabled() and bool(again)
+            first = again.popleft() if recomputed else rows.randrange(noise.size(0) - num + 1)
+            if not torch.is_grad_enabled():  # a checkpoint's first pass; its second comes in the same order
+                again.append(first)
+            return logits + noise[first : first + num].view_as(logits).to(logits.dtype)
 
-        router.gating = biased
+        router.gating = skewed
 
 
 def _counter(chunks: list[Any], step: Callable[[], None], tokens: int) -> Callable[[], list[list[int]]]:
@@ -219,7 +242,8 @@ def build(job: Job) -> Training:
         config.param_sync_func = starts if len(chunks) > 1 else starts[0]
     for chunk in chunks:
         chunk.train()
-    _bias_routers(chunks, job.get("routing_bias"))
+    tokens = plan["micro_batch"] * plan["seq_len"] // plan["cp"]
+    _skew_routers(chunks, job.get("routing_bias"), tokens, job["seed"] + parallel_state.get_data_parallel_rank())
     schedule = get_forward_backward_func()
     batch = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
     losses: list[Any] = []
@@ -252,6 +276,7 @@ def build(job: Job) -> Training:
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
         on_engine=plan["transformer_engine"],
+        layers=tuple(x for m in modules for x in m.module.decoder.layers),
     )
 
 
