@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.hostclock import NEVER, Clocks
 from mofa.cost.levels import KINDS, Levels, levels_of
-from mofa.orders.interleaved import rounds
+from mofa.schedules.interleaved import rounds
 from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]

@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.orders import Action, Exchange, Order, Program, order_of, program_of
-from mofa.orders.exchange import received
+from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules.point_to_point import received
 from mofa.specs.framework import PYTORCH_MODULES
 
 IntA = NDArray[np.intp]
@@ -158,7 +158,7 @@ def _beside(acts: _Acts) -> _Graph:
     """Computations alone: on streams of their own for each pair of ranks hand-overs do not queue, as one is shorter
     than a computation, and each is a part of the computation that needs it.
 
-    Follows :func:`mofa.orders.exchange.overlapped`: behind every forward the next one's receive is launched, backwards
+    Follows :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched, backwards
     likewise, the first backward's behind the last forward but one.
     """
     order, (pp, n) = acts.order, acts.stage.shape

@@ -18,8 +18,8 @@ from mofa.blocks.op import Tape
 from mofa.blocks.tapes import label
 from mofa.cost.moments import ROUNDS, layers_behind
 from mofa.cost.rows import Rows
-from mofa.orders import order_of
-from mofa.orders.interleaved import rounds
+from mofa.schedules import order_of
+from mofa.schedules.interleaved import rounds
 
 ArrayN = NDArray[np.float64]
 FORWARD, BACKWARD = 0, 1

@@ -19,8 +19,8 @@ from mofa.blocks.tapes import label
 from mofa.cost.put_off import PutOff
 from mofa.cost.rows import Rows
 from mofa.cost.unshard import AHEAD, by_chunk, unsharded
-from mofa.orders import Action, order_of
-from mofa.orders.interleaved import rounds
+from mofa.schedules import Action, order_of
+from mofa.schedules.interleaved import rounds
 from mofa.specs.strategy import ZERO_BUBBLE
 
 ArrayN = NDArray[np.float64]

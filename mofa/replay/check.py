@@ -1,13 +1,13 @@
 """Whether an order can be: every forward before its backward, weights after, and nobody waits for ever.
 
-Independent of how orders are made: it reads a :class:`~mofa.orders.Program` alone.
+Independent of how orders are made: it reads a :class:`~mofa.schedules.Program` alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from mofa.orders.order import Action, Exchange, Item, Kind, Order, Program
+from mofa.schedules.order import Action, Exchange, Item, Kind, Order, Program
 
 
 class OrderError(ValueError):

@@ -10,8 +10,8 @@ from mofa.blocks.build import BlockTapes, layer_kind
 from mofa.cost.blockcost import base_mode, full_mode
 from mofa.cost.durations import time_works
 from mofa.cost.rows import Rows
-from mofa.orders import Order
 from mofa.replay.score import Draft, Names, Score, Step, draft, score, value
+from mofa.schedules import Order
 from mofa.specs.strategy import ZERO_BUBBLE
 
 Phase = Literal["F", "B", "I", "W"]

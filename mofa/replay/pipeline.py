@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mofa.orders.order import Action, Order, Program
 from mofa.replay.check import OrderError, check
 from mofa.replay.wiring import Wiring, wire
+from mofa.schedules.order import Action, Order, Program
 
 CAUSES = ("fill", "forward input", "backward input", "exchange", "drain")
 """Why a rank computes nothing: before its first computation, waiting for what a neighbour sends, for an exchange to
@@ -242,7 +242,7 @@ def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.
 
     Examples
     --------
-    >>> from mofa.orders import order_of, program_of
+    >>> from mofa.schedules import order_of, program_of
     >>> program = program_of(order_of("1f1b", "torchtitan", 2, 1, 4), "1f1b", "torchtitan")
     >>> played = play(program, lambda action: 1.0 if action.kind == "F" else 2.0)
     >>> played.total, played.bubble_fraction

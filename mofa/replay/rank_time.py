@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
-from mofa.orders import Action, Order
 from mofa.replay.clock import Clock, Relative
 from mofa.replay.computed import NOTHING, Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase
@@ -19,6 +18,7 @@ from mofa.replay.pipeline import CAUSES
 from mofa.replay.reductions import Added, Extra, Shared
 from mofa.replay.score import Sync
 from mofa.replay.timed import Computation, Spot
+from mofa.schedules import Action, Order
 
 _PLAIN = Extra()
 

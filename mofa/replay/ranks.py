@@ -25,10 +25,10 @@ from mofa.cost.start import rotations
 from mofa.cost.tensors import Module, params_of
 from mofa.cost.unshard import by_chunk
 from mofa.cost.weights import built_beside, ddp_buckets, flat_buffers, held_in_fp8, rotation_tables, weights_of
-from mofa.orders import Order, order_of
 from mofa.replay.rank import Piece, Rank
 from mofa.replay.routed import Routed, rows_by_layer
 from mofa.replay.wander import Moving, Wander
+from mofa.schedules import Order, order_of
 from mofa.specs.strategy import SCHEDULES
 
 

@@ -18,9 +18,9 @@ from mofa.cost.collectives import collective_s
 from mofa.cost.compute import stream_rate
 from mofa.cost.data_parallel import ddp_width, gathers_per_step
 from mofa.cost.rows import Rows
-from mofa.orders import Action, Order
 from mofa.replay.pieces import Book, Chunk
 from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing
+from mofa.schedules import Action, Order
 from mofa.specs.framework import PYTORCH_MODULES
 
 DDP_BUCKET = 100 * 2**20

@@ -16,8 +16,6 @@ from mofa.cost.rows import Rows
 from mofa.cost.scan import EXPOSED
 from mofa.cost.streams import OWN_ORDER
 from mofa.cost.turns import handing_seconds
-from mofa.orders import Order, Program, order_of, program_of
-from mofa.orders.exchange import overlapped
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
 from mofa.replay.collection import no_collection
@@ -30,6 +28,8 @@ from mofa.replay.score import FAMILY
 from mofa.replay.stretch import Stretch, lengthen, stretches
 from mofa.replay.timed import Computation, TimeReplayed, Transfer
 from mofa.replay.wiring import Wiring, wire
+from mofa.schedules import Order, Program, order_of, program_of
+from mofa.schedules.point_to_point import overlapped
 from mofa.specs.framework import PYTORCH_MODULES
 
 PP, DP = FAMILY["pp"], FAMILY["dp"]

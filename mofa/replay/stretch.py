@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mofa.orders import Action, Order
 from mofa.replay.rank_time import RankTime
+from mofa.schedules import Action, Order
 
 ALIKE = 3
 """Rounds that are compared: as many begin by the same time after the one before them. [-]"""

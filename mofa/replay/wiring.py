@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.orders.order import Action, Exchange, Kind, Program
 from mofa.replay.check import OrderError, check
+from mofa.schedules.order import Action, Exchange, Kind, Program
 
 INPUTS = ("forward input", "backward input")
 

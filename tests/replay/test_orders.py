@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mofa.cost.stages import in_flight as closed_form
-from mofa.orders import Action, Exchange, Order, Program, order_of, program_of
-from mofa.orders.exchange import overlapped, plain
-from mofa.orders.interleaved import megatron
 from mofa.replay.check import OrderError, check
 from mofa.replay.pipeline import in_flight, play
+from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules.interleaved import megatron
+from mofa.schedules.point_to_point import overlapped, plain
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_text())
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

@@ -7,9 +7,9 @@ import pytest
 
 from mofa.cost.critical_path import WALKED, Durations, OncePerStep, critical_path_s
 from mofa.cost.pipeline import pipeline_s
-from mofa.orders import Action, order_of, program_of
-from mofa.orders.exchange import overlapped
 from mofa.replay.pipeline import play
+from mofa.schedules import Action, order_of, program_of
+from mofa.schedules.point_to_point import overlapped
 
 
 def test_two_stages_by_hand() -> None:

@@ -16,7 +16,6 @@ from mofa.cost.lives import Deed, Life, New, life
 from mofa.cost.peak import stage_bytes
 from mofa.cost.roots import tied_grads
 from mofa.measure.records import read_record
-from mofa.orders import order_of
 from mofa.replay.allocator import Allocator
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.pools import OutOfDeviceMemory
@@ -27,6 +26,7 @@ from mofa.replay.rounds import QUIET, Rounds
 from mofa.replay.sends import Sends
 from mofa.replay.state import RankState
 from mofa.replay.step import time_of
+from mofa.schedules import order_of
 from mofa.search.playing import estimator_of
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 

@@ -14,14 +14,14 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.loads import BALANCED, RoutingLoads
 from mofa.cost.turns import passes
-from mofa.orders import Action, Order, order_of
-from mofa.orders.order import Kind
 from mofa.replay.check import OrderError
 from mofa.replay.clock import Clock
 from mofa.replay.ranks import rows_of
 from mofa.replay.score import Names, Sync, draft, score
 from mofa.replay.step import time_of
 from mofa.replay.stretch import lengthen
+from mofa.schedules import Action, Order, order_of
+from mofa.schedules.order import Kind
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 

@@ -6,8 +6,8 @@ the weight gradients follow ``r`` backwards later and fill the end.
 
 from __future__ import annotations
 
-from mofa.orders.interleaved import counters, rounds
-from mofa.orders.order import Order
+from mofa.schedules.interleaved import counters, rounds
+from mofa.schedules.order import Order
 
 
 def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:

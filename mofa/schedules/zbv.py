@@ -7,7 +7,7 @@ chunk activations, as 1F1B's first rank.
 
 from __future__ import annotations
 
-from mofa.orders.order import Action, Order
+from mofa.schedules.order import Action, Order
 
 
 def zbv(pp: int, num_micro_batches: int) -> Order:

@@ -5,7 +5,7 @@ Huang et al. 2019, arXiv 1811.06965. Bubble over ideal time ``(pp - 1) / m`` for
 
 from __future__ import annotations
 
-from mofa.orders.order import Action, Order
+from mofa.schedules.order import Action, Order
 
 
 def gpipe(pp: int, num_micro_batches: int) -> Order:

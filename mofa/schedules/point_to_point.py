@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from mofa.orders.order import Action, Exchange, Item, Order, Program
+from mofa.schedules.order import Action, Exchange, Item, Order, Program
 
 
 def sent(order: Order, action: Action) -> tuple[Action, Action] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mofa.orders.order import Action, Compute, Order, one_forward_one_backward
+from mofa.schedules.order import Action, Compute, Order, one_forward_one_backward
 
 
 def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:

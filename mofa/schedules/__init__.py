@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mofa.orders.exchange import (
+from mofa.schedules.gpipe import gpipe
+from mofa.schedules.interleaved import megatron, torch
+from mofa.schedules.interleaved_zero_bubble import interleaved_zero_bubble
+from mofa.schedules.one_f_one_b import one_f_one_b
+from mofa.schedules.order import Action, Exchange, Item, Order, Program
+from mofa.schedules.point_to_point import (
     megatron_one_f_one_b,
     overlapped,
     plain,
     torch_one_f_one_b,
     torch_runtime,
 )
-from mofa.orders.gpipe import gpipe
-from mofa.orders.interleaved import megatron, torch
-from mofa.orders.interleaved_zero_bubble import interleaved_zero_bubble
-from mofa.orders.one_f_one_b import one_f_one_b
-from mofa.orders.order import Action, Exchange, Item, Order, Program
-from mofa.orders.zbv import zbv
+from mofa.schedules.zbv import zbv
 
 __all__ = ["Action", "Exchange", "Item", "Order", "Program", "order_of", "program_of"]
 

@@ -2,12 +2,12 @@
 
 Narayanan et al. 2019 (PipeDream-Flush), arXiv 2006.09503, and 2021, arXiv 2104.04473, section 2.2. Megatron's
 ``forward_backward_pipelining_without_interleaving`` and torch's ``Schedule1F1B`` compute in the same order; what they
-send when differs (:mod:`mofa.orders.exchange`).
+send when differs (:mod:`mofa.schedules.point_to_point`).
 """
 
 from __future__ import annotations
 
-from mofa.orders.order import Action, Order, one_forward_one_backward
+from mofa.schedules.order import Action, Order, one_forward_one_backward
 
 
 def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
