@@ -33,7 +33,7 @@ from mofa.calibrate.profile import (
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
 from mofa.calibrate.te_host import Times, layer_facts, module_facts, modules_of
-from mofa.cost.forms import bus_share
+from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK

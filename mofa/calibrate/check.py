@@ -14,7 +14,7 @@ from mofa.calibrate.cases import Split
 from mofa.calibrate.fit import Curves, fit_curves, predict
 from mofa.calibrate.measurements import Row, read_environment, read_rows
 from mofa.calibrate.shapes_te_bf16 import GROUPED, OPS
-from mofa.cost.compute import gemm_s, unaligned_gemm_s
+from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.load import load_cluster

@@ -1,4 +1,4 @@
-"""From measured rows to the parameters of `mofa.cost.forms`, with residuals and ranges."""
+"""From measured rows to the parameters of `mofa.cost.kernels.fitted_forms`, with residuals and ranges."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
 from mofa.calibrate.te_host import Times, layer_in_small_ops, modules_of
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
-from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
-from mofa.cost.multi_stream import multi_stream_s
+from mofa.cost.kernels.fitted_forms import (
+    attention_s,
+    bus_share,
+    collective_s,
+    gemm_s,
+    grouped_gemm_s,
+    missed_bytes,
+    stream_s,
+)
+from mofa.cost.kernels.multi_stream import multi_stream_s
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES

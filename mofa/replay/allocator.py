@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
-from mofa.cost.ranges import Ranges
+from mofa.cost.memory.address_ranges import Ranges
 from mofa.replay.expandable import extend, least_expandable, unmap
 from mofa.replay.pools import (
     ALLOCATED,

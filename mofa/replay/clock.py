@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from mofa.cost.scan import EXPOSED
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.replay.score import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
 
 HOST = FAMILY["host_idle"]
@@ -23,7 +23,7 @@ Relative = tuple[object, ...]
 class Clock:
     """Where a rank's streams are. [s]
 
-    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.scan.EXPOSED`, ``waited`` its
+    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`, ``waited`` its
     idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that cross streams
     are there and which family makes them (-1: computing); ``flying`` what other streams are at: start, end, family and
     what computing loses meanwhile.

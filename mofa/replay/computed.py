@@ -38,4 +38,4 @@ class Result:
     left: Left
     ahead: Left
     counts: NDArray[np.float64]
-    """Exposed, beside and waited seconds, by :data:`mofa.cost.scan.EXPOSED`. (3, len(EXPOSED))"""
+    """Exposed, beside and waited seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`. (3, len(EXPOSED))"""

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from mofa.blocks.backward import WEIGHT_ENDS
 from mofa.blocks.build import BlockTapes, layer_kind
-from mofa.cost.blockcost import base_mode, full_mode
-from mofa.cost.durations import time_works
+from mofa.cost.block.block_cost import base_mode, full_mode
+from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.replay.score import Draft, Names, Score, Step, draft, score, value
 from mofa.schedules import Order

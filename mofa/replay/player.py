@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from mofa.cost.lasting import PYTORCH_WORKSPACE
-from mofa.cost.start import built
+from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
+from mofa.cost.traces.initialization import built
 from mofa.replay import deepspeed
 from mofa.replay.allocator import Allocator
 from mofa.replay.edges import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted

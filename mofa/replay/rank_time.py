@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.rows import Rows
-from mofa.cost.scan import EXPOSED
 from mofa.replay.clock import Clock, Relative
 from mofa.replay.computed import NOTHING, Left, Result
 from mofa.replay.pieces import Book, Chunk, Phase

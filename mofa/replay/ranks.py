@@ -10,21 +10,28 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
-from mofa.blocks.frameworks.megatron_lasting import lasting
-from mofa.cost.blockcost import BlockCost, base_mode, full_mode
-from mofa.cost.communicators import communicators_of
-from mofa.cost.data_parallel import ddp_width
+from mofa.blocks.frameworks.megatron_persistent import lasting
+from mofa.cost.block.block_cost import BlockCost, base_mode, full_mode
 from mofa.cost.estimate import Estimator
-from mofa.cost.lead import ahead_of_peers, device_per_host, paces
-from mofa.cost.lives import Life, awaiting_embedding, gathering, life
-from mofa.cost.one_by_one import one_by_one
-from mofa.cost.roots import waits_for_embedding
+from mofa.cost.memory.communicators import communicators_of
+from mofa.cost.memory.fsdp_gathered import by_chunk
+from mofa.cost.memory.fsdp_root import waits_for_embedding
+from mofa.cost.memory.stage_inputs import held_beside
 from mofa.cost.rows import Rows
-from mofa.cost.stage_inputs import held_beside
-from mofa.cost.start import rotations
-from mofa.cost.tensors import Module, params_of
-from mofa.cost.unshard import by_chunk
-from mofa.cost.weights import built_beside, ddp_buckets, flat_buffers, held_in_fp8, rotation_tables, weights_of
+from mofa.cost.step_time.data_parallel import ddp_width
+from mofa.cost.traces.allocation_trace import Life, awaiting_embedding, gathering, life
+from mofa.cost.traces.host_lead import ahead_of_peers, device_per_host, paces
+from mofa.cost.traces.initialization import rotations
+from mofa.cost.traces.parameter_tensors import Module, params_of
+from mofa.cost.traces.sequential_expert_allocations import one_by_one
+from mofa.cost.traces.weight_buffers import (
+    built_beside,
+    ddp_buckets,
+    flat_buffers,
+    held_in_fp8,
+    rotation_tables,
+    weights_of,
+)
 from mofa.replay.rank import Piece, Rank
 from mofa.replay.routed import Routed, rows_by_layer
 from mofa.replay.wander import Moving, Wander

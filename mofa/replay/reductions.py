@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mofa.blocks.op import CollectiveKind
-from mofa.cost.collectives import collective_s
-from mofa.cost.compute import stream_rate
-from mofa.cost.data_parallel import ddp_width, gathers_per_step
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.rows import Rows
+from mofa.cost.step_time.data_parallel import ddp_width, gathers_per_step
 from mofa.replay.pieces import Book, Chunk
 from mofa.replay.score import FAMILY, NOW, Beside, Step, awaiting, computing
 from mofa.schedules import Action, Order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.cost.lives import Life
+from mofa.cost.traces.allocation_trace import Life
 from mofa.replay.rank import Rank
 from mofa.replay.routine import Routine
 from mofa.replay.script import Script, script

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
-from mofa.cost.unshard import by_chunk, gathers_whole
+from mofa.cost.memory.fsdp_gathered import by_chunk, gathers_whole
 from mofa.replay.play import MemoryPlayed, Playing, may_be_fullest, play
 from mofa.replay.pools import LimitPassed
 from mofa.replay.rank import Rank

@@ -1,6 +1,6 @@
 """A tape of one strategy as a scalar clock reads it: runs of kernels, what other streams do, where the host waits.
 
-The same ops, seconds and issue times as :mod:`mofa.cost.scan` has them (:mod:`mofa.cost.durations`), op by op.
+The same ops, seconds and issue times as :mod:`mofa.cost.block.tape_clock` has them (:mod:`mofa.cost.block.durations`), op by op.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from mofa.blocks.elementwise import anywhere
 from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
-from mofa.cost.blocking import on_one_stream, waits_behind
-from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from mofa.cost.first_use import loading
-from mofa.cost.rounds import in_turn
-from mofa.cost.scan import EXPOSED
-from mofa.cost.streams import OWN_ORDER
+from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
+from mofa.cost.block.sequential_experts import in_turn
+from mofa.cost.block.streams import OWN_ORDER
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.kernels.lazy_loading import loading
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"

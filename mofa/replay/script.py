@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mofa.blocks.frameworks.megatron_lasting import Lasting
+from mofa.blocks.frameworks.megatron_persistent import Lasting
 from mofa.blocks.op import RENEWAL
-from mofa.cost.lives import Deed, Life, New, in_order, products
+from mofa.cost.traces.allocation_trace import Deed, Life, New, in_order, products
 from mofa.replay.journal import ACTIVATIONS, BUFFERS, GROUP_OF, Act
 from mofa.replay.pools import SMALL_SIZE, round_size
 

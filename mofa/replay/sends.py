@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.lead import lag, launches
-from mofa.cost.shelf import Shelf
+from mofa.cost.traces.host_lead import lag, launches
+from mofa.cost.traces.watchdog import Shelf
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.pools import WAITING, Block
 from mofa.replay.script import GRADIENT, INPUT

@@ -7,15 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from mofa.cost.amaxes import amax_seconds
+from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.block.streams import OWN_ORDER
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
-from mofa.cost.collectives import collective_s
-from mofa.cost.compose import hop_seconds, norm_seconds, step_end_seconds
 from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rows import Rows
-from mofa.cost.scan import EXPOSED
-from mofa.cost.streams import OWN_ORDER
-from mofa.cost.turns import handing_seconds
+from mofa.cost.step_time.micro_batch import handing_seconds
+from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.check import OrderError, check
 from mofa.replay.clock import Clock
 from mofa.replay.collection import no_collection
@@ -68,7 +68,7 @@ def time_of(
     -----
     The ranks of a tensor, context, expert or data parallel group are alike but for routing; the rank played is the one
     whose experts got the most tokens in every layer, for which the others wait at the next all-to-all. All compute at
-    the clock that the wait of the slowest leaves it by the closed form (:mod:`mofa.cost.resting`).
+    the clock that the wait of the slowest leaves it by the closed form (:mod:`mofa.cost.step_time.power_averaging`).
 
     Raises
     ------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.lives import Life
+from mofa.cost.traces.allocation_trace import Life
 from mofa.replay.pools import MIN_BLOCK, SMALL_SIZE
 from mofa.replay.script import Bound, Script
 
@@ -37,7 +37,7 @@ class Routers:
     copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
     spread
-        How far popularity moves from step to step (:func:`mofa.cost.choices.wandering`). [-]
+        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.wandering`). [-]
     chosen
         Experts of a token. [-]
     steps

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.loads import RoutingLoads
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity, rerun_fraction
 from mofa.routing.counts import MAX_CELLS, read_counts

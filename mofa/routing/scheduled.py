@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError
 from mofa.routing.load import expert_shares
 from mofa.specs.model import ModelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from mofa.cost.flops import FlopsConvention
+from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

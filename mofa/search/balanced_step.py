@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.counts import read_counts
 from mofa.routing.load import cap_shares, expert_shares

@@ -7,7 +7,7 @@ from math import exp
 
 from pydantic import Field
 
-from mofa.cost.flops import routed_fraction
+from mofa.cost.model_flops import routed_fraction
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

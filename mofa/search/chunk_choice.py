@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.blockcost import base_mode
+from mofa.cost.block.block_cost import base_mode
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.search.choose import LayerOptions, choose

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity

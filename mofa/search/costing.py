@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
 from mofa.search.feasible import CHECKS, Job
 from mofa.search.layers import solve_layers
 from mofa.search.plan import room_bytes

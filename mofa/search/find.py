@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.flops import FlopsConvention, model_flops_per_token
+from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
 from mofa.replay.collection import no_collection
 from mofa.search.asked import check_asked, checked_facts

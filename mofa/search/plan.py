@@ -14,14 +14,14 @@ import numpy as np
 from mofa.blocks.fp8 import formats_of
 from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.blocks.op import GroupedKernel
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
-from mofa.cost.flops import FlopsConvention, model_flops_per_token
+from mofa.cost.kernels.topology import Placement, process_groups
 from mofa.cost.libraries import rests_on_library
-from mofa.cost.loads import RoutingLoads
+from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
-from mofa.cost.topology import Placement, process_groups
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.band import HOST_BOUND, band_of
 from mofa.search.fp8_notes import fp8_notes

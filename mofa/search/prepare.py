@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mofa.cost.loads import RoutingLoads
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.load import routing_loads
 from mofa.routing.scheduled import with_scheduling

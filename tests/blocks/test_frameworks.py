@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.blockcost import Mode, block_costs
+from mofa.cost.block.block_cost import Mode, block_costs
+from mofa.cost.block.routing_loads import BALANCED
 from mofa.cost.estimate import precision_modes
-from mofa.cost.loads import BALANCED
 from mofa.search.single import one_row
 
 NAMES = ("megatron", "megatron-2022", "megatron-local", "torchtitan")

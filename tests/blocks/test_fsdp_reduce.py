@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.lives import life
+from mofa.cost.traces.allocation_trace import life
 from mofa.replay.replay import Replayer
 from mofa.search.playing import estimator_of
 from mofa.specs.model import ModelSpec

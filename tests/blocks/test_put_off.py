@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, block
+from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES
-from mofa.blocks.put_off import KEPT
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.cost.put_off import put_off
+from mofa.cost.block.deferred_weight_gradients import put_off
 from tests.blocks.small import LATENT, context, framework, llama
 
 FULL = Recompute(kind="full")

@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.cost import choices
-from mofa.cost.choices import AGAIN, ALIKE, FALLS, REACH, RESEMBLES, WAVE, new_kernels, unseen_share, wandering
+from mofa.cost.kernels import kernel_selection
+from mofa.cost.kernels.kernel_selection import (
+    AGAIN,
+    ALIKE,
+    FALLS,
+    REACH,
+    RESEMBLES,
+    WAVE,
+    new_kernels,
+    unseen_share,
+    wandering,
+)
 
 ROOT = Path(__file__).parents[2]
 Named = dict[tuple[int, int, str], list[tuple[int, str]]]
@@ -61,11 +71,11 @@ def test_popularity_that_wanders_makes_more_numbers_new() -> None:
 def test_popularity_wanders_no_further_than_experts_differ() -> None:
     rng = np.random.default_rng(0)
     assert wandering(rng.poisson(2000.0, 64).astype(float)) < 0.03
-    assert wandering(2000.0 * np.geomspace(0.3, 3.0, 64)) == choices.SPREAD
+    assert wandering(2000.0 * np.geomspace(0.3, 3.0, 64)) == kernel_selection.SPREAD
 
 
 def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "REMEMBERED", 6 * 100)
+    monkeypatch.setattr(kernel_selection, "REMEMBERED", 6 * 100)
     found = unseen_share(UNEVEN, np.inf)
     assert found == pytest.approx(counted(UNEVEN, 2000, 20000, 100), abs=0.05)
     assert found > 0.3

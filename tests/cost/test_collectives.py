@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.blocks.op import CollectiveKind
-from mofa.cost.collectives import Fabric, TokenSpread, collective_s, collective_time, token_spread
-from mofa.cost.topology import Group
+from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_s, collective_time, token_spread
+from mofa.cost.kernels.topology import Group
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

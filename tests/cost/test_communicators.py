@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.communicators import communicator_bytes, pipeline_of
-from mofa.cost.topology import Placement, process_groups
+from mofa.cost.kernels.topology import Placement, process_groups
+from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
 from mofa.replay.ranks import outside_of
 from mofa.search.playing import estimator_of
 from mofa.specs.strategy import CP_KINDS

@@ -15,7 +15,7 @@ import pytest
 
 from mofa.blocks.op import HostSync, Stream
 from mofa.blocks.tapes import BlockTapes
-from mofa.cost.durations import Machine, device_seconds
+from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
 from mofa.search.playing import estimator_of

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.cost.blockcost import BlockCost, Costs, Phases, block_costs
+from mofa.cost.block.block_cost import BlockCost, Costs, Phases, block_costs
+from mofa.cost.block.host_clock import NEVER
+from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, PhaseTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.cost.hostclock import NEVER
-from mofa.cost.scan import EXPOSED, HIDDEN, PhaseTime
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, silent_host, silent_network, table, workload
 

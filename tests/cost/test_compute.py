@@ -17,11 +17,11 @@ from mofa.blocks.op import Attention, Gemm, Op, Stream, Way
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes_routed import BY_BYTES, BYTES
-from mofa.cost.collectives import collective_s
-from mofa.cost.compute import attention_s, gemm_s, grouped_gemm_s, stream_s, unaligned_gemm_s
-from mofa.cost.durations import Machine, issue_seconds, op_seconds
-from mofa.cost.examples import toy_gpu
-from mofa.cost.topology import Group
+from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, stream_s, unaligned_gemm_s
+from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
 

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.op import HostSync, Op, Stream, Tape
 from mofa.cost.estimate import Estimator
-from mofa.cost.first_use import idle_s, loading
+from mofa.cost.kernels.lazy_loading import idle_s, loading
 from mofa.measure.records import read_record
 from mofa.replay.replay import Replayer
 from mofa.search.prepare import loads_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.flops import attention_flops_per_token, matmul_params, model_flops_per_token
+from mofa.cost.model_flops import attention_flops_per_token, matmul_params, model_flops_per_token
 from mofa.specs.load import load_workload
 from tests.cost.toy import llama, moe_llama, windowed
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Attention, Collective, Gemm, Op, Stream
-from mofa.cost.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
 from tests.cost.toy import alike, cluster, framework, with_facts
 
 FACTS = {

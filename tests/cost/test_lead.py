@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mofa.cost.lead import lag
-from mofa.cost.shelf import QUEUE
+from mofa.cost.traces.host_lead import lag
+from mofa.cost.traces.watchdog import QUEUE
 
 
 def test_what_was_sent_comes_back_once_the_device_is_as_far() -> None:

@@ -13,7 +13,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.op import KINDS, Gemm, Op, Tape, Tensor
-from mofa.cost.liveness import FEW, BlockMemory, block_memories, block_memory, rounded_bytes
+from mofa.cost.block.liveness import FEW, BlockMemory, block_memories, block_memory, rounded_bytes
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, llama, mla_moe, moe_llama, windowed

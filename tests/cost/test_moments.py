@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mofa.cost.moments import rank_moments
+from mofa.cost.memory.in_flight import rank_moments
 
 
 def test_weights_and_gradients_of_a_chunk_go_behind_its_last_backward() -> None:

@@ -10,8 +10,8 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves, predict
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes import cases
-from mofa.cost.compute import grouped_gemm_s
-from mofa.cost.multi_stream import balanced_multi_stream_s, multi_stream_s
+from mofa.cost.kernels.compute import grouped_gemm_s
+from mofa.cost.kernels.multi_stream import balanced_multi_stream_s, multi_stream_s
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.lives import Deed, Life, New
-from mofa.cost.one_by_one import COPY, SUMS, one_by_one
+from mofa.cost.traces.allocation_trace import Deed, Life, New
+from mofa.cost.traces.sequential_expert_allocations import COPY, SUMS, one_by_one
 from mofa.replay.ranks import _lives
 from mofa.replay.replay import Replayer
 from tests.replay.runs import load

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.reserve import (
+from mofa.cost.memory.reserved import (
     Alive,
     _apart,
     _beside_holes,

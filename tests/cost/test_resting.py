@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import Estimator
-from mofa.cost.resting import HARDLY, RESTED, idle_share
+from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
 from mofa.replay.step import time_of
 from mofa.search.playing import estimator_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Grouped, Op, Stream
-from mofa.cost.rounds import in_turn
+from mofa.cost.block.sequential_experts import in_turn
 
 ROUNDS = 16
 

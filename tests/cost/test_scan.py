@@ -13,8 +13,8 @@ import pytest
 
 from mofa.blocks.elementwise import where
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream, Tape, Tensor
-from mofa.cost.scan import COMPUTING, EXPOSED, HIDDEN, PhaseTime, scan
-from mofa.cost.streams import OWN_ORDER
+from mofa.cost.block.streams import OWN_ORDER
+from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, PhaseTime, scan
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
@@ -54,7 +54,10 @@ def timed(times: Times) -> Iterator[None]:
 
         return seconds
 
-    with patch("mofa.cost.scan.device_seconds", column(0)), patch("mofa.cost.scan.host_seconds", column(1)):
+    with (
+        patch("mofa.cost.block.tape_clock.device_seconds", column(0)),
+        patch("mofa.cost.block.tape_clock.host_seconds", column(1)),
+    ):
         yield
 
 

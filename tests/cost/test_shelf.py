@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.cost.peak import stage_bytes
-from mofa.cost.shelf import QUEUE, Pace, Shelf
+from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.traces.watchdog import QUEUE, Pace, Shelf
 from mofa.replay.play import play
 from mofa.replay.ranks import ranks_of, rows_of
 from tests.replay.runs import load

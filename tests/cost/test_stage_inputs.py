@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import mofa
-from mofa.cost.stage_inputs import Held, held_beside
+from mofa.cost.memory.stage_inputs import Held, held_beside
 
 RUNS = Path(__file__).parents[2] / "reference_runs" / "measured"
 

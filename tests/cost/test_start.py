@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.start import BROADCAST, DRAFT, TABLE, broadcast, built
-from mofa.cost.weights import Weight
+from mofa.cost.traces.initialization import BROADCAST, DRAFT, TABLE, broadcast, built
+from mofa.cost.traces.weight_buffers import Weight
 
 MIB = 1 << 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.cost.critical_path import Durations, critical_path_s
-from mofa.cost.hostclock import NEVER, Clocks
-from mofa.cost.turns import LateHost
+from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.step_time.critical_path import Durations, critical_path_s
+from mofa.cost.step_time.micro_batch import LateHost
 
 
 def clocks(device_s: float, held_s: float, woken_s: float, host_s: float) -> Clocks:

@@ -6,7 +6,7 @@ import pytest
 
 from mofa.blocks.build import BlockKind, block
 from mofa.blocks.frameworks.megatron_local import PRIMITIVES
-from mofa.cost.durations import Machine, op_seconds
+from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.provenance import stream_names
 from mofa.measure.records import read_record
 from mofa.specs.load import load_cluster

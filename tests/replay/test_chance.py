@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
 from mofa.replay.replay import Replayer
 from mofa.replay.routed import by_chance
 from tests.replay.runs import load

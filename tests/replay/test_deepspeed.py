@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.lives import Deed, Life, New
+from mofa.cost.traces.allocation_trace import Deed, Life, New
 from mofa.errors import SpecError
 from mofa.replay.allocator import Allocator
 from mofa.replay.deepspeed import BUCKET, _part_of, gathers, groups_of

@@ -19,8 +19,8 @@ from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
-from mofa.cost.lingering import Lingering
-from mofa.cost.peak import stage_bytes
+from mofa.cost.memory.dispatcher_retention import Lingering
+from mofa.cost.memory.peak import stage_bytes
 from mofa.replay.play import MemoryPlayed, play
 from mofa.replay.ranks import ranks_of, rows_of
 from mofa.replay.repertoire import Repertoire

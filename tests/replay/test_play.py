@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.liveness import block_memory
-from mofa.cost.lives import Deed, Life, New, life
-from mofa.cost.peak import stage_bytes
-from mofa.cost.roots import tied_grads
+from mofa.cost.block.liveness import block_memory
+from mofa.cost.memory.fsdp_root import tied_grads
+from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.traces.allocation_trace import Deed, Life, New, life
 from mofa.measure.records import read_record
 from mofa.replay.allocator import Allocator
 from mofa.replay.play import MemoryPlayed, play
@@ -80,7 +80,7 @@ def _peaks(one: Life, x: int) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_live_as_in_the_closed_form(name: str) -> None:
-    """Op by op, the bytes are those of :func:`mofa.cost.liveness.block_memory`."""
+    """Op by op, the bytes are those of :func:`mofa.cost.block.liveness.block_memory`."""
     for block in load(name).estimator.parts[0].costs.tapes.values():
         memory = block_memory(block, 1)
         x = block.forward.tensors.get("x")

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.shelf import QUEUE
+from mofa.cost.traces.watchdog import QUEUE
 from mofa.replay.allocator import Allocator
 from mofa.replay.journal import ACTIVATIONS, outside
 from mofa.replay.play import play

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.lives import Life
-from mofa.cost.loads import RoutingLoads
+from mofa.cost.traces.allocation_trace import Life
 from mofa.replay.play import play
 from mofa.replay.rank import Rank
 from mofa.replay.ranks import rank_maker

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.cost.turns import passes
+from mofa.cost.step_time.micro_batch import passes
 from mofa.replay.check import OrderError
 from mofa.replay.clock import Clock
 from mofa.replay.ranks import rows_of

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import mofa
-from mofa.cost.tensors import Bucketed, Param, _places, shares
+from mofa.cost.traces.parameter_tensors import Bucketed, Param, _places, shares
 from mofa.replay.edges import in_optimizer
 from mofa.replay.play import may_be_fullest, play
 from mofa.replay.rank import Rank

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.replay.replay import Replayer
 from mofa.routing.load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.cost.estimate import estimate_table
-from mofa.cost.loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import Setup
 from mofa.routing.load import routing_loads

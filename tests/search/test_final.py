@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from mofa.cost.loads import RoutingLoads
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.search.final import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.find import estimate, find_plans
 from mofa.search.plan import Candidate

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.cost.compute import stream_rate
+from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.optimizer import main_cast_seconds, weight_cast_seconds
 from mofa.search.find import find_plans
 from mofa.search.prepare import with_numerics

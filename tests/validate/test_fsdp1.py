@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.collectives import collective_s
-from mofa.cost.data_parallel import _replicas
 from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.step_time.data_parallel import _replicas
 from mofa.errors import StrategyError
 from mofa.replay.ranks import rows_of
 from mofa.search.prepare import loads_of
