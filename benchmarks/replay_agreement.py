@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import play
-from mofa.replay.ranks import outside_of, ranks_of
-from mofa.replay.step import time_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import outside_of, ranks_of
+from mofa.replay.time.step import time_of
 from mofa.search.feasible import Job, check
 from mofa.search.prepare import loads_of
 from mofa.search.space import SOLVED, constrain, default_space, product

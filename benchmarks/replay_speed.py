@@ -16,9 +16,9 @@ from unittest import mock
 
 import numpy as np
 
-from mofa.replay.play import play
-from mofa.replay.ranks import rank_maker
-from mofa.replay.replay import Replayer
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.replayer import Replayer
 from mofa.search.final import REPLAYED, replay_best
 from mofa.search.find import find_plans
 from mofa.search.plan import Candidate

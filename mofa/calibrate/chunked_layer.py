@@ -25,8 +25,8 @@ from mofa.cost.block.tape_clock import scan
 from mofa.cost.kernels.topology import Group
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.cost.traces.allocation_trace import Deed, life
-from mofa.replay.allocator import Allocator
-from mofa.replay.pools import Block
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import Block
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 

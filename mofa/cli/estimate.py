@@ -10,7 +10,7 @@ from mofa.cli.jobs import jobs_of
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import Job
-    from mofa.replay.timed import TimeReplayed
+    from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.search.result import Estimate, FlopsConvention, Plan, WorkloadSummary
     from mofa.specs.faults import FaultSpec
 
@@ -83,7 +83,7 @@ def estimate(
 
 def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
-    from mofa.replay.step import time_of
+    from mofa.replay.time.step import time_of
     from mofa.search.playing import estimator_of
     from mofa.search.spares import without_spares
 

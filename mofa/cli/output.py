@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.replay.timed import TimeReplayed
+    from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.search.result import Estimate, PlanReport
 
 

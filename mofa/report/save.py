@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from mofa.replay.timed import TimeReplayed
+    from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.search.result import Estimate, Plan, PlanReport
 
 MAX_STAGE_FIGURES = 10

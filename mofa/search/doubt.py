@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.replay.collection import no_collection
+from mofa.replay.garbage_collection import no_collection
 from mofa.search.costing import MEMORY, Found
 from mofa.search.final import REPLAYED
 from mofa.search.plan import Candidate

@@ -10,13 +10,13 @@ from itertools import compress
 from operator import not_
 from typing import TYPE_CHECKING
 
-from mofa.replay.collection import no_collection
+from mofa.replay.garbage_collection import no_collection
 from mofa.search.plan import Candidate, enough
 from mofa.search.result import Plan
 from mofa.search.workers import Workers
 
 if TYPE_CHECKING:
-    from mofa.replay.timed import TimeReplayed
+    from mofa.replay.time.time_replayed import TimeReplayed
 
 REPLAYED = 30
 """Rows whose steps are played and that are ranked again by them. [-]"""

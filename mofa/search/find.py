@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
-from mofa.replay.collection import no_collection
+from mofa.replay.garbage_collection import no_collection
 from mofa.search.asked import check_asked, checked_facts
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.doubt import fewer_layers, look_again
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mofa.search.goodput import LongRuns
 
 Progress = Callable[[int, int], None]
-AT_WORK = ("mofa.search.costing", "mofa.replay.replay")
+AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
 """What other processes load while this one begins."""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 

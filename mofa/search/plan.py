@@ -41,8 +41,8 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from mofa.replay.replay import Replayer
-    from mofa.replay.timed import Computation, TimeReplayed
+    from mofa.replay.replayer import Replayer
+    from mofa.replay.time.time_replayed import Computation, TimeReplayed
 
 SMALL = 10_000
 """Passes of layers and chunks below which playing is quicker (a second or less) than bringing up processes. [-]"""
@@ -120,7 +120,7 @@ class Candidate:
     @cached_property
     def replayer(self) -> Replayer:
         """Its ranks, to be played."""
-        from mofa.replay.replay import Replayer
+        from mofa.replay.replayer import Replayer
 
         return Replayer(self.estimator)
 
@@ -167,7 +167,7 @@ class Candidate:
 
     def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The memory of a rank, played; over the time of a step where its computations' ``spans`` are given."""
-        from mofa.replay.curve import memory_curve
+        from mofa.replay.memory_curve import memory_curve
 
         curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
         return replayed_stage(self.closed.by_stage[r], self.replayer, curve)

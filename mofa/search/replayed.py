@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mofa.cost.estimate import Estimator
-    from mofa.replay.curve import Curve
-    from mofa.replay.journal import Live
-    from mofa.replay.play import MemoryPlayed
-    from mofa.replay.replay import Replayer
+    from mofa.replay.allocator.timeline import Live
+    from mofa.replay.memory.rank_memory import MemoryPlayed
+    from mofa.replay.memory_curve import Curve
+    from mofa.replay.replayer import Replayer
 
 NAMED = 15
 """Kinds of tensors that are named; the rest is put together. [-]"""
@@ -136,7 +136,7 @@ def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
 def _curve(curve: Curve | None) -> MemoryCurve | None:
     if curve is None:
         return None
-    from mofa.replay.journal import GROUPS
+    from mofa.replay.allocator.timeline import GROUPS
 
     return MemoryCurve(
         time_s=tuple(curve.time_s.tolist()),

@@ -8,7 +8,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.search.result import StageTime
 
 if TYPE_CHECKING:
-    from mofa.replay.timed import TimeReplayed
+    from mofa.replay.time.time_replayed import TimeReplayed
 
 
 DUST = 1e-9

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mofa.calibrate.cases import Split
 from mofa.measure.records import Split as HalfName
-from mofa.replay.collection import collected_at_the_end
+from mofa.replay.garbage_collection import collected_at_the_end
 from mofa.search.band import Band, num_nodes
 from mofa.search.find import estimate, step_s
 from mofa.search.result import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mofa.cost.traces.allocation_trace import life
-from mofa.replay.replay import Replayer
+from mofa.replay.replayer import Replayer
 from mofa.search.playing import estimator_of
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import EXPERTS, LATENT, framework, llama

@@ -12,7 +12,7 @@ import mofa
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
-from mofa.replay.ranks import outside_of
+from mofa.replay.rank.of_plan import outside_of
 from mofa.search.result import Plan
 from mofa.specs.build import build
 from mofa.specs.load import resolve_run
@@ -38,7 +38,7 @@ def test_a_stage_reduces_behind_each_pass_both_ways(tmp_path: Path, monkeypatch:
     for replay in (True, False):
         plan = estimate(tmp_path, "fp8-delayed", replay=replay)
         with monkeypatch.context() as patched:
-            for module in ("mofa.cost.step_time.step", "mofa.replay.step"):
+            for module in ("mofa.cost.step_time.step", "mofa.replay.time.step"):
                 patched.setattr(f"{module}.amax_seconds", lambda rows: np.zeros(len(rows.table)))
             times[replay] = plan.step_s - estimate(tmp_path, "fp8-delayed", replay=replay).step_s
     assert times[False] == pytest.approx(2.0 * (8 + 2 - 1) * each, rel=0.01)

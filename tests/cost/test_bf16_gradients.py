@@ -8,8 +8,8 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.optimizer import device_parts
 from mofa.errors import SpecError
-from mofa.replay.play import play
-from mofa.replay.ranks import ranks_of, rows_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.single import one_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.kernels.topology import Placement, process_groups
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
-from mofa.replay.ranks import outside_of
+from mofa.replay.rank.of_plan import outside_of
 from mofa.search.playing import estimator_of
 from mofa.specs.strategy import CP_KINDS
 

@@ -11,7 +11,7 @@ from mofa.blocks.op import HostSync, Op, Stream, Tape
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.lazy_loading import idle_s, loading
 from mofa.measure.records import read_record
-from mofa.replay.replay import Replayer
+from mofa.replay.replayer import Replayer
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.load import resolve_run

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.replay import time_of
+from mofa.replay.replayer import time_of
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.host import ModuleCall

@@ -8,8 +8,8 @@ import pytest
 
 from mofa.cost.traces.allocation_trace import Deed, Life, New
 from mofa.cost.traces.sequential_expert_allocations import COPY, SUMS, one_by_one
-from mofa.replay.ranks import _lives
-from mofa.replay.replay import Replayer
+from mofa.replay.rank.of_plan import _lives
+from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
 RUN = "mc4-tp2-ep2-etp2-mixtral-3l"

@@ -18,7 +18,7 @@ from mofa.cost.memory.reserved import (
     weights_made,
 )
 from mofa.cost.rows import Rows
-from mofa.replay.ranks import rows_of
+from mofa.replay.rank.of_plan import rows_of
 from mofa.search.playing import estimator_of
 
 

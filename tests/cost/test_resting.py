@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
-from mofa.replay.step import time_of
+from mofa.replay.time.step import time_of
 from mofa.search.playing import estimator_of
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock

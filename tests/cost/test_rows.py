@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.ranks import rows_of
+from mofa.replay.rank.of_plan import rows_of
 from mofa.search.feasible import Job, check
 from mofa.search.playing import estimator_of
 from mofa.search.prepare import loads_of, with_numerics

@@ -8,8 +8,8 @@ import pytest
 
 from mofa.cost.memory.peak import stage_bytes
 from mofa.cost.traces.watchdog import QUEUE, Pace, Shelf
-from mofa.replay.play import play
-from mofa.replay.ranks import ranks_of, rows_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import ranks_of, rows_of
 from tests.replay.runs import load
 
 RUN = "te2-tp2-llama8b-10l-blockwise"

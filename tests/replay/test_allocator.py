@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mofa.replay.allocator import Allocator
-from mofa.replay.pools import ALLOCATED, FREE, UNMAPPED, Block, OutOfDeviceMemory, round_size, segment_size
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import ALLOCATED, FREE, UNMAPPED, Block, OutOfDeviceMemory, round_size, segment_size
 
 MIB = 1 << 20
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json.gz"))

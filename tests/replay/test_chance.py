@@ -7,8 +7,8 @@ import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.replay.replay import Replayer
-from mofa.replay.routed import by_chance
+from mofa.replay.rank.uneven_layers import by_chance
+from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
 

@@ -11,15 +11,15 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.traces.allocation_trace import Deed, Life, New
 from mofa.errors import SpecError
-from mofa.replay.allocator import Allocator
-from mofa.replay.deepspeed import BUCKET, _part_of, gathers, groups_of
-from mofa.replay.journal import GRADIENTS, outside
-from mofa.replay.play import play
-from mofa.replay.rank import Piece, Rank, Weight
-from mofa.replay.ranks import ranks_of
-from mofa.replay.rounds import Rounds
-from mofa.replay.sends import Sends
-from mofa.replay.state import RankState
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.timeline import GRADIENTS, outside
+from mofa.replay.memory.deepspeed import BUCKET, _part_of, gathers, groups_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.skipped_rounds import Rounds
+from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.single import one_row
 from mofa.specs.framework import DEEPSPEED
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.replay.journal import ACTIVATIONS, GROUPS, OUTSIDE, Act, Journal
+from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Act, Journal
 from mofa.report.memory_over_time import plot_memory_over_time
 from mofa.search.memory import MemoryCurve
 from mofa.search.result import Plan

@@ -9,9 +9,9 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.allocator import Allocator
-from mofa.replay.pools import LimitPassed
-from mofa.replay.replay import Replayer
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import LimitPassed
+from mofa.replay.replayer import Replayer
 from mofa.search.playing import estimator_of
 
 MIB = 1 << 20

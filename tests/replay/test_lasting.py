@@ -9,11 +9,11 @@ import pytest
 import mofa
 from mofa.blocks.frameworks.megatron_persistent import GROUPED_STREAMS, WORKSPACE, lasting, rotations
 from mofa.cost.estimate import Estimator
-from mofa.replay.allocator import Allocator
-from mofa.replay.play import play
-from mofa.replay.player import Player
-from mofa.replay.ranks import rank_maker, ranks_of
-from mofa.replay.replay import Replayer
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.memory.executor import Player
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import rank_maker, ranks_of
+from mofa.replay.replayer import Replayer
 from mofa.search.playing import estimator_of
 from tests.replay.runs import load
 

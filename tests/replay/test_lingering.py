@@ -21,10 +21,10 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.dispatcher_retention import Lingering
 from mofa.cost.memory.peak import stage_bytes
-from mofa.replay.play import MemoryPlayed, play
-from mofa.replay.ranks import ranks_of, rows_of
-from mofa.replay.repertoire import Repertoire
-from mofa.replay.rounds import Rounds
+from mofa.replay.memory.rank_memory import MemoryPlayed, play
+from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.skipped_rounds import Rounds
+from mofa.replay.rank.of_plan import ranks_of, rows_of
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable

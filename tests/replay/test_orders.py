@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from mofa.cost.stages import in_flight as closed_form
-from mofa.replay.check import OrderError, check
-from mofa.replay.pipeline import in_flight, play
+from mofa.replay.time.pipeline import in_flight, play
 from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
 from mofa.schedules.interleaved import megatron
+from mofa.schedules.order_check import OrderError, check
 from mofa.schedules.point_to_point import overlapped, plain
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_text())

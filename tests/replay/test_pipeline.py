@@ -7,7 +7,7 @@ import pytest
 
 from mofa.cost.step_time.bubble import pipeline_s
 from mofa.cost.step_time.critical_path import WALKED, Durations, OncePerStep, critical_path_s
-from mofa.replay.pipeline import play
+from mofa.replay.time.pipeline import play
 from mofa.schedules import Action, order_of, program_of
 from mofa.schedules.point_to_point import overlapped
 

@@ -16,16 +16,16 @@ from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
 from mofa.cost.traces.allocation_trace import Deed, Life, New, life
 from mofa.measure.records import read_record
-from mofa.replay.allocator import Allocator
-from mofa.replay.play import MemoryPlayed, play
-from mofa.replay.pools import OutOfDeviceMemory
-from mofa.replay.rank import Piece, Rank, Weight
-from mofa.replay.ranks import ranks_of, room_of, rows_of
-from mofa.replay.repertoire import Repertoire
-from mofa.replay.rounds import QUIET, Rounds
-from mofa.replay.sends import Sends
-from mofa.replay.state import RankState
-from mofa.replay.step import time_of
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import OutOfDeviceMemory
+from mofa.replay.memory.rank_memory import MemoryPlayed, play
+from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.skipped_rounds import QUIET, Rounds
+from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
+from mofa.replay.time.step import time_of
 from mofa.schedules import order_of
 from mofa.search.playing import estimator_of
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load

@@ -10,12 +10,12 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.traces.watchdog import QUEUE
-from mofa.replay.allocator import Allocator
-from mofa.replay.journal import ACTIVATIONS, outside
-from mofa.replay.play import play
-from mofa.replay.ranks import ranks_of
-from mofa.replay.sends import Sends
-from mofa.replay.state import RankState
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.rank.of_plan import ranks_of
 from mofa.search.single import one_row
 
 MIB = 1 << 20

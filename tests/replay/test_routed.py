@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.traces.allocation_trace import Life
-from mofa.replay.play import play
-from mofa.replay.rank import Rank
-from mofa.replay.ranks import rank_maker
-from mofa.replay.replay import Replayer
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.replayer import Replayer
 from tests.cost.toy import cluster, framework, mla_moe, table, workload
 from tests.replay.runs import load
 

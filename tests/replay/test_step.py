@@ -14,14 +14,14 @@ from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.micro_batch import passes
-from mofa.replay.check import OrderError
-from mofa.replay.clock import Clock
-from mofa.replay.ranks import rows_of
-from mofa.replay.score import Names, Sync, draft, score
-from mofa.replay.step import time_of
-from mofa.replay.stretch import lengthen
+from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.time.extrapolate import lengthen
+from mofa.replay.time.kernel_runs import Names, Sync, draft, score
+from mofa.replay.time.step import time_of
+from mofa.replay.time.stream_clocks import Clock
 from mofa.schedules import Action, Order, order_of
 from mofa.schedules.order import Kind
+from mofa.schedules.order_check import OrderError
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 
@@ -89,7 +89,7 @@ def test_a_step_of_many_micro_batches_is_one_of_fewer_with_rounds_put_in(
     case: tuple[str, str, int, str, str, int],
 ) -> None:
     """Every computation, part and cause of idling, against the step played whole."""
-    with mock.patch("mofa.replay.step.lengthen", side_effect=lengthen) as lengthened:
+    with mock.patch("mofa.replay.time.step.lengthen", side_effect=lengthen) as lengthened:
         short = time_of(estimator(case), detail=False)
         assert lengthened.call_args.args[0].played < 32
         count = lengthened.call_count
@@ -109,8 +109,8 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
     """Megatron's ends launch receives ahead, none in the last tenth of the rounds, by which computing loses a little
     less than the rounds put in say."""
     case = ("llama3-8b", "h100-hgx", 8, "pp=2 vpp=4 dp=4 micro_batch=1 recompute=full", framework, 256)
-    watched = mock.patch("mofa.replay.step.lengthen", side_effect=lengthen)
-    with mock.patch("mofa.replay.stretch.LONG", 0), watched as lengthened:
+    watched = mock.patch("mofa.replay.time.step.lengthen", side_effect=lengthen)
+    with mock.patch("mofa.replay.time.extrapolate.LONG", 0), watched as lengthened:
         short = time_of(estimator(case), detail=False)
         assert lengthened.call_args.args[0].played < 64
     whole = time_of(estimator(case), detail=True)
@@ -125,7 +125,7 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
 def test_rounds_that_take_longer_each_are_not_put_in() -> None:
     """Where the first try is not alike, more micro-batches are played, and all where those are not either."""
     case = LONG[0]
-    with mock.patch("mofa.replay.stretch._alike", return_value=False) as alike:
+    with mock.patch("mofa.replay.time.extrapolate._alike", return_value=False) as alike:
         assert time_of(estimator(case), detail=False).step_s == time_of(estimator(case)).step_s
     assert alike.call_count == 2
 

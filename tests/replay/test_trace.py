@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.replay.step import time_of
-from mofa.replay.timed import TimeReplayed
-from mofa.replay.trace import trace_events
+from mofa.replay.time.perfetto import trace_events
+from mofa.replay.time.step import time_of
+from mofa.replay.time.time_replayed import TimeReplayed
 from mofa.search.playing import estimator_of
 from tests.replay.importer import imported
 

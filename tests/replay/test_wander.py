@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import play
-from mofa.replay.rank import Rank
-from mofa.replay.ranks import rank_maker
-from mofa.replay.repertoire import Repertoire
-from mofa.replay.replay import Replayer
-from mofa.replay.wander import MOST_STEPS, Drawn, Routers
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.rank.routing_drift import MOST_STEPS, Drawn, Routers
+from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
 

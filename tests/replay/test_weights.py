@@ -14,11 +14,11 @@ import yaml
 
 import mofa
 from mofa.cost.traces.parameter_tensors import Bucketed, Param, _places, shares
-from mofa.replay.edges import in_optimizer
-from mofa.replay.play import may_be_fullest, play
-from mofa.replay.rank import Rank
-from mofa.replay.ranks import makers_of_ends, ranks_of, room_of
-from mofa.replay.replay import ENDS_DIFFER, Replayer
+from mofa.replay.memory.fsdp_and_optimizer import in_optimizer
+from mofa.replay.memory.rank_memory import may_be_fullest, play
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
+from mofa.replay.replayer import ENDS_DIFFER, Replayer
 from mofa.search.playing import estimator_of
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.replay.runs import LOADER, MEASURED, load
@@ -106,7 +106,7 @@ def test_near_the_capacity_both_ends_of_the_shards_are_played() -> None:
     for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
         one = Replayer(estimator_of(job, nodes, megatron, strategy))
         one.context_bytes = usable * share - one.communicator_bytes[14] - min(reserved)
-        with mock.patch("mofa.replay.replay.may_be_fullest", wrong):
+        with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
             assert one.rank(14).peak_reserved == found
     assert min(reserved) < max(reserved) < min(reserved) + ENDS_DIFFER * usable
 

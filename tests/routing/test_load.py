@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
-from mofa.replay.replay import Replayer
+from mofa.replay.replayer import Replayer
 from mofa.routing.load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
 from mofa.search.single import one_row
 from mofa.specs.complete import complete_strategy

@@ -10,7 +10,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.step_time.data_parallel import _replicas
 from mofa.errors import StrategyError
-from mofa.replay.ranks import rows_of
+from mofa.replay.rank.of_plan import rows_of
 from mofa.search.prepare import loads_of
 from mofa.search.single import one_row
 from mofa.specs.framework import PYTORCH_MODULES

@@ -1,6 +1,6 @@
 """What rings of context parallelism let go that the device is not through with, when a later loss comes.
 
-Closed form of what :mod:`mofa.replay.sends` plays: NCCL's stream uses the buffers of a ring's exchanges, of which the
+Closed form of what :mod:`mofa.replay.memory.stage_outputs` plays: NCCL's stream uses the buffers of a ring's exchanges, of which the
 allocator is told, so that they come back only as the device gets there (:mod:`mofa.cost.traces.host_lead`).
 """
 
