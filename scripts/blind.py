@@ -38,7 +38,7 @@ from mofa.calibrate.chunked_layer import predict_layer
 from mofa.calibrate.shapes_chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_atomic
-from mofa.search.find import estimate
+from mofa.search.entry_points import estimate
 from mofa.specs.load import load_cluster, load_framework, load_runs, resolve_run
 from mofa.validate.reference import why_no_time
 from mofa.validate.run import layer_folders

@@ -40,7 +40,7 @@ def public_names() -> dict[str, str]:
     """What ``import mofa`` offers, to the modules that hold it: the imports that ``mofa/__init__.py`` shows checkers.
 
     >>> public_names()["find_plans"]
-    'mofa.search.find'
+    'mofa.search.entry_points'
     """
     tree = ast.parse((ROOT / "mofa" / "__init__.py").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -67,7 +67,7 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     from mofa.replay.replayer import Replayer, on_average
     from mofa.replay.time.perfetto import spread, trace_events
     from mofa.replay.time.step import time_of
-    from mofa.search.playing import estimator_of
+    from mofa.search.strategy_estimator import estimator_of
 
     estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])

@@ -17,8 +17,8 @@ from mofa.faults.band import band_s, rate_factors
 from mofa.faults.calculator import LEAST_ETTR
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, job_clock, outlook
-from mofa.search.longrun import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
-from mofa.search.result import Plan
+from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
+from mofa.plan.result import Plan
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

@@ -11,7 +11,7 @@ from typing import Literal
 from mofa.calibrate.chunked_check import score_layers
 from mofa.calibrate.shapes_chunked import FAMILY
 from mofa.errors import SpecError
-from mofa.search.find import timed_plan
+from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import coverage
 from mofa.validate.hopper import set_of

@@ -13,7 +13,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.measure.records import Split
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED

@@ -6,7 +6,7 @@ import pytest
 
 from mofa.cost.traces.allocation_trace import life
 from mofa.replay.replayer import Replayer
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import EXPERTS, LATENT, framework, llama
 from tests.cost.toy import cluster, workload

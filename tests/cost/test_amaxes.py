@@ -12,8 +12,8 @@ import mofa
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
+from mofa.plan.result import Plan
 from mofa.replay.rank.of_plan import outside_of
-from mofa.search.result import Plan
 from mofa.specs.build import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec

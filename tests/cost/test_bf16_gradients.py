@@ -10,7 +10,7 @@ from mofa.cost.optimizer import device_parts
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.rank.of_plan import ranks_of, rows_of
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 MIB = 2**20

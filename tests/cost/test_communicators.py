@@ -11,7 +11,7 @@ import mofa
 from mofa.cost.kernels.topology import Placement, process_groups
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_of
 from mofa.replay.rank.of_plan import outside_of
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import CP_KINDS
 
 MIB = 1 << 20

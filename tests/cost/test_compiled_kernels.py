@@ -18,7 +18,7 @@ from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 

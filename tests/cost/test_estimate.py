@@ -11,8 +11,8 @@ import pytest
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, LIVE_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator, estimate_table
-from mofa.search.feasible import Job, check
-from mofa.search.find import estimate
+from mofa.search.entry_points import estimate
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import default_space, product
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec

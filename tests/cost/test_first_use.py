@@ -12,8 +12,8 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.lazy_loading import idle_s, loading
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
 from mofa.specs.load import resolve_run
 from mofa.validate.reference import with_counts
 

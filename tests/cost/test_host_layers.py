@@ -15,7 +15,7 @@ import pytest
 from mofa.blocks.hooks import saved_tensors
 from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine, host_seconds
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.files import load_yaml
 from mofa.specs.load import load_runs, resolve_run
 from mofa.units import parse_quantity

@@ -10,8 +10,8 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.replayer import time_of
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
 from mofa.specs.host import ModuleCall
 from mofa.specs.routing import RoutingSpec
 from tests.cost.toy import with_facts

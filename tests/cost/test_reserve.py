@@ -19,7 +19,7 @@ from mofa.cost.memory.reserved import (
 )
 from mofa.cost.rows import Rows
 from mofa.replay.rank.of_plan import rows_of
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 
 
 def rows(framework: str, strategy: str, gpus: int) -> Rows:

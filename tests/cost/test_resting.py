@@ -11,7 +11,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import time_of
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock
 from mofa.validate.hosts import read_hosts

@@ -20,7 +20,7 @@ from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.rank.description import Piece, Rank, Weight
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 from mofa.specs.framework import DEEPSPEED
 
 MIB = 1 << 20

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.plan.memory import MemoryCurve
+from mofa.plan.result import Plan
 from mofa.replay.allocator.timeline import ACTIVATIONS, GROUPS, OUTSIDE, Act, Journal
 from mofa.report.memory_over_time import plot_memory_over_time
-from mofa.search.memory import MemoryCurve
-from mofa.search.result import Plan
 
 
 @cache

@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import LimitPassed
 from mofa.replay.replayer import Replayer
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from mofa.replay.memory.executor import Player
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.rank.of_plan import rank_maker, ranks_of
 from mofa.replay.replayer import Replayer
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from tests.replay.runs import load
 
 MIB = 1 << 20

@@ -25,8 +25,8 @@ from mofa.replay.memory.rank_memory import MemoryPlayed, play
 from mofa.replay.memory.shared_recordings import Repertoire
 from mofa.replay.memory.skipped_rounds import Rounds
 from mofa.replay.rank.of_plan import ranks_of, rows_of
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 from tests.replay.runs import load

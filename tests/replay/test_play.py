@@ -27,7 +27,7 @@ from mofa.replay.rank.description import Piece, Rank, Weight
 from mofa.replay.rank.of_plan import ranks_of, room_of, rows_of
 from mofa.replay.time.step import time_of
 from mofa.schedules import order_of
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from mofa.replay.memory.rank_memory import play
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.stage_outputs import Sends
 from mofa.replay.rank.of_plan import ranks_of
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 
 MIB = 1 << 20
 

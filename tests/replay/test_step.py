@@ -22,8 +22,8 @@ from mofa.replay.time.stream_clocks import Clock
 from mofa.schedules import Action, Order, order_of
 from mofa.schedules.order import Kind
 from mofa.schedules.order_check import OrderError
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
 
 CASES = (
     ("llama3-8b", "h100-hgx", 8, "tp=2 pp=2 dp=2 micro_batch=1 recompute=selective", "megatron", 32),

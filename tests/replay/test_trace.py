@@ -13,7 +13,7 @@ import mofa
 from mofa.replay.time.perfetto import trace_events
 from mofa.replay.time.step import time_of
 from mofa.replay.time.time_replayed import TimeReplayed
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from tests.replay.importer import imported
 
 # framework, model, strategy, jitter

@@ -19,7 +19,7 @@ from mofa.replay.memory.rank_memory import may_be_fullest, play
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import makers_of_ends, ranks_of, room_of
 from mofa.replay.replayer import ENDS_DIFFER, Replayer
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.replay.runs import LOADER, MEASURED, load
 

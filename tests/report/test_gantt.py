@@ -9,7 +9,7 @@ import mofa
 from mofa.replay.time.step import time_of
 from mofa.replay.time.time_replayed import TimeReplayed
 from mofa.report.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 
 
 def step(framework: str, strategy: str, batch: int = 16) -> TimeReplayed:

@@ -14,9 +14,9 @@ from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import Setup
 from mofa.routing.load import routing_loads
 from mofa.routing.scheduled import DISPATCH_S, with_scheduling
-from mofa.search.balance import balance_experts
-from mofa.search.balanced_step import balance_step, step_setup
-from mofa.search.single import one_row
+from mofa.search.experts.balance import balance_experts
+from mofa.search.experts.balanced_step import balance_step, step_setup
+from mofa.search.one_strategy import one_row
 from mofa.specs.routing import RoutingSpec
 
 JOB = mofa.load_workload("mixtral-8x7b", overrides={"routing.kind": "zipf", "routing.s": 0.8})

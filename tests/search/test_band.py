@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.search.band import Band, circumstances_of
-from mofa.search.result import Plan
+from mofa.plan.result import Plan
+from mofa.search.to_plan.step_band import Band, circumstances_of
 from mofa.specs.residuals import load_residuals
 from mofa.specs.workload import WorkloadSpec
 

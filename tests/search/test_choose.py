@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.choose import LayerOptions, choose
-from mofa.search.chunks import plan_chunks
+from mofa.search.experts.token_chunks import plan_chunks
+from mofa.search.layer_options import LayerOptions, choose
 from tests.search.test_chunks import MEGATRON, UNEVEN, cluster
 
 

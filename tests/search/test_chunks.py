@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError, StrategyError
-from mofa.search.chunks import _Curves, _most, plan_chunks
+from mofa.search.experts.token_chunks import _Curves, _most, plan_chunks
 from mofa.specs.routing import RoutingSpec
 
 DOCS = (Path(__file__).parents[2] / "docs" / "moe.md").read_text(encoding="utf-8")

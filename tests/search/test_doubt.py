@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.search import doubt
+from mofa.search import borderline
+from mofa.search.borderline import fewer_layers, rows_in_doubt
 from mofa.search.costing import MEMORY, NEEDLESS, Found
-from mofa.search.doubt import fewer_layers, rows_in_doubt
-from mofa.search.final import REPLAYED
-from mofa.search.find import find_plans
-from mofa.search.plan import Candidate, margin_bytes, room_bytes
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.search.entry_points import find_plans
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
+from mofa.search.rerank import REPLAYED
+from mofa.search.to_plan.builder import Candidate, margin_bytes, room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.hardware import ClusterSpec
 from tests.cost.toy import cluster, framework, workload
@@ -85,7 +85,7 @@ def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
     key = np.array([1.0, 2.0, 3.0, 4.0])
     assert rows_in_doubt(found, key).tolist() == [2, 3, 1]
-    monkeypatch.setattr(doubt, "LOOKED_AT", 2)
+    monkeypatch.setattr(borderline, "LOOKED_AT", 2)
     assert rows_in_doubt(found, key).tolist() == [2, 3]
 
 

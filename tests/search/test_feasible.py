@@ -9,8 +9,8 @@ import pytest
 
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
-from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.single import one_row
+from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.one_strategy import one_row
 from mofa.search.space import default_space, product
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec

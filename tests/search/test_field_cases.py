@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mofa
-from mofa.search.find import _candidate
+from mofa.search.entry_points import _candidate
 from mofa.specs.build import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec

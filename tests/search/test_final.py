@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.search.final import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
-from mofa.search.find import estimate, find_plans
-from mofa.search.plan import Candidate
-from mofa.search.single import one_row
+from mofa.search.entry_points import estimate, find_plans
+from mofa.search.one_strategy import one_row
+from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.cost.toy import cluster, framework, workload
@@ -170,7 +170,7 @@ def found_by(jobs: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_more_processes_change_nothing(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mofa.search.plan.SMALL", 0)
+    monkeypatch.setattr("mofa.search.to_plan.builder.SMALL", 0)
     assert found_by(1) == found_by(jobs)
 
 

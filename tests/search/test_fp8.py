@@ -11,9 +11,9 @@ import mofa
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.optimizer import main_cast_seconds, weight_cast_seconds
-from mofa.search.find import find_plans
-from mofa.search.prepare import with_numerics
-from mofa.search.result import Plan
+from mofa.plan.result import Plan
+from mofa.search.entry_points import find_plans
+from mofa.search.job_setup import with_numerics
 from tests.blocks.small import llama
 
 ONE = {"micro_batch": 1}

@@ -13,15 +13,15 @@ from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import job_clock
 from mofa.faults.simulate import simulate
 from mofa.faults.spares import waiting_share
-from mofa.search.feasible import Job, check
-from mofa.search.find import Search
+from mofa.plan.long_run import FIGURES, Days, Objective
+from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport
+from mofa.search.entry_points import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
-from mofa.search.key_factors import FACTORS, sensitivities
-from mofa.search.longrun import FIGURES, Days, Objective
-from mofa.search.result import TIME_COMPONENTS, Plan, PlanReport
-from mofa.search.scale import VARIANTS, VariantPoint, goodput_by_scale
+from mofa.search.legality.masks import Job, check
+from mofa.search.long_run.goodput_by_scale import VARIANTS, VariantPoint, goodput_by_scale
+from mofa.search.long_run.sensitivity import FACTORS, sensitivities
+from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.space import default_space, dividing, product
-from mofa.search.spares import without_spares
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults

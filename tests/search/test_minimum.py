@@ -10,12 +10,12 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.search.feasible import Job, check
-from mofa.search.find import find_plans
-from mofa.search.minimum import MOST_GPUS, smallest_number_of_gpus
-from mofa.search.plan import Candidate, margin_bytes
-from mofa.search.prepare import loads_of
+from mofa.search.entry_points import find_plans
+from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.to_plan.builder import Candidate, margin_bytes
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, workload
 

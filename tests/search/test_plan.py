@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mofa
-from mofa.search.result import Estimate
+from mofa.plan.result import Estimate
 from mofa.specs.load import bundled
 
 LLAMA = "llama3-8b"

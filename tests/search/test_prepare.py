@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.search.prepare import with_numerics
+from mofa.search.job_setup import with_numerics
 
 FP8 = {"precision": {"gemm": "fp8-blockwise"}}
 PADDED = {"routing": {"kind": "zipf", "s": 0.5, "capacity_factor": 1.0, "pad_to_capacity": True}}

@@ -8,7 +8,7 @@ import pytest
 
 import mofa
 from mofa.cli.main import main
-from mofa.search.routing_report import describe_routing
+from mofa.search.experts.routing_report import describe_routing
 from mofa.specs.routing import RoutingSpec
 from tests.cli.conftest import one_line_of
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.report.accuracy import BAND_COLUMNS, band_rows
-from mofa.search.band import Band
+from mofa.search.to_plan.step_band import Band
 from mofa.specs.residuals import STEPS_FILE, Circumstances, load_residuals
 from mofa.validate.bands import (
     BORROWED,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.search.result import Plan
+from mofa.plan.result import Plan
 from mofa.specs.build import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec

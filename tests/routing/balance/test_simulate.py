@@ -14,7 +14,7 @@ from mofa.routing.balance.place import Adaptation
 from mofa.routing.balance.setup import Setup
 from mofa.routing.balance.simulate import SCHEMES, play
 from mofa.routing.placement import Placement
-from mofa.search.balance import ordered_shares
+from mofa.search.experts.balance import ordered_shares
 from mofa.specs.routing import RoutingSpec
 
 

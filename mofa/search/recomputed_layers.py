@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
-from mofa.search.feasible import Job
+from mofa.search.legality.masks import Job
 from mofa.search.space import SOLVED, Combinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.workload import WorkloadSpec

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mofa.errors import SpecError, StrategyError
-from mofa.search.feasible import CHECKS, Job, check
+from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

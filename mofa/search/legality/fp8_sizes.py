@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mofa.search.checks import FloatN, Job, one
+from mofa.search.legality.named_check import FloatN, Job, one
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 

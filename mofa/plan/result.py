@@ -2,7 +2,7 @@
 
 Every number is SI. The parts of a step sum to the step and the parts of a rank's memory to the rank's memory; a result
 that breaks this cannot be built. ``docs/json.md`` describes the JSON field by field,
-:mod:`mofa.search.schema` formally.
+:mod:`mofa.plan.schema` formally.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from mofa.search.band import Band
-from mofa.search.longrun import LongRunFigures
-from mofa.search.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
+from mofa.plan.long_run import LongRunFigures
+from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
+from mofa.search.to_plan.step_band import Band
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

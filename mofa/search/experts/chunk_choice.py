@@ -15,8 +15,8 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
-from mofa.search.choose import LayerOptions, choose
-from mofa.search.single import one_row
+from mofa.search.layer_options import LayerOptions, choose
+from mofa.search.one_strategy import one_row
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -90,7 +90,7 @@ def choose_jointly(
     memory is that of the largest of its loads, its time that of the mean: the stage with the most uneven layers sets
     the pace. What a stage holds besides is read off the strategy costed with one option for all layers: at a layer's
     peak ``around``, elsewhere (the loss) ``apart``, each the least over the options; the largest error that this leaves
-    on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.choose.choose`) with its
+    on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.layer_options.choose`) with its
     bound; the paper sets chunks alone.
     """
     if spec.vpp > 1 or spec.schedule != "1f1b":

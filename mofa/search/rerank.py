@@ -10,9 +10,9 @@ from itertools import compress
 from operator import not_
 from typing import TYPE_CHECKING
 
+from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import no_collection
-from mofa.search.plan import Candidate, enough
-from mofa.search.result import Plan
+from mofa.search.to_plan.builder import Candidate, enough
 from mofa.search.workers import Workers
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def replay_best(
     :data:`PATIENCE` in all, and on to the last row where none does.
 
     Where the number of layers that a row recomputes was solved and its replay finds them too few, the row goes on with
-    more (:func:`mofa.search.layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among these
+    more (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among these
     rows, or among those that are looked at later if the closed form finds it slower than all of these.
 
     Examples

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.search.feasible import Job, check
-from mofa.search.plan import Candidate, room_bytes
-from mofa.search.prepare import loads_of
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import MAX_PP, Space, default_space, divisors, product
+from mofa.search.to_plan.builder import Candidate, room_bytes
 from mofa.specs.complete import default_zero
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mofa.cost.breakdown import LIVE_COMPONENTS, StageDetail
-from mofa.search.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, RankMemory, StageMemory, StageRanks
+from mofa.plan.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, RankMemory, StageMemory, StageRanks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -22,14 +22,14 @@ from mofa.cost.libraries import rests_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
 from mofa.cost.stages import Stages
+from mofa.plan.memory import Memory, StageMemory
+from mofa.plan.result import Plan, Time
 from mofa.routing.scheduled import scheduling_s
-from mofa.search.band import HOST_BOUND, band_of
-from mofa.search.fp8_notes import fp8_notes
-from mofa.search.layers import fewer_layers, more_layers
-from mofa.search.memory import Memory, StageMemory
-from mofa.search.replayed import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
-from mofa.search.result import Plan, Time
-from mofa.search.stage_time import DUST, stage_times
+from mofa.search.recomputed_layers import fewer_layers, more_layers
+from mofa.search.to_plan.fp8_notes import fp8_notes
+from mofa.search.to_plan.replayed_memory import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
+from mofa.search.to_plan.replayed_time import DUST, stage_times
+from mofa.search.to_plan.step_band import HOST_BOUND, band_of
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import MEGATRON, FrameworkSpec

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
+from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
-from mofa.search.asked import check_asked, checked_facts
+from mofa.search.borderline import fewer_layers, look_again
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
-from mofa.search.doubt import fewer_layers, look_again
-from mofa.search.feasible import CHECKS, Job, check
-from mofa.search.final import PATIENCE, REPLAYED, Final, replay_best
-from mofa.search.minimum import smallest_number_of_gpus
-from mofa.search.plan import Candidate, room_bytes
-from mofa.search.prepare import loads_of, with_numerics
-from mofa.search.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
+from mofa.search.fewest_gpus import smallest_number_of_gpus
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.request import check_asked, checked_facts
+from mofa.search.rerank import PATIENCE, REPLAYED, Final, replay_best
 from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
+from mofa.search.to_plan.builder import Candidate, room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -131,12 +131,12 @@ def find_plans(
     progress
         Told rows done and rows in all.
     replay
-        Whether the steps of the best :data:`~mofa.search.final.REPLAYED` are played out and ranked again by that, and
+        Whether the steps of the best :data:`~mofa.search.rerank.REPLAYED` are played out and ranked again by that, and
         the memory of what is returned.
     replay_progress
         Told plans played and plans to play.
     judge
-        Ranks by a whole run with its failures in place of a step; :func:`mofa.search.spares.find_long_runs` makes it.
+        Ranks by a whole run with its failures in place of a step; :func:`mofa.search.long_run.spare_nodes.find_long_runs` makes it.
     space
         What is searched under the constraints, in place of everything that the framework offers; where nothing of it
         fits, how many GPUs would do is not looked for.
@@ -396,7 +396,7 @@ def _candidate(
     flops_convention: FlopsConvention = "causal",
 ) -> Candidate:  # fmt: skip
     """What was asked for, checked."""
-    from mofa.search.single import one_row
+    from mofa.search.one_strategy import one_row
 
     framework = checked_facts(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())

@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 
 from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.search.feasible import Job, check
-from mofa.search.find import estimate, find_plans
+from mofa.plan.result import SCHEMA_VERSION, FrameworkSummary, Plan, WorkloadSummary
+from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRuns
-from mofa.search.key_factors import Sensitivity, sensitivities
-from mofa.search.result import SCHEMA_VERSION, FrameworkSummary, Plan, WorkloadSummary
-from mofa.search.standby import Replanned, Smaller, Standing, runs_of
+from mofa.search.legality.masks import Job, check
+from mofa.search.long_run.fewer_nodes import Replanned, Smaller, Standing, runs_of
+from mofa.search.long_run.sensitivity import Sensitivity, sensitivities
 from mofa.specs.base import Spec
 from mofa.specs.faults import CheckpointMode, FaultSpec, Recovery
 from mofa.specs.framework import FrameworkSpec

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from mofa.plan.result import Plan
 from mofa.search.goodput import LongRuns
-from mofa.search.result import Plan
 from mofa.specs.base import Fact, Spec
 from mofa.specs.faults import CheckpointSpec, FaultSpec
 

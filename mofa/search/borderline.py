@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mofa.replay.garbage_collection import no_collection
 from mofa.search.costing import MEMORY, Found
-from mofa.search.final import REPLAYED
-from mofa.search.plan import Candidate
+from mofa.search.rerank import REPLAYED
+from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers
 
 FloatN = NDArray[np.float64]
@@ -27,7 +27,7 @@ LOOKED_AT = REPLAYED
 
 def rows_in_doubt(found: Found, key: FloatN) -> NDArray[np.intp]:
     """Positions of costed rows whose allocated memory fits, not so what they are estimated to reserve, that would be
-    among the best :data:`~mofa.search.final.REPLAYED` otherwise.
+    among the best :data:`~mofa.search.rerank.REPLAYED` otherwise.
 
     Parameters
     ----------

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
+from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
 from mofa.routing.load import cap_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
-from mofa.search.balance import BalanceReport, Progress, StepBalance, make_report
-from mofa.search.feasible import Job, balancing_lacks
-from mofa.search.plan import Candidate
-from mofa.search.prepare import with_numerics
-from mofa.search.result import Plan
-from mofa.search.single import one_row
+from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
+from mofa.search.job_setup import with_numerics
+from mofa.search.legality.masks import Job, balancing_lacks
+from mofa.search.one_strategy import one_row
+from mofa.search.to_plan.builder import Candidate
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

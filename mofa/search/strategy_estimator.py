@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mofa.cost.estimate import Estimator
-from mofa.search.prepare import loads_of, with_numerics
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.one_strategy import one_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -13,7 +13,7 @@ from mofa.specs.workload import WorkloadSpec
 def estimator_of(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
 ) -> Estimator:  # fmt: skip
-    """The estimator of one strategy, as :func:`mofa.search.find.estimate` costs it.
+    """The estimator of one strategy, as :func:`mofa.search.entry_points.estimate` costs it.
 
     Raises
     ------

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import StrategyError
-from mofa.search.find import Search, estimate, find_plans
+from mofa.plan.result import Plan
+from mofa.search.entry_points import Search, estimate, find_plans
 from mofa.search.goodput import LongRuns
-from mofa.search.result import Plan
+from mofa.search.long_run.spare_nodes import SCOUTED, around, promising_spares, without_spares
 from mofa.search.space import MAX_PP, default_space, dividing, divisors
-from mofa.search.spares import SCOUTED, around, promising_spares, without_spares
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

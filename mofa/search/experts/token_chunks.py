@@ -18,10 +18,10 @@ from mofa.routing.capacity import drop_to_capacity
 from mofa.routing.chunks import BINS, checked_bins, seen_before
 from mofa.routing.load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
-from mofa.search.chunk_choice import JointChoice, choose_jointly
-from mofa.search.plan import room_bytes
-from mofa.search.prepare import with_numerics
-from mofa.search.single import one_row
+from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
+from mofa.search.job_setup import with_numerics
+from mofa.search.one_strategy import one_row
+from mofa.search.to_plan.builder import room_bytes
 from mofa.specs.base import Spec
 from mofa.specs.complete import complete_strategy
 from mofa.specs.framework import FrameworkSpec

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.search.find import Search, estimate, find_plans
+from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
+from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
+from mofa.search.entry_points import Search, estimate, find_plans
 from mofa.search.goodput import LongRuns
-from mofa.search.longrun import FIGURES, OBJECTIVES, Objective
-from mofa.search.result import ClusterSummary, FlopsConvention, Plan
 from mofa.search.space import Space, default_space, dividing
 from mofa.specs.faults import FaultSpec
 from mofa.specs.framework import FrameworkSpec
@@ -51,7 +51,7 @@ def find_long_runs(
         ``tokens`` per second and GPU, ``days``, ``usd`` or ``kwh`` of the whole run. All GPUs are paid for, so that the
         first three rank alike.
     top, replay, options
-        As in :func:`mofa.search.find.find_plans`.
+        As in :func:`mofa.search.entry_points.find_plans`.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def estimate_long_run(
     cluster
         All machines; ``faults.spares`` of its nodes stand by, none where that is absent.
     strategy, flops_convention, replay, jobs
-        As in :func:`mofa.search.find.estimate`; the strategy is of the GPUs without the spares.
+        As in :func:`mofa.search.entry_points.estimate`; the strategy is of the GPUs without the spares.
     """
     if framework is None:
         from mofa.specs.load import load_framework

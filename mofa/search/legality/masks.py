@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
-from mofa.search.checks import BoolN, Check, FloatN, one, remainder
-from mofa.search.checks import Job as Job
-from mofa.search.context_parallel import ranks_too_many, what_to_do
-from mofa.search.fp8 import fp8_message, fp8_short
+from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
+from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
+from mofa.search.legality.named_check import BoolN, Check, FloatN, one, remainder
+from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import PYTORCH_MODULES
