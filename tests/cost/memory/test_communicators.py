@@ -15,7 +15,7 @@ from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import CP_KINDS
 
 MIB = 1 << 20
-JEAN_ZAY = Path(__file__).parents[2] / "reference_runs/published/hardware/a100-jean-zay.yaml"
+JEAN_ZAY = Path(__file__).parents[3] / "reference_runs/published/hardware/a100-jean-zay.yaml"
 
 
 def _communicators(gpus: int, strategy: dict[str, int]) -> float:

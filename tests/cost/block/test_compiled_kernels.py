@@ -22,7 +22,7 @@ from mofa.search.strategy_estimator import estimator_of
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 
-REFERENCES = Path(__file__).parents[2] / "reference_runs"
+REFERENCES = Path(__file__).parents[3] / "reference_runs"
 
 
 @cache

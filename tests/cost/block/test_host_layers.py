@@ -20,7 +20,7 @@ from mofa.specs.files import load_yaml
 from mofa.specs.load import load_runs, resolve_run
 from mofa.units import parse_quantity
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOST = load_yaml(ROOT / "hardware_profiles" / "hosts" / "xeon-8480c.yaml")
 FAST_S = parse_quantity(HOST["eager_op_s"]["value"], "s")
 """A small op of the host whose times the facts are. [s]"""

@@ -13,7 +13,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.search.experts.token_chunks import _Curves, _most, plan_chunks
 from mofa.specs.routing import RoutingSpec
 
-DOCS = (Path(__file__).parents[2] / "docs" / "moe.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[3] / "docs" / "moe.md").read_text(encoding="utf-8")
 MEGATRON = mofa.load_framework("megatron")
 UNEVEN = mofa.load_workload("memfine-model-2").model_copy(
     update={"routing": RoutingSpec.parse("memfine-iteration-7").model_copy(update={"memory_quantile": 1.0})}

@@ -16,10 +16,9 @@ from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, mixed_clock
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
+from tests.cost.toy import cluster
 
-from .toy import cluster
-
-RUNS = Path(__file__).resolve().parents[2] / "reference_runs"
+RUNS = Path(__file__).resolve().parents[3] / "reference_runs"
 
 
 def fact(value: float) -> Fact:

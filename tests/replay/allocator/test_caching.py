@@ -14,7 +14,7 @@ from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import ALLOCATED, FREE, UNMAPPED, Block, OutOfDeviceMemory, round_size, segment_size
 
 MIB = 1 << 20
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json.gz"))
+RECORDED = sorted((Path(__file__).parents[1] / "recorded").glob("*.json.gz"))
 
 
 def _load(path: Path) -> dict[str, Any]:

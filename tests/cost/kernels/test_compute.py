@@ -25,7 +25,7 @@ from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZE = st.integers(1, 20000)
 CLUSTER = load_cluster("h200-hgx", 8)
 GPU = CLUSTER.gpu

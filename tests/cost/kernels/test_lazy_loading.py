@@ -17,7 +17,7 @@ from mofa.search.one_strategy import one_row
 from mofa.specs.load import resolve_run
 from mofa.validate.reference import with_counts
 
-RECORDS = Path(__file__).parents[2] / "reference_runs" / "measured"
+RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"
 LOAD_S = 2.0
 
 

@@ -16,7 +16,7 @@ import mofa
 from mofa.routing.density import induced_density
 from mofa.routing.placement import shuffled, symmetric
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "micromoe_table2.py"
 DOCS = (ROOT / "docs" / "moe.md").read_text()
 

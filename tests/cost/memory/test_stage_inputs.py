@@ -10,7 +10,7 @@ import yaml
 import mofa
 from mofa.cost.memory.stage_inputs import Held, held_beside
 
-RUNS = Path(__file__).parents[2] / "reference_runs" / "measured"
+RUNS = Path(__file__).parents[3] / "reference_runs" / "measured"
 
 
 def test_others_hold_none() -> None:

@@ -19,7 +19,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-PROFILES = Path(__file__).parents[2] / "hardware_profiles"
+PROFILES = Path(__file__).parents[3] / "hardware_profiles"
 JEAN_ZAY = PROFILES.parent / "reference_runs/published/hardware/a100-jean-zay.yaml"
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 FABRIC = Fabric(

@@ -32,7 +32,7 @@ from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 from tests.replay.runs import load
 
 MIB = 1 << 20
-BEGINNINGS = Path(__file__).parents[2] / "reference_runs" / "beginnings"
+BEGINNINGS = Path(__file__).parents[3] / "reference_runs" / "beginnings"
 TRACED = "mc2-ep2-dsmoe16b-4l-full-skewed-traced-beginning"
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
 

@@ -25,7 +25,7 @@ from mofa.cost.kernels.kernel_selection import (
     wandering,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Named = dict[tuple[int, int, str], list[tuple[int, str]]]
 
 EVEN, UNEVEN = np.full(8, 400.0), 400.0 * np.geomspace(0.3, 3.0, 8)
