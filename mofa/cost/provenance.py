@@ -78,7 +78,8 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
 
 ALIGNED = {"bf16": 8}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
-Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others (:mod:`mofa.search.legality.fp8_sizes`)."""
+Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others
+(:mod:`mofa.search.legality.fp8_sizes`)."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:

@@ -21,7 +21,8 @@ from mofa.specs.residuals import load_residuals
 
 ENDS_DIFFER = 0.09
 """By how much the ends of a stage's shards differ at most, as a share of what the device offers: the worst of the 95
-stages of :func:`mofa.replay.memory.rank_memory.may_be_fullest`, whose rule was wrong by 0.0124 at most, of 1,462 more. [-]"""
+stages of :func:`mofa.replay.memory.rank_memory.may_be_fullest`, whose rule was wrong by 0.0124 at most, of 1,462 more.
+[-]"""
 STAGES_ARE_OFF = 0.03
 """How far a stage's closed form may be below the fullest rank played for it to be the fullest, as a share: nine of ten
 closed forms are nearer. [-]"""
@@ -52,7 +53,8 @@ class Replayer:
     Ranks of a pipeline stage are alike but for routing and for the parts of Megatron's distributed optimizer. Where the
     tokens of each layer are known, the most and the least loaded one are played, else one whose layers all have what
     memory must hold; of the parts the first and the last, which hold the head and the embedding; in long steps
-    only the fuller one where that is plain (:func:`mofa.replay.memory.rank_memory.may_be_fullest`) and fits by more than ends differ.
+    only the fuller one where that is plain (:func:`mofa.replay.memory.rank_memory.may_be_fullest`) and fits by more
+    than ends differ.
 
     Parameters
     ----------

@@ -136,7 +136,8 @@ def find_plans(
     replay_progress
         Told plans played and plans to play.
     judge
-        Ranks by a whole run with its failures in place of a step; :func:`mofa.search.long_run.spare_nodes.find_long_runs` makes it.
+        Ranks by a whole run with its failures in place of a step;
+        :func:`mofa.search.long_run.spare_nodes.find_long_runs` makes it.
     space
         What is searched under the constraints, in place of everything that the framework offers; where nothing of it
         fits, how many GPUs would do is not looked for.

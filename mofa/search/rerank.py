@@ -85,8 +85,8 @@ def replay_best(
     :data:`PATIENCE` in all, and on to the last row where none does.
 
     Where the number of layers that a row recomputes was solved and its replay finds them too few, the row goes on with
-    more (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among these
-    rows, or among those that are looked at later if the closed form finds it slower than all of these.
+    more (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among
+    these rows, or among those that are looked at later if the closed form finds it slower than all of these.
 
     Examples
     --------

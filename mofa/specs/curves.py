@@ -1,7 +1,7 @@
 """Facts of how fast a GPU runs each kind of kernel: fitted forms with their residual, measured range and provenance.
 
-The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.kernels.fitted_forms`. Rates are SI and
-at full clock; ``sustained`` and ``alone`` are what the power limit leaves of them in long runs.
+The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.kernels.fitted_forms`.
+Rates are SI and at full clock; ``sustained`` and ``alone`` are what the power limit leaves of them in long runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class GroupedForm:
 
 @dataclass(frozen=True, config=_STRICT)
 class AttentionForm:
-    """Parameters of :func:`mofa.cost.kernels.fitted_forms.attention_s`, of one kernel: a backend, a way and head sizes."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.attention_s`: one kernel, by backend, way and head sizes."""
 
     block: int
     """Rows that one unit of work holds. [tokens]"""
@@ -92,7 +92,7 @@ class AttentionForm:
 
 @dataclass(frozen=True, config=_STRICT)
 class StreamForm:
-    """Parameters of :func:`mofa.cost.kernels.fitted_forms.stream_s`, of one memory-bound op as one framework style runs it."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.stream_s`: one memory-bound op as a framework runs it."""
 
     launch_s: float
     bytes_per_element: float
@@ -101,8 +101,8 @@ class StreamForm:
     per_row_s: float = 0.0
     per_column_s: float = 0.0
     missed_bytes_per_s: float = 0.0
-    """What a row that is read again and no longer in the L2 costs on top (`mofa.cost.kernels.fitted_forms.missed_bytes`); 0 where no
-    row is read again. [B/s]"""
+    """What a row that is read again and no longer in the L2 costs on top
+    (`mofa.cost.kernels.fitted_forms.missed_bytes`); 0 where no row is read again. [B/s]"""
 
 
 @dataclass(frozen=True, config=_STRICT)

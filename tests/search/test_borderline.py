@@ -21,7 +21,7 @@ from mofa.search.to_plan.builder import Candidate, margin_bytes, room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.hardware import ClusterSpec
 from tests.cost.toy import cluster, framework, workload
-from tests.search.test_find import DENSE
+from tests.search.test_entry_points import DENSE
 
 JOB = workload(DENSE, seq_len=4096, global_batch=32)
 TITAN = framework("torchtitan")

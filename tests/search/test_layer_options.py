@@ -13,7 +13,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.search.experts.token_chunks import plan_chunks
 from mofa.search.layer_options import LayerOptions, choose
-from tests.search.test_chunks import MEGATRON, UNEVEN, cluster
+from tests.search.experts.test_token_chunks import MEGATRON, UNEVEN, cluster
 
 
 @given(st.integers(0, 10_000), st.floats(0.2, 1.2))

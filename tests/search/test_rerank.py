@@ -18,7 +18,7 @@ from mofa.search.workers import Workers
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
-from tests.search.test_find import DENSE
+from tests.search.test_entry_points import DENSE
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Time of one op's work on one GPU, from its fitted curves: pure functions, arrays in, seconds out.
 
-The forms are those that `mofa calibrate` fits and checks (:mod:`mofa.cost.kernels.fitted_forms`). All times are of the sustained
-state: training runs under the power limit, where products and attention keep some nine tenths of their rate at full
-clock (measured between memory-bound kernels, as a block runs them).
+The forms are those that `mofa calibrate` fits and checks (:mod:`mofa.cost.kernels.fitted_forms`). All times are of the
+sustained state: training runs under the power limit, where products and attention keep some nine tenths of their rate
+at full clock (measured between memory-bound kernels, as a block runs them).
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def gemm_s(
 
     Notes
     -----
-    See :func:`mofa.cost.kernels.fitted_forms.gemm_s`. Equal shapes, of which a search has many, are timed once. Of several products in
-    one kernel, as unfused attention has them, those of unaligned widths take as much longer as measured.
+    See :func:`mofa.cost.kernels.fitted_forms.gemm_s`. Equal shapes, of which a search has many, are timed once. Of
+    several products in one kernel, as unfused attention has them, those of unaligned widths take as much longer as
+    measured.
 
     Examples
     --------

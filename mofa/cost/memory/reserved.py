@@ -1,9 +1,9 @@
 """What PyTorch's caching allocator holds, from its own rules.
 
-Follows :mod:`mofa.replay.allocator.caching`, which plays them: requests up to 1 MiB are cut from segments of 2 MiB in a pool of
-their own, those under 10 MiB from segments of 20 MiB, larger ones from segments of their own rounded to 2 MiB; a block
-goes where the smallest free one fits, and a segment is never given back. So a request that is larger than every hole
-takes a new segment, whatever is free: what smaller tensors held before stays beside what larger ones hold.
+Follows :mod:`mofa.replay.allocator.caching`, which plays them: requests up to 1 MiB are cut from segments of 2 MiB in a
+pool of their own, those under 10 MiB from segments of 20 MiB, larger ones from segments of their own rounded to 2 MiB;
+a block goes where the smallest free one fits, and a segment is never given back. So a request that is larger than every
+hole takes a new segment, whatever is free: what smaller tensors held before stays beside what larger ones hold.
 """
 
 from __future__ import annotations

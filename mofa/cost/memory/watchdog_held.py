@@ -1,4 +1,4 @@
-"""What lies on the shelf of PyTorch's watchdog when a pass is through: closed form of :mod:`mofa.cost.traces.watchdog`."""
+"""What PyTorch's watchdog still holds when a pass is through: closed form of :mod:`mofa.cost.traces.watchdog`."""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ def _beside(acts: _Acts) -> _Graph:
     """Computations alone: on streams of their own for each pair of ranks hand-overs do not queue, as one is shorter
     than a computation, and each is a part of the computation that needs it.
 
-    Follows :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched, backwards
-    likewise, the first backward's behind the last forward but one.
+    Follows :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched,
+    backwards likewise, the first backward's behind the last forward but one.
     """
     order, (pp, n) = acts.order, acts.stage.shape
     last = order.num_stages - 1

@@ -1,4 +1,7 @@
-"""What a rank holds of its parameter tensors, and its optimizers keep of each; see :mod:`mofa.cost.traces.parameter_tensors`."""
+"""What a rank holds of its parameter tensors, and its optimizers keep of each.
+
+The tensors themselves are in :mod:`mofa.cost.traces.parameter_tensors`.
+"""
 
 from __future__ import annotations
 

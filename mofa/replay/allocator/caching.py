@@ -54,7 +54,8 @@ class Allocator:
     fraction
         Whether the capacity was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
     limit
-        Reserved memory above which :class:`~mofa.replay.allocator.pools.LimitPassed` is raised; no request is refused for it. [B]
+        Reserved memory above which :class:`~mofa.replay.allocator.pools.LimitPassed` is raised; no request is refused
+        for it. [B]
     place
         Says where the device puts a segment of so many bytes; in rising order where absent. Among free blocks of equal
         size the lowest is taken, so that a recorded sequence is answered exactly only with the recorded addresses.

@@ -53,7 +53,7 @@ from mofa.replay.rank.routing_drift import Drawn
 
 
 class Player:
-    """Plays a rank's steps on an allocator and writes them down; :func:`mofa.replay.memory.rank_memory.play` is the way in."""
+    """Plays a rank's steps on an allocator and records them. Begin with :func:`mofa.replay.memory.rank_memory.play`."""
 
     def __init__(
         self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, repertoire: Repertoire | None = None

@@ -14,8 +14,8 @@ Kept = tuple[Block, Act]
 class Pass:
     """A chunk's forward of one micro-batch that waits for its backward: the slots of its pieces, and its output.
 
-    Where it is played from notes, ``held`` has them instead (:mod:`mofa.replay.memory.recording`). ``place`` is the number of
-    where they lie, -1 as long as none was asked for.
+    Where it is played from notes, ``held`` has them instead (:mod:`mofa.replay.memory.recording`). ``place`` is the
+    number of where they lie, -1 as long as none was asked for.
     """
 
     __slots__ = ("held", "out", "place", "slots")

@@ -71,8 +71,9 @@ def play(
 
     Optimizer states appear at the first step's end, so that the second differs; from the third on steps repeat. A step
     that begins in the state in which the last one began is not played again, nor are rounds of a step that repeat
-    others (:class:`mofa.replay.memory.skipped_rounds.Rounds`). Behind them come steps with other tokens (:mod:`mofa.replay.rank.routing_drift`),
-    where routers' counts are known: what is reserved is theirs too, what is allocated and written down is not.
+    others (:class:`mofa.replay.memory.skipped_rounds.Rounds`). Behind them come steps with other tokens
+    (:mod:`mofa.replay.rank.routing_drift`), where routers' counts are known: what is reserved is theirs too, what is
+    allocated and written down is not.
 
     Parameters
     ----------
@@ -93,8 +94,8 @@ def play(
 class Playing:
     """A rank whose steps of equal tokens are played, as :func:`play` has them; of several that of one is played on.
 
-    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or in
-    :meth:`wandered`. [B]
+    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
+    in :meth:`wandered`. [B]
     """
 
     def __init__(

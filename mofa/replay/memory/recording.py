@@ -19,7 +19,7 @@ Request = tuple[int, int, list[Block], Pool]
 """Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
 if there is one, and the pool."""
 Order = tuple[int, int, int]
-"""A request of any allocator: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
 NEAR = 32 << 20
 """What blocks that are larger than asked take more, together, is less than this. [B]"""
 Places = tuple[tuple[int, ...], ...]

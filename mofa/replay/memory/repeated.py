@@ -1,4 +1,4 @@
-"""A computation played again from its notes (:mod:`mofa.replay.memory.recording`): requests, and what is written down of it."""
+"""A computation played again from its recording (:mod:`mofa.replay.memory.recording`): requests, and their entries."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _add_rests(
 def _requests(
     routine: Routine, held: Held, a: Allocator, start: int, overflow: Overflow
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
-    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a replay.
+    """What :meth:`mofa.replay.allocator.caching.Allocator.take` and ``free`` do, written out: the innermost loop of a
+    replay.
 
     Returns the rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where memory was asked
     of the device. ``a.allocated`` stays as it was.

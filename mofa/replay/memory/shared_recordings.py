@@ -8,7 +8,7 @@ from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import Script, script
 
 Which = tuple[str, int, bool]
-"""A kind of computation, its chunk, and whether anything lingers of that (:mod:`mofa.replay.memory.dispatcher_retention`)."""
+"""A kind of computation, its chunk, and whether it retains any (:mod:`mofa.replay.memory.dispatcher_retention`)."""
 
 
 class Repertoire:

@@ -29,8 +29,8 @@ class Rank:
     ``chunks`` are its pieces per virtual stage, ``computations`` those of a step as (kind, chunk, micro-batch).
     ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank, ``turns``
     whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the model's first, if any.
-    ``rotations`` are the table of each model part and what it is made of (:func:`mofa.cost.traces.initialization.rotations`),
-    ``lazy_buffers`` are what the first forward takes. [B]
+    ``rotations`` are the table of each model part and what it is made of
+    (:func:`mofa.cost.traces.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
     """
 
     weights: tuple[Weight, ...]

@@ -1,6 +1,7 @@
 """A tape of one strategy as a scalar clock reads it: runs of kernels, what other streams do, where the host waits.
 
-The same ops, seconds and issue times as :mod:`mofa.cost.block.tape_clock` has them (:mod:`mofa.cost.block.durations`), op by op.
+The same ops, seconds and issue times as :mod:`mofa.cost.block.tape_clock` has them (:mod:`mofa.cost.block.durations`),
+op by op.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ Relative = tuple[object, ...]
 class Clock:
     """Where a rank's streams are. [s]
 
-    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`, ``waited`` its
-    idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that cross streams
-    are there and which family makes them (-1: computing); ``flying`` what other streams are at: start, end, family and
-    what computing loses meanwhile.
+    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
+    ``waited`` its idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that
+    cross streams are there and which family makes them (-1: computing); ``flying`` what other streams are at: start,
+    end, family and what computing loses meanwhile.
     """
 
     sync_s: float

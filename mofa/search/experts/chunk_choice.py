@@ -90,8 +90,8 @@ def choose_jointly(
     memory is that of the largest of its loads, its time that of the mean: the stage with the most uneven layers sets
     the pace. What a stage holds besides is read off the strategy costed with one option for all layers: at a layer's
     peak ``around``, elsewhere (the loss) ``apart``, each the least over the options; the largest error that this leaves
-    on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.layer_options.choose`) with its
-    bound; the paper sets chunks alone.
+    on any of them is added to both, stage by stage. Solved by CP-SAT (:func:`mofa.search.layer_options.choose`) with
+    its bound; the paper sets chunks alone.
     """
     if spec.vpp > 1 or spec.schedule != "1f1b":
         raise SpecError(f"strategy: a joint choice needs schedule 1f1b, not {spec.schedule} with vpp ({spec.vpp})")

@@ -186,9 +186,10 @@ def _recompute(job: Job, t: StrategyTable) -> FloatN:
 def _puts_off(t: StrategyTable) -> BoolN:
     """Where the schedule puts weights' gradients off.
 
-    PyTorch then differentiates a block once for its input and once more for each weight (:mod:`mofa.blocks.deferred_weight_gradients`).
-    Checkpoints that keep some ops' outputs raise at the second (utils/checkpoint.py: "Trying to backward an extra
-    time"). A compiled block is one node, whose whole backward each of them runs: with a checkpoint not modelled.
+    PyTorch then differentiates a block once for its input and once more for each weight
+    (:mod:`mofa.blocks.deferred_weight_gradients`). Checkpoints that keep some ops' outputs raise at the second
+    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node, whose whole backward each
+    of them runs: with a checkpoint not modelled.
     """
     return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
 
