@@ -23,7 +23,7 @@ def rooms() -> dict[str, list[str]]:
 
     >>> "mofa.units" in rooms()["mofa"]
     True
-    >>> "mofa.cost.kernels.collectives" in rooms()["mofa.cost"]
+    >>> "mofa.cost.kernels.collectives" in rooms()["mofa.cost.kernels"]
     True
     """
     packages: dict[str, list[str]] = {}
