@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves
+from mofa.calibrate.folder import fit_folder
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.others import fit_others
 from mofa.calibrate.profile import OF_TE as TE_LIBRARY

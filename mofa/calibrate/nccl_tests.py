@@ -13,7 +13,8 @@ import numpy as np
 import yaml
 
 from mofa.calibrate.fit import fit_collective
-from mofa.calibrate.profile import BASES, curve_fact
+from mofa.calibrate.folder import BASES
+from mofa.calibrate.profile import curve_fact
 from mofa.calibrate.shapes import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.fitted_forms import bus_share

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import fit_folder
+from mofa.calibrate.folder import fit_folder
 from mofa.calibrate.measurements import Row, append_row, read_rows
 from mofa.calibrate.profile import gpu_profile, merged
 from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, layer_in_small_ops, module_facts, modules_of
