@@ -16,7 +16,7 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from mofa.cli.goodput_output import GoodputOutput
     from mofa.faults.events import LogReport
-    from mofa.search.long_run.goodput_by_scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
     from mofa.specs.faults import FaultSpec
 
 MOST_GPUS = 1_048_576

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from mofa.plan.long_run import LongRunFigures
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
-from mofa.search.to_plan.step_band import Band
+from mofa.plan.step_band import Band
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

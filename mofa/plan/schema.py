@@ -9,8 +9,8 @@ from pydantic.json_schema import models_json_schema
 from mofa.faults.calculator import Calculation
 from mofa.faults.events import LogReport
 from mofa.faults.level_calculator import LevelCalculation
+from mofa.plan.goodput_by_scale import GoodputReport
 from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport
-from mofa.search.long_run.goodput_by_scale import GoodputReport
 
 
 def json_schema() -> dict[str, Any]:

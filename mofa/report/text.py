@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Time,
         WorkloadSummary,
     )
-    from mofa.search.to_plan.step_band import Band
+    from mofa.plan.step_band import Band
 
 MAX_STAGE_ROWS = 16
 

@@ -7,26 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
+from mofa.plan.goodput_by_scale import Sensitivity
 from mofa.plan.result import Plan
 from mofa.search.goodput import LongRuns
 from mofa.specs.base import Fact, Spec
 from mofa.specs.faults import CheckpointSpec, FaultSpec
-
-
-class Sensitivity(Spec):
-    """ETTR with one factor halved and doubled."""
-
-    factor: str = Field(description="What changes.")
-    ettr_halved: float = Field(ge=0, le=1, description="With half of it. [-]")
-    ettr_doubled: float = Field(ge=0, le=1, description="With twice of it. [-]")
-
-    @property
-    def swing(self) -> float:
-        """How far the ETTR moves between the two. [-]"""
-        return abs(self.ettr_doubled - self.ettr_halved)
-
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "failure rate": ("reliability.failures_per_node_day", "reliability.components.mttf_s"),

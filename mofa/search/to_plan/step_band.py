@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp
 
-from pydantic import Field
-
 from mofa.cost.model_flops import routed_fraction
-from mofa.specs.base import Spec
+from mofa.plan.step_band import Band
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import ALL, Circumstances, load_residuals
@@ -18,26 +16,6 @@ HOST_BOUND = 0.02
 """Share of the step that a device waits for its host from which the step says something of the host. [-]"""
 MOST_EXPERTS = 0.5
 """Share of a model's FLOPs in routed experts from which it counts as mostly experts. [-]"""
-
-
-class Band(Spec):
-    """Where 8 in 10 measured steps would lie, and what says so."""
-
-    low_s: float = Field(gt=0, description="Lower end. [s]")
-    high_s: float = Field(gt=0, description="Upper end. [s]")
-    circumstances: Circumstances = Field(description="What the step's residual goes by.")
-    group: tuple[str, ...] = Field(
-        description="The first of these circumstances that the runs behind the band share; empty: all runs."
-    )
-    runs: int = Field(ge=1, description="Configurations behind it. [-]")
-    families: int = Field(ge=1, description="Sources and models that they are of. [-]")
-    few: bool = Field(description="Whether they are too few for tenths: wider groups say much of it.")
-    unmeasured: tuple[str, ...] = Field(
-        description="What none of the runs had, in words: the band is then as wide as all residuals together."
-    )
-    hosts_s: tuple[float, float] | None = Field(
-        description="The step on a fast and on a slow host of the kind, within 8 in 10; null on a known host. [s]"
-    )
 
 
 def circumstances_of(

@@ -13,12 +13,13 @@ from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import job_clock
 from mofa.faults.simulate import simulate
 from mofa.faults.spares import waiting_share
+from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport
 from mofa.search.entry_points import Search
 from mofa.search.goodput import ACTIVITIES, LongRuns, watts_of_steps
 from mofa.search.legality.masks import Job, check
-from mofa.search.long_run.goodput_by_scale import VARIANTS, VariantPoint, goodput_by_scale
+from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.space import default_space, dividing, product

@@ -9,7 +9,8 @@ import pytest
 
 import mofa
 from mofa.plan.result import Plan
-from mofa.search.to_plan.step_band import Band, circumstances_of
+from mofa.plan.step_band import Band
+from mofa.search.to_plan.step_band import circumstances_of
 from mofa.specs.residuals import load_residuals
 from mofa.specs.workload import WorkloadSpec
 
