@@ -1,4 +1,4 @@
-"""A block's backward as schedules run it that put weights' gradients off: by inputs, and later by weights.
+"""A block's backward with deferred weight gradients: the backward by inputs first, that by weights later.
 
 PyTorch differentiates a stage by its input first and keeps what reaches each of its weights' nodes; later it
 differentiates those, once for each weight (torch.distributed.pipelining, ``stage_backward_input`` and

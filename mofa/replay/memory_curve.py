@@ -1,4 +1,4 @@
-"""A rank's memory over the seconds of a step: its journal put on its clock, and thinned out for people."""
+"""A rank's memory over the seconds of a step: its timeline put on its clock, and thinned out for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an order can be: every forward before its backward, weights after, and nobody waits for ever.
+"""Check that an order can run: every forward before its backward, weight gradients after it, and no deadlock.
 
 Independent of how orders are made: it reads a :class:`~mofa.schedules.Program` alone.
 """

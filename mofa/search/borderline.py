@@ -1,5 +1,4 @@
-"""What the search finds too full, or to recompute so much, and may be wrong about: played, where it would be among the
-best.
+"""Rows about which the closed form's memory may be wrong: replayed where they would be among the best.
 
 All rows of a search are weighed at once, by an estimate of reserved memory that is up to a quarter off. What it lets
 pass is played, so that nothing too full is called fitting. What it rejects though no more is *allocated* than fits, or

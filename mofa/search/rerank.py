@@ -1,5 +1,7 @@
-"""The last word on the best rows of a search: their steps are played out, they are ranked again, and what is returned
-has its memory played too; where it does not fit, it recomputes more layers if it can and is ranked anew, or is dropped.
+"""Re-rank the best rows of a search by replay.
+
+Their steps are played and they are ranked again; of what is returned the memory is played too. A row that does not fit
+recomputes more layers if it can and is ranked anew, or is dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One strategy as an estimator, to be played out."""
+"""One strategy as an estimator, ready for a replay."""
 
 from __future__ import annotations
 

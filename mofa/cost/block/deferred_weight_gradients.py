@@ -1,4 +1,4 @@
-"""Memory of a block whose weights' gradients are put off: what waits for them, and what is alive while they are made.
+"""Memory of a block with deferred weight gradients: what waits for them, and what is alive while they are made.
 
 Beside :mod:`mofa.cost.block.liveness`, which has the passes of other schedules. What autograd had saved in the forward
 stays until the backward by weights, whatever read it last, as the nodes that saved it do.

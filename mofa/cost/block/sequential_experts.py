@@ -1,4 +1,4 @@
-"""Ops that run in turn: experts one after the other, each with all its ops, which the tape has together.
+"""Time of experts that run one after the other, of which the tape has each kind of op together.
 
 A tape has one op for the first products of all experts, one for their activations and one for their second products.
 They are issued and run expert by expert: the device begins once the first expert's first product is issued, not the

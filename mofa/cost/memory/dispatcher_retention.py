@@ -1,4 +1,4 @@
-"""What lingers of recomputed layers of experts between their backward and their next forward, in closed form.
+"""What dispatchers retain of recomputed layers of experts between a backward and the next forward, in closed form.
 
 A chunk has it from its backward on until its next forward, which may be the next step's, or its next backward: so what
 is alive follows from the schedule's order.

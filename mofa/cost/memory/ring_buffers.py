@@ -1,4 +1,4 @@
-"""What rings of context parallelism let go that the device is not through with, when a later loss comes.
+"""Buffers of context-parallel rings that were freed and that the device still uses when a later loss comes.
 
 Closed form of what :mod:`mofa.replay.memory.stage_outputs` plays: NCCL's stream uses the buffers of a ring's exchanges,
 of which the allocator is told, so that they come back only as the device gets there

@@ -1,5 +1,7 @@
-"""What a block's tapes allocate and free, op by op, for one combination: the same lifetimes as
-:mod:`mofa.cost.block.liveness`. What the replay plays."""
+"""Allocation trace of a block: what its tapes allocate and free, op by op, for one combination.
+
+Lifetimes are those of :mod:`mofa.cost.block.liveness`. The replay plays it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts that run one after the other: a block for each expert's rows where one life has one for all of them.
+"""Allocations of experts that run one after the other: a block for each expert's rows in place of one for all.
 
 What an expert's product, activation and output take is let go or kept before the next expert's come, in the sizes of
 its own tokens: holes are filled by many small blocks, and torn by them, as one block for all would never show.

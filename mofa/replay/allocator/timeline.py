@@ -1,4 +1,4 @@
-"""A diary of allocations: what was alive at any event, by tensor and by kind."""
+"""A timeline of allocations: what was alive at any event, by tensor and by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's training steps, act by act: start, forwards and backwards, reduction, optimizer."""
+"""Executes a rank's training steps on an allocator: start, forwards and backwards, reduction, optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a player holds between computations, and what it plays for each piece of its rank."""
+"""What a rank holds between computations, and what is played for each piece of it."""
 
 from __future__ import annotations
 

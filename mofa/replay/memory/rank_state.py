@@ -1,4 +1,4 @@
-"""What all that plays a rank's steps shares: its memory, written down as it comes and goes, and what it holds."""
+"""State that all modules share which play a rank's steps: its memory, its timeline, and what it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A computation's allocations and frees, noted down when it is played and repeated from the notes.
+"""A computation's allocations and frees, recorded when it is played and repeated from the recording.
 
 Micro-batches allocate and free the same sizes in the same order; only the places differ, and how much larger than asked
 a block is. So from the second on a computation is a list of requests, and what is written down of it a copy of the

@@ -1,4 +1,4 @@
-"""What the players of a plan's ranks share: blocks' scripts, and computations that one of them has noted down."""
+"""What the executors of a plan's ranks share: blocks' programs, and computations that one of them has recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's forwards and backwards of a step: played op by op, repeated from notes, or left out."""
+"""A rank's forwards and backwards of a step: played op by op, repeated from recordings, or left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block's deeds as acts on numbered slots: what a player does one after the other."""
+"""A block's allocation trace as a program: allocations and frees on numbered slots, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Later steps, whose routers send other tokens: the same acts in other sizes.
+"""Later steps, whose routers send other tokens: the same programs in other sizes.
 
 A block that is a little larger than any before it finds no hole, and a segment more is taken, until there are holes for
 all that comes up. Two steps of equal tokens never show it.

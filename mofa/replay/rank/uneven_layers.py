@@ -1,4 +1,4 @@
-"""Layers whose experts get more or fewer tokens than other layers': the same lives in other sizes.
+"""Layers whose experts get more or fewer tokens than other layers': the same allocation traces in other sizes.
 
 What a layer frees then fits the next one only where that is no larger: the allocator's blocks are torn and new segments
 taken, which layers of one size never show.

@@ -1,4 +1,4 @@
-"""What playing the clock of a plan gave."""
+"""The result of replaying a plan's clock: computations, transfers, waits."""
 
 from __future__ import annotations
 

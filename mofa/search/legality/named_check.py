@@ -1,4 +1,4 @@
-"""What a check of legality is, and what it is given."""
+"""A named check of legality, and the job that it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay said, as the contract gives it."""
+"""The memory of a replay, as the contract gives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of every rank, as the contract gives it."""
+"""The clock of every rank of a replay, as the contract gives it."""
 
 from __future__ import annotations
 
