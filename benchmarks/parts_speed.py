@@ -15,7 +15,7 @@ from functools import partial
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block
-from mofa.routing.load import routing_loads
+from mofa.routing.rank_load import routing_loads
 from mofa.specs.load import load_workload
 from mofa.specs.routing import RoutingSpec
 

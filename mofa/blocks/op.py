@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
     go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
 
     ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
-    watchdog has seen the collective finished (:mod:`mofa.cost.traces.watchdog`).
+    watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
-from mofa.routing.load import routing_loads
+from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

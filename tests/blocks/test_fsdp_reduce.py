@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.traces.allocation_trace import life
+from mofa.cost.allocations.allocation_trace import life
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.model import ModelSpec

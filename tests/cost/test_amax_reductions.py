@@ -14,7 +14,7 @@ from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
 from mofa.replay.rank.of_plan import outside_of
-from mofa.specs.build import build
+from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import MIB

@@ -10,9 +10,9 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.routing.counts import Expected, read_counts
-from mofa.routing.load import rank_loads, routing_loads
+from mofa.routing.rank_load import rank_loads, routing_loads
 from mofa.specs.routing import RoutingSpec
-from tests.routing.test_load import moe_model
+from tests.routing.test_rank_load import moe_model
 
 MODEL = moe_model(num_experts=4, top_k=2, num_layers=3, dense=1)  # layers 1 and 2 have experts
 TOKENS = np.array([[[40, 30, 20, 10], [25, 25, 25, 25]], [[10, 10, 40, 40], [0, 50, 50, 0]]])  # iterations 7 and 9

@@ -30,7 +30,7 @@ import torch
 from mofa import host_pace
 from mofa.calibrate.bench.te_timing import FAMILY, Paces, Recorder, Waits
 from mofa.calibrate.bench.torch_bench import environment
-from mofa.calibrate.run import host_id
+from mofa.calibrate.run_cases import host_id
 
 
 def kernels(recorder: Recorder) -> None:

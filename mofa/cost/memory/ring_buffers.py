@@ -2,7 +2,7 @@
 
 Closed form of what :mod:`mofa.replay.memory.stage_outputs` plays: NCCL's stream uses the buffers of a ring's exchanges,
 of which the allocator is told, so that they come back only as the device gets there
-(:mod:`mofa.cost.traces.host_lead`).
+(:mod:`mofa.cost.allocations.host_lead`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
+from mofa.cost.allocations.watchdog import QUEUE
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.rows import Rows
-from mofa.cost.traces.watchdog import QUEUE
 
 ArrayN = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""What PyTorch's watchdog still holds when a pass is through: closed form of :mod:`mofa.cost.traces.watchdog`."""
+"""What PyTorch's watchdog still holds when a pass is through: closed form of :mod:`mofa.cost.allocations.watchdog`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import anywhere
+from mofa.cost.allocations.watchdog import QUEUE, WATCHDOG_S
 from mofa.cost.rows import Rows
-from mofa.cost.traces.watchdog import QUEUE, WATCHDOG_S
 
 ArrayN = NDArray[np.float64]
 

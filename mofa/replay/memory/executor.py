@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from mofa.cost.allocations.initialization import built
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
-from mofa.cost.traces.initialization import built
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
 from mofa.replay.allocator.timeline import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
+from mofa.cost.allocations.weight_buffers import stepped
 from mofa.cost.memory.fsdp_gathered import AHEAD
-from mofa.cost.traces.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
-from mofa.cost.traces.weight_buffers import stepped
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.pass_state import short_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.cost.traces.allocation_trace import Life
+from mofa.cost.allocations.allocation_trace import Life
 from mofa.replay.memory.recording import Routine
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import Script, script

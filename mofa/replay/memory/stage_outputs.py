@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.traces.host_lead import lag, launches
-from mofa.cost.traces.watchdog import Shelf
+from mofa.cost.allocations.host_lead import lag, launches
+from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, outside
 from mofa.replay.rank.program import GRADIENT, INPUT

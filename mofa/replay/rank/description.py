@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.cost.traces.allocation_trace import Life
-from mofa.cost.traces.watchdog import Pace
-from mofa.cost.traces.weight_buffers import FlatBuffer, Weight
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.watchdog import Pace
+from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
 from mofa.replay.rank.routing_drift import Wander
 
 __all__ = ["FlatBuffer", "Piece", "Rank", "Weight"]
@@ -30,7 +30,7 @@ class Rank:
     ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank, ``turns``
     whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the model's first, if any.
     ``rotations`` are the table of each model part and what it is made of
-    (:func:`mofa.cost.traces.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
+    (:func:`mofa.cost.allocations.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
     """
 
     weights: tuple[Weight, ...]

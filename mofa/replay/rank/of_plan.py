@@ -11,6 +11,19 @@ import numpy as np
 from mofa.blocks.build import layer_kind
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import lasting
+from mofa.cost.allocations.allocation_trace import Life, awaiting_embedding, gathering, life
+from mofa.cost.allocations.host_lead import ahead_of_peers, device_per_host, paces
+from mofa.cost.allocations.initialization import rotations
+from mofa.cost.allocations.parameter_tensors import Module, params_of
+from mofa.cost.allocations.sequential_experts import one_by_one
+from mofa.cost.allocations.weight_buffers import (
+    built_beside,
+    ddp_buckets,
+    flat_buffers,
+    held_in_fp8,
+    rotation_tables,
+    weights_of,
+)
 from mofa.cost.block.block_cost import BlockCost, base_mode, full_mode
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.communicators import communicators_of
@@ -19,19 +32,6 @@ from mofa.cost.memory.fsdp_root import waits_for_embedding
 from mofa.cost.memory.stage_inputs import held_beside
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import ddp_width
-from mofa.cost.traces.allocation_trace import Life, awaiting_embedding, gathering, life
-from mofa.cost.traces.host_lead import ahead_of_peers, device_per_host, paces
-from mofa.cost.traces.initialization import rotations
-from mofa.cost.traces.parameter_tensors import Module, params_of
-from mofa.cost.traces.sequential_expert_allocations import one_by_one
-from mofa.cost.traces.weight_buffers import (
-    built_beside,
-    ddp_buckets,
-    flat_buffers,
-    held_in_fp8,
-    rotation_tables,
-    weights_of,
-)
 from mofa.replay.rank.description import Piece, Rank
 from mofa.replay.rank.routing_drift import Moving, Wander
 from mofa.replay.rank.uneven_layers import Routed, rows_by_layer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron_persistent import Lasting
 from mofa.blocks.op import RENEWAL
-from mofa.cost.traces.allocation_trace import Deed, Life, New, in_order, products
+from mofa.cost.allocations.allocation_trace import Deed, Life, New, in_order, products
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Act
 

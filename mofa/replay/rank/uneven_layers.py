@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.sequential_experts import one_by_one
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import wandering
-from mofa.cost.traces.allocation_trace import Deed, Life, New
-from mofa.cost.traces.sequential_expert_allocations import one_by_one
 from mofa.replay.rank.routing_drift import MOST_STEPS, Moving, Routers
 
 FloatA = NDArray[np.float64]

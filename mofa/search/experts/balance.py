@@ -12,8 +12,8 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.routing.counts import Expected, read_counts
-from mofa.routing.load import draw_shares
 from mofa.routing.presets import memfine_iteration_7
+from mofa.routing.rank_load import draw_shares
 from mofa.specs.base import Spec
 from mofa.specs.routing import RoutingSpec
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.simulate import Played
+    from mofa.routing.balance.token_scheduling import Played
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -179,7 +179,7 @@ def balance_experts(
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
     from mofa.routing.balance.inputs import draw_inputs, source_inputs, split_inputs
-    from mofa.routing.balance.simulate import play
+    from mofa.routing.balance.token_scheduling import play
 
     notes: tuple[str, ...] = ()
     if trace is not None:

@@ -13,7 +13,7 @@ from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
-from mofa.routing.load import cap_shares, expert_shares
+from mofa.routing.rank_load import cap_shares, expert_shares
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
@@ -31,7 +31,7 @@ from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from mofa.routing.balance.setup import Setup
-    from mofa.routing.balance.simulate import Played
+    from mofa.routing.balance.token_scheduling import Played
 
 FloatA = NDArray[np.float64]
 MICRO_BATCHES = 20
@@ -72,7 +72,7 @@ def balance_workload(
     progress
         Told layers done and in all.
     """
-    from mofa.routing.balance.simulate import play
+    from mofa.routing.balance.token_scheduling import play
 
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
     return make_report(
@@ -114,7 +114,7 @@ def balance_step(
     micro-batches and ranks. Placing a layer's experts anew moves, to each GPU, their weights and its part of the
     optimizer's states over the network between nodes, all layers of a stage one after the other.
     """
-    from mofa.routing.balance.simulate import play
+    from mofa.routing.balance.token_scheduling import play
 
     row, spec = _rows(workload, cluster, framework, strategy)
     tokens = int(spec.micro_batch * workload.batch.seq_len / spec.cp / (spec.tp if spec.sp else 1))

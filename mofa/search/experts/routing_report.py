@@ -10,7 +10,7 @@ from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity, rerun_fraction
 from mofa.routing.counts import moe_layers
 from mofa.routing.fitting import fit_distributions
-from mofa.routing.load import expert_shares
+from mofa.routing.rank_load import expert_shares
 from mofa.routing.statistics import QUANTILES, expert_ratios, rank_ratios, statistics
 from mofa.specs.base import Spec
 from mofa.specs.workload import WorkloadSpec

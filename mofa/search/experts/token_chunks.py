@@ -16,7 +16,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.capacity import drop_to_capacity
 from mofa.routing.chunks import BINS, checked_bins, seen_before
-from mofa.routing.load import expert_shares, max_rank_ratio
+from mofa.routing.rank_load import expert_shares, max_rank_ratio
 from mofa.routing.statistics import rank_ratios
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
 from mofa.search.job_setup import with_numerics

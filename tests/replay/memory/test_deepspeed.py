@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 import mofa
+from mofa.cost.allocations.allocation_trace import Deed, Life, New
 from mofa.cost.estimate import Estimator
-from mofa.cost.traces.allocation_trace import Deed, Life, New
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import GRADIENTS, outside

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mofa
+from mofa.cost.allocations.allocation_trace import Deed, Life, New, life
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_grads
 from mofa.cost.memory.peak import stage_bytes
-from mofa.cost.traces.allocation_trace import Deed, Life, New, life
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory

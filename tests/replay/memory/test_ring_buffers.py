@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import mofa
+from mofa.cost.allocations.watchdog import QUEUE
 from mofa.cost.estimate import Estimator
-from mofa.cost.traces.watchdog import QUEUE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import ACTIVATIONS, outside
 from mofa.replay.memory.rank_memory import play

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mofa.cost.allocations.allocation_trace import Life
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.traces.allocation_trace import Life
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.of_plan import rank_maker

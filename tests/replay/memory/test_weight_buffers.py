@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import mofa
-from mofa.cost.traces.parameter_tensors import Bucketed, Param, _places, shares
+from mofa.cost.allocations.parameter_tensors import Bucketed, Param, _places, shares
 from mofa.replay.memory.fsdp_and_optimizer import in_optimizer
 from mofa.replay.memory.rank_memory import may_be_fullest, play
 from mofa.replay.rank.description import Rank

@@ -12,7 +12,7 @@ from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import Setup
-from mofa.routing.load import routing_loads
+from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import DISPATCH_S, with_scheduling
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup

@@ -16,7 +16,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.replayer import Replayer
-from mofa.routing.load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
+from mofa.routing.rank_load import cap_shares, expert_shares, max_rank_ratio, rank_loads, rank_shares, routing_loads
 from mofa.search.one_strategy import one_row
 from mofa.specs.complete import complete_strategy
 from mofa.specs.load import load_cluster, load_framework, load_workload

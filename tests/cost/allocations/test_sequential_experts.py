@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mofa.cost.traces.allocation_trace import Deed, Life, New
-from mofa.cost.traces.sequential_expert_allocations import COPY, SUMS, one_by_one
+from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.sequential_experts import COPY, SUMS, one_by_one
 from mofa.replay.rank.of_plan import _lives
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load

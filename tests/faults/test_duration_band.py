@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from mofa.errors import SpecError
-from mofa.faults.band import QUANTILES, band_s, rate_factors
 from mofa.faults.clocks import Clock
+from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
 from mofa.faults.rates import estimate_rate, rate_given_count
 from mofa.faults.renewal import ettr
 from mofa.faults.simulate import Kind, Level, LongRun, simulate

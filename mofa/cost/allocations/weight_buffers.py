@@ -1,6 +1,6 @@
 """What a rank holds of its parameter tensors, and its optimizers keep of each.
 
-The tensors themselves are in :mod:`mofa.cost.traces.parameter_tensors`.
+The tensors themselves are in :mod:`mofa.cost.allocations.parameter_tensors`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from mofa.blocks.elementwise import value
 from mofa.blocks.fp8 import weight_copies
 from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
 from mofa.cost.rows import Rows
-from mofa.cost.traces.allocation_trace import Life
-from mofa.cost.traces.parameter_tensors import Param, buffers_of, owned
 
 BUCKET = 100 * 2**20
 """Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.traces.initialization import BROADCAST, DRAFT, TABLE, broadcast, built
-from mofa.cost.traces.weight_buffers import Weight
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast, built
+from mofa.cost.allocations.weight_buffers import Weight
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import Lasting
 from mofa.blocks.lifetimes import PRODUCT_ENDS
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
-from mofa.cost.traces.parameter_tensors import block_weights
+from mofa.cost.allocations.parameter_tensors import block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
@@ -69,7 +69,7 @@ class Deed(NamedTuple):
     sums: bool = False
     """Whether something is added to the gradient that the block is given, in its place."""
     rounds: int = 1
-    """Experts that the op runs for one after the other (:mod:`mofa.cost.traces.sequential_expert_allocations`). [-]"""
+    """Experts that the op runs for one after the other (:mod:`mofa.cost.allocations.sequential_experts`). [-]"""
     renews: bool = False
     """Whether what lingered of the block's last backward goes here."""
     lasting: tuple[Lasting, ...] = ()
@@ -103,7 +103,7 @@ class Life:
     sent: frozenset[str] = frozenset()
     """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
     shelved: frozenset[str] = frozenset()
-    """What PyTorch's watchdog lets go (:mod:`mofa.cost.traces.watchdog`)."""
+    """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
     late: frozenset[str] = frozenset()
     """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
     the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""

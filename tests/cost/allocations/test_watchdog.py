@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from mofa.cost.allocations.watchdog import QUEUE, Pace, Shelf
 from mofa.cost.memory.peak import stage_bytes
-from mofa.cost.traces.watchdog import QUEUE, Pace, Shelf
 from mofa.replay.memory.rank_memory import play
 from mofa.replay.rank.of_plan import ranks_of, rows_of
 from tests.replay.runs import load

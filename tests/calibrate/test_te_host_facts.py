@@ -12,7 +12,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.folder import fit_folder
 from mofa.calibrate.measurements import Row, append_row, read_rows
 from mofa.calibrate.profile import gpu_profile, merged
-from mofa.calibrate.te_host import LATENT_LAYER, MOE_LAYER, Times, layer_in_small_ops, module_facts, modules_of
+from mofa.calibrate.te_host_facts import LATENT_LAYER, MOE_LAYER, Times, layer_in_small_ops, module_facts, modules_of
 from mofa.specs.host import LayerPace
 from mofa.units import parse_quantity
 

@@ -10,7 +10,7 @@ import pytest
 from mofa.calibrate.bench.numpy_bench import NumpyBench
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row, read_rows
-from mofa.calibrate.run import prepare, run
+from mofa.calibrate.run_cases import prepare, run
 from mofa.errors import SpecError
 
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mofa.blocks.context import ArrayK
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.watchdog import QUEUE, Pace
 from mofa.cost.block.block_cost import BlockCost
 from mofa.cost.block.host_clock import NEVER
-from mofa.cost.traces.allocation_trace import Life
-from mofa.cost.traces.watchdog import QUEUE, Pace
 from mofa.specs.hardware import ClusterSpec
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mofa.cost.traces.host_lead import lag
-from mofa.cost.traces.watchdog import QUEUE
+from mofa.cost.allocations.host_lead import lag
+from mofa.cost.allocations.watchdog import QUEUE
 
 
 def test_what_was_sent_comes_back_once_the_device_is_as_far() -> None:

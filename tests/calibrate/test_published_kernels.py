@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.others import fit_others
+from mofa.calibrate.published_kernels import fit_others
 from mofa.specs.load import load_cluster
 from mofa.specs.power import mixed_clock
 

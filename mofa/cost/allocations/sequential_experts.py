@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from mofa.blocks.op import KINDS
-from mofa.cost.traces.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.allocation_trace import Deed, Life, New
 
 SUMS = ".whole"
 """End of the names of ops that add up the gradients of all experts' weights."""
@@ -34,7 +34,7 @@ def one_by_one(life: Life, shares: Sequence[float] = ()) -> Life:
 
     Examples
     --------
-    >>> from mofa.cost.traces.allocation_trace import Deed, Life, New
+    >>> from mofa.cost.allocations.allocation_trace import Deed, Life, New
     >>> up = Deed("fc1", (New("h", 12, 0, 0),), rounds=2)
     >>> down = Deed("fc2", (New("y", 4, 0, 0),), free=("h", "x"), rounds=2)
     >>> cat = Deed("cat", (New("out", 4, 0, 0),), free=("y",))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mofa.specs.build import build
+from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
-from mofa.validate.table import OWN_NODES, import_rows, import_table, why_unusable
+from mofa.validate.published_rows import OWN_NODES, import_rows, import_table, why_unusable
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 COLUMNS = (

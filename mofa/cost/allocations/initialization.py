@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
+from mofa.cost.allocations.weight_buffers import Weight
 from mofa.cost.rows import Rows
-from mofa.cost.traces.weight_buffers import Weight
 
 BROADCAST_BYTES = 250 * 2**20
 """Bytes from which DDP's broadcast of parameters begins another buffer (torch/nn/parallel/distributed.py,

@@ -14,9 +14,9 @@ import yaml
 from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.search.one_strategy import one_row
-from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
+from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import GIB, MIB

@@ -12,7 +12,7 @@ from mofa.routing.balance.baselines import eplb_fullest
 from mofa.routing.balance.inputs import draw_inputs, source_inputs, source_shares, split_inputs
 from mofa.routing.balance.place import Adaptation
 from mofa.routing.balance.setup import Setup
-from mofa.routing.balance.simulate import SCHEMES, play
+from mofa.routing.balance.token_scheduling import SCHEMES, play
 from mofa.routing.placement import Placement
 from mofa.search.experts.balance import ordered_shares
 from mofa.specs.routing import RoutingSpec
