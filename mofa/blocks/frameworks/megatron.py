@@ -263,7 +263,7 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
 
     A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
     autograd as a dummy (te/module/base.py, get_dummy_wgrad), Transformer Engine's workspaces, and, with the head, the
-    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_lasting.rotations`).
+    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_persistent.rotations`).
     """
     ops = tuple(ops)
     total: ArrayK = workspaces(ops)
