@@ -161,8 +161,9 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
 def test_large_files_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, parquet = write(frame(), tmp_path / "c.csv"), write(frame(), tmp_path / "c.parquet")
     for name, file, message in (
-        ("table.MAX_FILE_BYTES", csv, "larger than"), ("table.MAX_ROWS", csv, "has 16 rows, more than 10"),
-        ("table.MAX_ROWS", parquet, "has 16 rows, more than 10"),
+        ("count_columns.MAX_FILE_BYTES", csv, "larger than"),
+        ("count_columns.MAX_ROWS", csv, "has 16 rows, more than 10"),
+        ("count_columns.MAX_ROWS", parquet, "has 16 rows, more than 10"),
         ("counts.MAX_CELLS", csv, "has 2 iterations, too many"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(SpecError, match=message):
