@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from mofa.replay.allocator import Allocator
-from mofa.replay.pools import Block
-from mofa.routing.load import routing_loads
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import Block
+from mofa.routing.rank_load import routing_loads
 from mofa.specs.load import load_workload
 from mofa.specs.routing import RoutingSpec
 

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.play import play
-from mofa.replay.ranks import outside_of, ranks_of
-from mofa.replay.step import time_of
-from mofa.search.feasible import Job, check
-from mofa.search.prepare import loads_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import outside_of, ranks_of
+from mofa.replay.time.step import time_of
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import SOLVED, constrain, default_space, product
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload

@@ -16,13 +16,13 @@ from unittest import mock
 
 import numpy as np
 
-from mofa.replay.play import play
-from mofa.replay.ranks import rank_maker
-from mofa.replay.replay import Replayer
-from mofa.search.final import REPLAYED, replay_best
-from mofa.search.find import find_plans
-from mofa.search.plan import Candidate
-from mofa.search.playing import estimator_of
+from mofa.replay.memory.rank_memory import play
+from mofa.replay.rank.of_plan import rank_maker
+from mofa.replay.replayer import Replayer
+from mofa.search.entry_points import find_plans
+from mofa.search.rerank import REPLAYED, replay_best
+from mofa.search.strategy_estimator import estimator_of
+from mofa.search.to_plan.builder import Candidate
 from mofa.search.workers import Workers, cores
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
@@ -54,7 +54,7 @@ def best_plans(workload: str, cluster: str, gpus: int) -> list[Candidate]:
         found.extend(map(candidate, rows))
         raise StopIteration
 
-    with mock.patch("mofa.search.find.replay_best", keep), suppress(StopIteration):
+    with mock.patch("mofa.search.entry_points.replay_best", keep), suppress(StopIteration):
         find_plans(load_workload(workload), load_cluster(cluster, gpus))
     return found
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
+from mofa.search.borderline import rows_in_doubt
 from mofa.search.costing import MEMORY, Found
-from mofa.search.doubt import rows_in_doubt
-from mofa.search.find import find_plans
-from mofa.search.plan import Candidate, room_bytes
-from mofa.search.prepare import loads_of
+from mofa.search.entry_points import find_plans
+from mofa.search.job_setup import loads_of
+from mofa.search.to_plan.builder import Candidate, room_bytes
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 SEARCHES = (

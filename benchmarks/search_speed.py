@@ -98,8 +98,8 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
 
     import mofa
     from mofa.cost.estimate import estimate_table
-    from mofa.search.feasible import Job, check
-    from mofa.search.prepare import loads_of
+    from mofa.search.job_setup import loads_of
+    from mofa.search.legality.masks import Job, check
     from mofa.search.space import SOLVED, default_space, product
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)

@@ -38,10 +38,10 @@ from mofa.calibrate.chunked_layer import predict_layer
 from mofa.calibrate.shapes_chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_atomic
-from mofa.search.find import estimate
+from mofa.search.entry_points import estimate
 from mofa.specs.load import load_cluster, load_framework, load_runs, resolve_run
+from mofa.validate.all_runs import layer_folders
 from mofa.validate.reference import why_no_time
-from mofa.validate.run import layer_folders
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCES = ROOT / "reference_runs"

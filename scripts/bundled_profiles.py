@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves
+from mofa.calibrate.folder import fit_folder
 from mofa.calibrate.measurements import read_rows
-from mofa.calibrate.others import fit_others
 from mofa.calibrate.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.profile import (
     SMALL_OPS,
@@ -30,10 +29,11 @@ from mofa.calibrate.profile import (
     stream_fact,
     tidy,
 )
+from mofa.calibrate.published_kernels import fit_others
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host import Times, layer_facts, module_facts, modules_of
-from mofa.cost.forms import bus_share
+from mofa.calibrate.te_host_facts import Times, layer_facts, module_facts, modules_of
+from mofa.cost.kernels.fitted_forms import bus_share
 from mofa.measure.records import read_records
 from mofa.specs.host import LayerPace
 from mofa.specs.products import FALLBACK

@@ -23,7 +23,7 @@ def rooms() -> dict[str, list[str]]:
 
     >>> "mofa.units" in rooms()["mofa"]
     True
-    >>> "mofa.cost.collectives" in rooms()["mofa.cost"]
+    >>> "mofa.cost.kernels.collectives" in rooms()["mofa.cost.kernels"]
     True
     """
     packages: dict[str, list[str]] = {}
@@ -40,7 +40,7 @@ def public_names() -> dict[str, str]:
     """What ``import mofa`` offers, to the modules that hold it: the imports that ``mofa/__init__.py`` shows checkers.
 
     >>> public_names()["find_plans"]
-    'mofa.search.find'
+    'mofa.search.entry_points'
     """
     tree = ast.parse((ROOT / "mofa" / "__init__.py").read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

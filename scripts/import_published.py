@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mofa.validate.table import import_table
+from mofa.validate.published_rows import import_table
 
 if __name__ == "__main__":
     usable, unusable = import_table(Path(sys.argv[1]), Path(__file__).parents[1] / "reference_runs" / "published")

@@ -13,7 +13,7 @@ import numpy as np
 
 import mofa
 from mofa.routing.balance.setup import Setup
-from mofa.search.balanced_step import balance_step, step_setup
+from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.specs.load import build
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec

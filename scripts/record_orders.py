@@ -1,8 +1,8 @@
 """Record the orders and the sends and receives of PyTorch's pipeline schedules; needs torch, no GPU.
 
-``python scripts/record_orders.py tests/replay/recorded/orders.json`` with PyTorch 2.11 made the file that tests read.
-An entry is [schedule, pp, vpp, micro-batches, computations per rank, the same with sends and receives], each action as
-text.
+``python scripts/record_orders.py tests/schedules/recorded/orders.json`` with PyTorch 2.11 made the file that tests
+read. An entry is [schedule, pp, vpp, micro-batches, computations per rank, the same with sends and receives], each
+action as text.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import yaml
 
 from mofa.report.save import write_atomic
 from mofa.specs.residuals import FILE, STEPS_FILE
+from mofa.validate.all_runs import references
 from mofa.validate.bands import fit, residual_of, residuals_csv
-from mofa.validate.run import references
 from mofa.validate.score import RunScore, score
 from mofa.validate.spread import Spread
 

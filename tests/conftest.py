@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-LONGEST = ("tests/replay/test_agreement.py", "tests/replay/test_play.py", "tests/search/test_goodput.py",
-           "tests/cli/test_commands.py", "tests/search/test_costing.py")  # fmt: skip
+LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memory.py",
+           "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
+           "tests/search/test_costing.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.1

@@ -7,12 +7,12 @@ from functools import cached_property, lru_cache
 
 from mofa.blocks.backward import backward
 from mofa.blocks.context import ArrayK, Context, Primitives
+from mofa.blocks.deferred_weight_gradients import Apart, apart
 from mofa.blocks.hooks import through_hooks
 from mofa.blocks.lifetimes import BlockLives
 from mofa.blocks.moeblaze import index_only
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, stream
-from mofa.blocks.put_off import Apart, apart
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.tp_overlap import overlapped
 from mofa.specs.model import ModelSpec

@@ -58,10 +58,10 @@ def chunked(forward: Tape, chunks: int, *, overlap: bool = False) -> Tape:
     chunk is left, so that a layer needs ``A + B / chunks``; of time there are ``chunks`` smaller products and
     exchanges, the forward again and its two exchanges. The gradients of the chunks' inputs are concatenated likewise.
     Chunks are taken as equally uneven: the tokens of each fall on experts as those of all do. As many of their numbers
-    of rows need a choice of a kernel as of whole micro-batches' (:mod:`mofa.cost.choices`), though theirs lie closer.
-    With ``overlap`` the next chunk is permuted and dispatched before this one's experts, so that its exchange runs
-    beside them and two chunks are alive; in the backward the host waits for each repeated dispatch's counts, which
-    leaves less to overlap.
+    of rows need a choice of a kernel as of whole micro-batches' (:mod:`mofa.cost.kernels.kernel_selection`), though
+    theirs lie closer. With ``overlap`` the next chunk is permuted and dispatched before this one's experts, so that its
+    exchange runs beside them and two chunks are alive; in the backward the host waits for each repeated dispatch's
+    counts, which leaves less to overlap.
 
     Examples
     --------

@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
     go comes back only once the device has got that far. ``grad_sent`` says the same of its gradient.
 
     ``shelved`` says where a coalesced collective that nobody waits for keeps it: it stays allocated until PyTorch's
-    watchdog has seen the collective finished (:mod:`mofa.cost.shelf`).
+    watchdog has seen the collective finished (:mod:`mofa.cost.allocations.watchdog`).
     """
 
     name: str
@@ -160,7 +160,7 @@ CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_a
 
 
 class Collective(NamedTuple):
-    """A collective over a process group; ``payload`` as :mod:`mofa.cost.collectives` defines it. [B]"""
+    """A collective over a process group; ``payload`` as :mod:`mofa.cost.kernels.collectives` defines it. [B]"""
 
     kind: CollectiveKind
     group: str

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import Way
 from mofa.calibrate.cases import Split
-from mofa.calibrate.fit import Curves, fit_curves, predict
-from mofa.calibrate.measurements import Row, read_environment, read_rows
+from mofa.calibrate.fit import Curves, predict
+from mofa.calibrate.folder import bundled_gpu, fit_folder
+from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes_te_bf16 import GROUPED, OPS
-from mofa.cost.compute import gemm_s, unaligned_gemm_s
+from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
 from mofa.errors import SpecError
-from mofa.specs.hardware import GpuSpec
-from mofa.specs.load import load_cluster
 
 BUNDLED = "unaligned_gemm"
 """The family that no folder's own curves say: it is predicted with the bundled profile of its GPU."""
@@ -122,7 +121,7 @@ def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray
     time_s, outside = predict(curves, rows)
     at = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
     if at:
-        gpu = _bundled_gpu(curves.gpu, folder)
+        gpu = bundled_gpu(curves.gpu, folder)
         m, n, k = (np.array([[float(rows[i].case.size(x))] for i in at]) for x in "mnk")
         ways: list[Way] = [rows[i].case.op for i in at]  # type: ignore[misc]
         time_s[at] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), ways, gpu)[:, 0]
@@ -151,26 +150,3 @@ def summary(values: Sequence[tuple[str, float, bool]]) -> dict[str, float | int]
         "p90_abs_error": float(round(np.quantile(np.abs(error), 0.9), 12)), "bias": float(np.median(error)),
         "extrapolated": sum(v[2] for v in values),
     }  # fmt: skip
-
-
-def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
-    """The rows of a folder and the curves fitted to its grid."""
-    rows = read_rows(folder)
-    environment = read_environment(folder)
-    if any(row.gpu != environment["gpu"] for row in rows):
-        raise SpecError(
-            f"{folder}: environment.json is of {environment['gpu']!r}, the rows are of {rows[0].gpu!r}; "
-            "put back the file that belongs to them"
-        )
-    sms, l2_bytes = int(environment.get("num_sms") or 1), float(environment.get("l2_bytes") or 0.0)
-    single = None
-    if any(row.case.family == GROUPED for row in rows):
-        single = _bundled_gpu(rows[0].gpu, folder).curves.gemm["bf16"].form
-    return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes, single=single)
-
-
-def _bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
-    """The bundled profile of a device by its name."""
-    from mofa.calibrate.profile import base_of  # which reads folders through this file
-
-    return load_cluster(base_of(gpu, folder)[1], 1).gpu

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
 from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
+from mofa.calibrate.folder import base_of
 from mofa.calibrate.measurements import Row, read_file
-from mofa.calibrate.profile import base_of
 from mofa.calibrate.shapes_chunked import FAMILY, ISSUE, OPS
 from mofa.specs.load import load_cluster, load_framework
 

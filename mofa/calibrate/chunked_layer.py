@@ -19,14 +19,14 @@ from mofa.blocks.op import Back, Collective, Gemm, Grouped, HostSync, Op, Stream
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes_chunked import rank_rows
-from mofa.cost.durations import Machine
-from mofa.cost.lasting import PYTORCH_WORKSPACE
-from mofa.cost.liveness import block_memory
-from mofa.cost.lives import Deed, life
-from mofa.cost.scan import scan
-from mofa.cost.topology import Group
-from mofa.replay.allocator import Allocator
-from mofa.replay.pools import Block
+from mofa.cost.allocations.allocation_trace import Deed, life
+from mofa.cost.block.durations import Machine
+from mofa.cost.block.liveness import block_memory
+from mofa.cost.block.tape_clock import scan
+from mofa.cost.kernels.topology import Group
+from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import Block
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 

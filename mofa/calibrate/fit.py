@@ -1,4 +1,4 @@
-"""From measured rows to the parameters of `mofa.cost.forms`, with residuals and ranges."""
+"""From measured rows to the parameters of `mofa.cost.kernels.fitted_forms`, with residuals and ranges."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ from mofa.calibrate.shapes import MIN_POINTS
 from mofa.calibrate.shapes_routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes_te import CHECKS, TO_FP32
 from mofa.calibrate.shapes_te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
-from mofa.calibrate.te_host import Times, layer_in_small_ops, modules_of
+from mofa.calibrate.te_host_facts import Times, layer_in_small_ops, modules_of
 from mofa.calibrate.te_rows import ADDED_BYTES, adding, by_bytes, fitted_alone
 from mofa.calibrate.traffic import bytes_per_element
-from mofa.cost.forms import attention_s, bus_share, collective_s, gemm_s, grouped_gemm_s, missed_bytes, stream_s
-from mofa.cost.multi_stream import multi_stream_s
+from mofa.cost.kernels.fitted_forms import (
+    attention_s,
+    bus_share,
+    collective_s,
+    gemm_s,
+    grouped_gemm_s,
+    missed_bytes,
+    stream_s,
+)
+from mofa.cost.kernels.multi_stream import multi_stream_s
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, StreamForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
@@ -81,9 +89,9 @@ class Curves:
     """Clock after seconds of load over the full clock: of products, attention and memory-bound kernels. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.te_host.modules_of`. [-]"""
+    """Of :func:`mofa.calibrate.te_host_facts.modules_of`. [-]"""
     layer_in_small_ops: tuple[float, float] | None = None
-    """Of :func:`mofa.calibrate.te_host.layer_in_small_ops`. [-]"""
+    """Of :func:`mofa.calibrate.te_host_facts.layer_in_small_ops`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""

@@ -13,11 +13,12 @@ import numpy as np
 import yaml
 
 from mofa.calibrate.fit import fit_collective
-from mofa.calibrate.profile import BASES, curve_fact
+from mofa.calibrate.folder import BASES
+from mofa.calibrate.profile import curve_fact
 from mofa.calibrate.shapes import MIN_POINTS
-from mofa.cost.collectives import Fabric, collective_time
-from mofa.cost.forms import bus_share
-from mofa.cost.topology import Group
+from mofa.cost.kernels.collectives import Fabric, collective_time
+from mofa.cost.kernels.fitted_forms import bus_share
+from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.specs.hardware import ClusterSpec, NodeSpec

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mofa.calibrate.check import fit_folder
 from mofa.calibrate.fit import Curves, Fitted
+from mofa.calibrate.folder import base_of, fit_folder
 from mofa.calibrate.shapes_routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes_te import CASTS as FP8_CASTS
 from mofa.calibrate.shapes_te import MAIN_CAST
-from mofa.calibrate.te_host import layer_facts, module_facts
-from mofa.cost.forms import bus_share, collective_s
+from mofa.calibrate.te_host_facts import layer_facts, module_facts
+from mofa.cost.kernels.fitted_forms import bus_share, collective_s
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_dir
 from mofa.specs.host import LayerPace
@@ -24,10 +24,6 @@ from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
 from mofa.units import parse_quantity
 
-BASES = {"H200": ("h200-sxm", "h200-hgx"), "H100": ("h100-sxm", "h100-hgx"), "H800": ("h800", "h800-hgx"),
-         "A100": ("a100-80gb", "a100-hgx"), "H20": ("h20", "h20-hgx"), "GB200": ("gb200", "gb200-nvl72"),
-         "B200": ("b200", "b200-hgx")}  # fmt: skip
-"""Word in the device's name, and the bundled profiles that hold the datasheet facts no measurement gives."""
 BETWEEN = "between_memory"
 """The sustained state that training is in: products and attention with memory-bound kernels between them."""
 SMALL_OPS = ("eager_add", "eager_silu", "eager_rmsnorm")
@@ -352,16 +348,6 @@ def plain(curves: Curves) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
     found: dict[str, Any] = tidy(curves.as_dict())
     return found
-
-
-def base_of(gpu: str, folder: Path) -> tuple[str, str]:
-    """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
-    for word, names in BASES.items():
-        if word in gpu.replace("-", " ").split():
-            return names
-    raise SpecError(
-        f"{folder}: no bundled profile knows {gpu!r}, and a profile needs datasheet facts; name the nearest with --base"
-    )
 
 
 def _bundled(kind: Any, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.blocks.frameworks.megatron_linear import TUNED_NORMS
 from mofa.calibrate.measurements import Row
-from mofa.cost.forms import gemm_s
+from mofa.cost.kernels.fitted_forms import gemm_s
 from mofa.specs.curves import GemmForm, StreamForm
 
 ADDED_BYTES = 6.0

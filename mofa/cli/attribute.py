@@ -25,7 +25,7 @@ def attribute(
     from mofa.errors import SpecError
     from mofa.report.accuracy import print_attribution
     from mofa.report.tables import make_console
-    from mofa.search.find import timed_plan
+    from mofa.search.entry_points import timed_plan
     from mofa.validate.attribute import attribute as put_beside
     from mofa.validate.attribute import doubts, read_profile, refuse_another_run
 

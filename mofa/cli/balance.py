@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mofa.routing.balance.setup import Setup
-    from mofa.search.balance import BalanceReport, Progress
+    from mofa.search.experts.balance import BalanceReport, Progress
     from mofa.specs.routing import RoutingSpec
 
 DEFAULT_ASSIGNMENTS, DEFAULT_MICRO_BATCHES = 65_536, 100
@@ -133,7 +133,7 @@ def _experts(
     assignments: int | None, micro_batches: int | None, seed: int, options: Mapping[str, object], progress: Progress,
 ) -> tuple[BalanceReport, Setup]:  # fmt: skip
     from mofa.errors import SpecError
-    from mofa.search.balance import balance_experts
+    from mofa.search.experts.balance import balance_experts
     from mofa.specs.routing import RoutingSpec
 
     for name, value in {"--experts": experts, "--gpus": gpus, "--ep": ep}.items():
@@ -182,7 +182,7 @@ def _workload(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
-    from mofa.search.balanced_step import balance_step, balance_workload, step_setup, trace_workload
+    from mofa.search.experts.balanced_step import balance_step, balance_workload, step_setup, trace_workload
 
     overrides = parse_overrides(set_)
     job = read_workload(name, overrides, seq_len=seq_len, global_batch=global_batch)

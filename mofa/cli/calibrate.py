@@ -51,7 +51,7 @@ def calibrate_run(
 
     Rows are written one by one: after an interruption the same command goes on where it was.
     """
-    from mofa.calibrate.run import run
+    from mofa.calibrate.run_cases import run
     from mofa.cli.parse import split_words
     from mofa.cli.progress import progress_bar
     from mofa.report.save import check_writable

@@ -42,7 +42,7 @@ def chunks(
     from mofa.cli.routing import read_routing
     from mofa.errors import SpecError
     from mofa.report.chunks import print_chunks, save_chunks
-    from mofa.search.chunks import plan_chunks
+    from mofa.search.experts.token_chunks import plan_chunks
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.check()

@@ -10,8 +10,8 @@ from mofa.cli.jobs import jobs_of
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import Job
-    from mofa.replay.timed import TimeReplayed
-    from mofa.search.result import Estimate, FlopsConvention, Plan, WorkloadSummary
+    from mofa.plan.result import Estimate, FlopsConvention, Plan, WorkloadSummary
+    from mofa.replay.time.time_replayed import TimeReplayed
     from mofa.specs.faults import FaultSpec
 
 
@@ -51,7 +51,7 @@ def estimate(
     routers sent. What could be said before it ran is an estimate of its plan.
     """
     from mofa.cli.output import Output
-    from mofa.search.spares import without_spares
+    from mofa.search.long_run.spare_nodes import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -83,9 +83,9 @@ def estimate(
 
 def _step(job: Job, faults: FaultSpec | None) -> TimeReplayed:
     """The step of a job on its clocks, for the figures."""
-    from mofa.replay.step import time_of
-    from mofa.search.playing import estimator_of
-    from mofa.search.spares import without_spares
+    from mofa.replay.time.step import time_of
+    from mofa.search.long_run.spare_nodes import without_spares
+    from mofa.search.strategy_estimator import estimator_of
 
     cluster = job.cluster if faults is None else without_spares(job.cluster, faults.spares or 0, faults.name)
     return time_of(estimator_of(job.workload, cluster, job.framework, job.strategy))
@@ -96,7 +96,7 @@ def _estimate(
 ) -> Estimate:
     """Cost one strategy and say what it is for."""
     import mofa
-    from mofa.search.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
+    from mofa.plan.result import ClusterSummary, Estimate, FrameworkSummary, Plan, WorkloadSummary
 
     workload, cluster, framework = job.workload, job.cluster, job.framework
     if faults is None:

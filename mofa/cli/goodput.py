@@ -16,7 +16,7 @@ from mofa.cli import options as opt
 if TYPE_CHECKING:
     from mofa.cli.goodput_output import GoodputOutput
     from mofa.faults.events import LogReport
-    from mofa.search.scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
     from mofa.specs.faults import FaultSpec
 
 MOST_GPUS = 1_048_576
@@ -155,8 +155,8 @@ def _by_scale(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.cli.progress import progress_bar
-    from mofa.search.scale import goodput_by_scale
-    from mofa.search.spares import without_spares
+    from mofa.search.long_run.goodput_by_scale import goodput_by_scale
+    from mofa.search.long_run.spare_nodes import without_spares
 
     overrides = parse_overrides(set_)
     job = read_workload(workload, overrides, seq_len=batch["seq_len"], global_batch=batch["global_batch"])

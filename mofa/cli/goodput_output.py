@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mofa.faults.calculator import Calculation
     from mofa.faults.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
-    from mofa.search.scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.replay.timed import TimeReplayed
-    from mofa.search.result import Estimate, PlanReport
+    from mofa.plan.result import Estimate, PlanReport
+    from mofa.replay.time.time_replayed import TimeReplayed
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Output:
 
     def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[TimeReplayed]]) -> None:
         """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""
+        from mofa.plan.result import plans_to_frame
         from mofa.report.save import estimates_json, save_estimates
         from mofa.report.text import print_estimate
-        from mofa.search.result import plans_to_frame
 
         def print_all(console: Console) -> None:
             for estimate in estimates:

@@ -46,7 +46,7 @@ def parse_maximum(texts: Sequence[str] | None) -> dict[str, int]:
     >>> parse_maximum(["pp=8 tp=4"])
     {'pp': 8, 'tp': 4}
     """
-    from mofa.search.asked import BOUNDED
+    from mofa.search.request import BOUNDED
 
     bounds: dict[str, int] = {}
     for name, value in (parse_strategy(" ".join(texts), "--max") if texts else {}).items():

@@ -64,7 +64,7 @@ def plan(
     from mofa.cli.parse import parse_fixed, parse_host_issue, parse_maximum, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.spares import without_spares
+    from mofa.search.long_run.spare_nodes import without_spares
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)

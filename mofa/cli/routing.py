@@ -38,7 +38,7 @@ def parse_routing(text: str | None) -> RoutingSpec | None:
 def read_routing(workload: WorkloadSpec, routing: str | None, trace: Path | None) -> WorkloadSpec:
     """The workload with the routing of an option, or of a trace; its own where neither is given."""
     from mofa.errors import SpecError
-    from mofa.search.balanced_step import trace_workload
+    from mofa.search.experts.balanced_step import trace_workload
 
     if routing is not None and trace is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")

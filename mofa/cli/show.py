@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 @show.command("models")
 def show_models(json: opt.Json = False) -> None:
     """List the bundled workloads."""
-    from mofa.search.result import WorkloadSummary
+    from mofa.plan.result import WorkloadSummary
     from mofa.specs.load import bundled, load_workload
     from mofa.units import format_count
 
@@ -118,7 +118,7 @@ def show_routing(
     """Show how uneven a routing load is, by layer, iteration and rank, and which distribution is nearest."""
     from mofa.cli.parse import parse_overrides
     from mofa.cli.routing import read_routing
-    from mofa.search.routing_report import describe_routing
+    from mofa.search.experts.routing_report import describe_routing
     from mofa.specs.load import load_workload
 
     job = load_workload(workload, overrides=parse_overrides(set_)["workload"] or None)

@@ -63,11 +63,11 @@ def _played(job: Job, ranks: str | None, micro_batches: int, jitter: float, seed
     """A job's step as a trace: how many events it has, its text, and what it shows."""
     import json
 
-    from mofa.replay.curve import memory_curve
-    from mofa.replay.replay import Replayer, on_average
-    from mofa.replay.step import time_of
-    from mofa.replay.trace import spread, trace_events
-    from mofa.search.playing import estimator_of
+    from mofa.replay.memory_curve import memory_curve
+    from mofa.replay.replayer import Replayer, on_average
+    from mofa.replay.time.perfetto import spread, trace_events
+    from mofa.replay.time.step import time_of
+    from mofa.search.strategy_estimator import estimator_of
 
     estimator = estimator_of(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])

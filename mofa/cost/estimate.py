@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import per_combination, row_max
-from mofa.cost.blockcost import Costs, Mode, block_costs, needs_full, unique_rows
+from mofa.cost.block.block_cost import Costs, Mode, block_costs, needs_full, unique_rows
+from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.compose import StepTime, step_time
-from mofa.cost.first_use import drained as drained_share
-from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.cost.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
-from mofa.cost.resting import RESTED, idle_share
+from mofa.cost.kernels.lazy_loading import drained as drained_share
+from mofa.cost.memory.peak import Peak, StageBytes, fullest_of, stage_bytes, stage_peaks
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
+from mofa.cost.step_time.power_averaging import RESTED, idle_share
+from mofa.cost.step_time.step import StepTime, step_time
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable

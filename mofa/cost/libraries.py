@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Attention, Gemm, Grouped, Op, Stream
 from mofa.blocks.tapes import label
-from mofa.cost.blockcost import Costs
-from mofa.cost.durations import Machine, device_seconds, kernel_curve
+from mofa.cost.block.block_cost import Costs
+from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.model import ModelSpec

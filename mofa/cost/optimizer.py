@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
-from mofa.cost.compute import stream_rate
+from mofa.cost.kernels.compute import stream_rate
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.workload import WorkloadSpec
@@ -338,7 +338,7 @@ def optimizer_host_seconds(
     --------
     A host that takes no time is not waited for:
 
-    >>> from mofa.cost.examples import toy_gpu
+    >>> from mofa.cost.kernels.toy_gpu import toy_gpu
     >>> toy_gpu().curves.host.tensor_pass_s.value
     0.0
     """

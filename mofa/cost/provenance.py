@@ -78,14 +78,15 @@ def _span(sizes: list[FloatK]) -> tuple[float, float]:
 
 ALIGNED = {"bf16": 8}
 """Elements in 16 bytes, of which rows should be whole multiples for tensor cores to be used at their best (NVIDIA,
-Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others (:mod:`mofa.search.fp8`)."""
+Matrix Multiplication Background User's Guide, section 2.2); fp8 products refuse others
+(:mod:`mofa.search.legality.fp8_sizes`)."""
 
 
 def unaligned(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one
-    kernel are left out, whose rate was measured (``mofa.cost.compute.NARROW_DEPTH``).
+    kernel are left out, whose rate was measured (``mofa.cost.kernels.compute.NARROW_DEPTH``).
     """
     found: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):

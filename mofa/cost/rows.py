@@ -9,11 +9,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.blockcost import BlockCost, Costs, Mode, base_mode, candidate_groups, full_mode, needs_full, unique_rows
+from mofa.cost.block.block_cost import (
+    BlockCost,
+    Costs,
+    Mode,
+    base_mode,
+    candidate_groups,
+    full_mode,
+    needs_full,
+    unique_rows,
+)
+from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
+from mofa.cost.kernels.topology import Group
 from mofa.cost.optimizer import Shards, StaticBytes, static_bytes, whole_embedding_gradient
-from mofa.cost.scan import COMPUTING, EXPOSED
 from mofa.cost.stages import Stages, enough_for_flight, in_flight
-from mofa.cost.topology import Group
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
@@ -112,12 +121,12 @@ class LayerArrays:
 
     @cached_property
     def sent_and_launched(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.liveness.sent_and_launched` last."""
+        """Rows of :func:`mofa.cost.block.liveness.sent_and_launched` last."""
         return self._grid(lambda c: c.sent_and_launched)
 
     @cached_property
     def shelved(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.liveness.shelved` last."""
+        """Rows of :func:`mofa.cost.block.liveness.shelved` last."""
         return self._grid(lambda c: c.shelved)
 
     @cached_property
@@ -126,12 +135,12 @@ class LayerArrays:
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
         return self._grid(lambda c: c.forward.clocks)
 
     @cached_property
     def backward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.hostclock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
         return self._grid(lambda c: c.backward.clocks)
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
-from mofa.orders.interleaved import rounds
+from mofa.schedules.interleaved import rounds
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
@@ -230,7 +230,7 @@ def in_flight(pp: int, vpp: int, schedule: str, num_micro_batches: int) -> Array
 
     GPipe holds all; 1F1B ``min(m, pp - r)``; interleaved 1F1B runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards
     before its first backward and one with it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2); where pp does not
-    divide m, PyTorch's rounds take the place of pp (:func:`mofa.orders.interleaved.rounds`).
+    divide m, PyTorch's rounds take the place of pp (:func:`mofa.schedules.interleaved.rounds`).
 
     Examples
     --------

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from mofa.cost.checkpoint import CheckpointTimes
 from mofa.errors import SpecError
+from mofa.faults.checkpoint_levels import best_pattern, level_shares
 from mofa.faults.clocks import Clock
 from mofa.faults.intervals import exact_s, least_interval_s
 from mofa.faults.ledger import expected_shares
-from mofa.faults.levels import best_pattern, level_shares
 from mofa.faults.rates import job_mtbf_s, rate_from_components
 from mofa.faults.renewal import effective_restart_s
 from mofa.faults.replicas import Absence, nodes_short
@@ -157,7 +157,7 @@ def outlook(
     beyond the fast one, and lies ``segments`` fast ones apart. The fast level's interval is the best of nine: as if
     all failures read it, as if only its share p did (:func:`mofa.faults.intervals.two_level_s`: M / p), and between,
     or of the ones next to these of which a whole number fills the time that storage takes. Where computing waits for
-    every copy, the pattern of levels is that of :func:`mofa.faults.levels.best_pattern`.
+    every copy, the pattern of levels is that of :func:`mofa.faults.checkpoint_levels.best_pattern`.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
     if reliability is None or restart is None:

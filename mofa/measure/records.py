@@ -12,8 +12,8 @@ import yaml
 from pydantic import Field
 
 from mofa.specs.base import Spec
-from mofa.specs.build import build
 from mofa.specs.files import load_yaml
+from mofa.specs.from_mapping import build
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 

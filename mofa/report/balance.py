@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.routing.placement import Placement
-    from mofa.search.balance import BalanceReport, StepBalance
+    from mofa.search.experts.balance import BalanceReport, StepBalance
 
 DENSITY = "maximum induced density, {} placement"
 """Of the placement that was scheduled on; EPLB's and adaptive placements have lower ones where they are better."""

@@ -14,7 +14,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.chunks import ChunkReport, Policy
+    from mofa.search.experts.token_chunks import ChunkReport, Policy
 
 WORDS = {"mact": "mact, sees the iteration", "past": "sees past iterations alone"}
 _FIXED = ("#c6dbef", "#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-    from mofa.search.chunks import ChunkReport
+    from mofa.search.experts.token_chunks import ChunkReport
 
 MAX_ROWS = 24
 

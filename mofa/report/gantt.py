@@ -9,7 +9,7 @@ from mofa.report.style import INK, new_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.replay.timed import Computation, TimeReplayed
+    from mofa.replay.time.time_replayed import Computation, TimeReplayed
 
 LOOKS = {
     "F": ("forward", "#9ecae1", ""),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.faults.calculator import Calculation, MonteCarlo
     from mofa.faults.events import LogReport
     from mofa.faults.level_calculator import LevelCalculation
-    from mofa.search.scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
 
 LEAST_ETTR = 1e-3
 """Below it nothing is simulated, as in mofa.faults.calculator. [-]"""

@@ -10,7 +10,7 @@ from mofa.report.style import INK, new_axes, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
 
 Quantity = Literal["ettr", "throughput"]
 STYLES = (("#636363", "-", "o", 4.5, 1.5), ("#3182bd", "-", "s", 9.0, 5.0), ("#9ecae1", "-", "^", 9.0, 5.0),

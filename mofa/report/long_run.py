@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.ledger import Ledger
-    from mofa.search.longrun import CheckpointLevel, Days, LongRunDetail
-    from mofa.search.result import Plan
+    from mofa.plan.long_run import CheckpointLevel, Days, LongRunDetail
+    from mofa.plan.result import Plan
 
 LEDGER_WORDS = {
     "productive": "productive steps",
@@ -82,7 +82,7 @@ def _figures(plan: Plan) -> list[str]:
 def format_days(days: Days) -> str:
     """Median and band with as many decimals as show two digits of the band's width, one to four.
 
-    >>> from mofa.search.longrun import Days
+    >>> from mofa.plan.long_run import Days
     >>> format_days(Days(p10=21.2216, p50=21.2467, p90=21.2782)), format_days(Days(p10=90, p50=100, p90=120))
     ('21.247 (21.222-21.278)', '100.0 (90.0-120.0)')
     """

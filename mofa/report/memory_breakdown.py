@@ -14,7 +14,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 
 def plot_memory_breakdown(

@@ -13,7 +13,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 LABELLED = 0.9
 """Share of the height that is drawn on; the label of the peak is above it. [-]"""

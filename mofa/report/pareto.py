@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 
 def pareto_front(device_bytes: NDArray[np.float64], tokens_per_s_per_gpu: NDArray[np.float64]) -> NDArray[np.intp]:

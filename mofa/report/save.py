@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from mofa.replay.timed import TimeReplayed
-    from mofa.search.result import Estimate, Plan, PlanReport
+    from mofa.plan.result import Estimate, Plan, PlanReport
+    from mofa.replay.time.time_replayed import TimeReplayed
 
 MAX_STAGE_FIGURES = 10
 MAX_STAGE_CURVES = 4
@@ -196,7 +196,7 @@ def save_estimates(
     list[Path]
         The files.
     """
-    from mofa.search.result import plans_to_frame
+    from mofa.plan.result import plans_to_frame
 
     files = {"estimate.json": estimates_json(estimates).encode(), "plans.csv": csv_bytes(plans_to_frame(estimates))}
     labels = [e.id for e in estimates if e.id is not None]

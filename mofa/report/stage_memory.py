@@ -13,7 +13,7 @@ from mofa.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 
 def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None = None) -> Axes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 TIME_COLOURS = {
     "gemm": "#08519c",

@@ -16,9 +16,8 @@ from mofa.units import GIB, format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mofa.search.band import Band
-    from mofa.search.memory import LiveTensors, Memory
-    from mofa.search.result import (
+    from mofa.plan.memory import LiveTensors, Memory
+    from mofa.plan.result import (
         ClusterSummary,
         Estimate,
         FrameworkSummary,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         Time,
         WorkloadSummary,
     )
+    from mofa.plan.step_band import Band
 
 MAX_STAGE_ROWS = 16
 
@@ -88,7 +88,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     if not estimate.memory.fits:
         short = format_bytes(-estimate.memory.free_bytes)
         _say(console, f"Does not fit: {short} short of the usable capacity.\n", "bold red")
-    from mofa.search.longrun import NO_FAULTS
+    from mofa.plan.long_run import NO_FAULTS
 
     if set(estimate.unknown.values()) != {NO_FAULTS}:
         print_long_runs(console, [estimate], asked=True)

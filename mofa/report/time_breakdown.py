@@ -13,7 +13,7 @@ from mofa.report.words import component_name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.result import Plan
+    from mofa.plan.result import Plan
 
 
 def plot_time_breakdown(plans: Sequence[Plan], *, labels: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:

@@ -11,7 +11,7 @@ from mofa.report.style import INK, new_axes, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mofa.search.scale import GoodputReport
+    from mofa.plan.goodput_by_scale import GoodputReport
 
 HALVED, DOUBLED = "#3182bd", "#e6550d"
 

@@ -1,7 +1,7 @@
 """How many token chunks a layer needs: MemFine's memory model, its rule for the number of chunks, and controllers.
 
 The rule needs to know how many rows a rank's memory can take. MemFine computes that from its table of activations
-(here :func:`published_terms`); the planner from its own tapes (:mod:`mofa.search.chunks`).
+(here :func:`published_terms`); the planner from its own tapes (:mod:`mofa.search.experts.token_chunks`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.table import Columns, first_repeat, read_table
+from mofa.routing.count_columns import Columns, first_repeat, read_table
 from mofa.specs.files import short
 from mofa.specs.model import ModelSpec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.load import FIELDS, cap_shares, draw_shares
+from mofa.routing.rank_load import FIELDS, cap_shares, draw_shares
 from mofa.specs.routing import RoutingSpec
 
 FloatA = NDArray[np.float64]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from mofa.errors import SpecError
+from mofa.routing.count_columns import Columns, first_repeat, read_table
 from mofa.routing.placement import Placement
-from mofa.routing.table import Columns, first_repeat, read_table
 from mofa.specs.files import short
 
 _COLUMNS = Columns("placement", ("expert", "gpu"))
@@ -29,7 +29,7 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
     SpecError
         Naming the row (the first after a CSV's header is row 1) or the expert: an expert or GPU that the group does not
         have, a replica that is there twice, a GPU with more replicas than fit, an expert without a GPU; and what
-        :func:`mofa.routing.table.read_table` refuses.
+        :func:`mofa.routing.count_columns.read_table` refuses.
     """
     where = f"placement {short(str(file), 200)}"
     columns = read_table(file, where, _COLUMNS)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.loads import RoutingLoads, Scheduled
+from mofa.cost.block.routing_loads import RoutingLoads, Scheduled
 from mofa.errors import SpecError
-from mofa.routing.load import expert_shares
+from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import MERGED_GROUPS
@@ -53,7 +53,7 @@ def with_scheduling(
     every GPU is taken to be that full for memory, of which the routing's quantile over draws is held. Of a GPU's own
     tokens those for experts that it holds stay: it sends ``1 - s_g`` and receives at most ``density - s_g`` of the
     mean, with ``s_g`` the share of all tokens that its experts get, as every GPU's tokens are spread alike. Like
-    :func:`~mofa.routing.load.routing_loads` without the scatter of finitely many tokens. Prediction of the loads,
+    :func:`~mofa.routing.rank_load.routing_loads` without the scatter of finitely many tokens. Prediction of the loads,
     migration and dropped tokens are left out.
 
     Examples

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.load import rank_shares
+from mofa.routing.rank_load import rank_shares
 
 FloatA = NDArray[np.float64]
 QUANTILES = (0.5, 0.9, 0.99, 0.999)

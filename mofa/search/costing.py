@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
-from mofa.cost.loads import RoutingLoads
-from mofa.search.feasible import CHECKS, Job
-from mofa.search.layers import solve_layers
-from mofa.search.plan import room_bytes
+from mofa.search.legality.masks import CHECKS, Job
+from mofa.search.recomputed_layers import solve_layers
 from mofa.search.space import SOLVED, Combinations
+from mofa.search.to_plan.builder import room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.strategy import StrategyTable
 
@@ -36,7 +36,7 @@ class Costed:
     """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
 
     Of rows that cannot fit only ``device_bytes`` is there; all else is NaN: nobody asks how fast they would be. What is
-    too big but allocates no more than fits is in doubt (:mod:`mofa.search.doubt`), and timed too.
+    too big but allocates no more than fits is in doubt (:mod:`mofa.search.borderline`), and timed too.
     """
 
     rows: NDArray[np.intp]

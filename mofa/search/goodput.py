@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
-from mofa.faults.band import band_s, rate_factors
 from mofa.faults.calculator import LEAST_ETTR
+from mofa.faults.duration_band import band_s, rate_factors
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import Outlook, job_clock, outlook
-from mofa.search.longrun import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
-from mofa.search.result import Plan
+from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
+from mofa.plan.result import Plan
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -303,8 +303,9 @@ class LongRuns:
     def band(self, found: Outlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
-        Each of many runs has a failure rate of its own (:func:`mofa.faults.band.rate_factors`), at which the closed
-        form gives its mean, with the interval that was chosen for the expected rate. The run's own luck comes on top.
+        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.rate_factors`), at which the
+        closed form gives its mean, with the interval that was chosen for the expected rate. The run's own luck comes on
+        top.
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.build import build
 from mofa.specs.files import short
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.from_mapping import build
 from mofa.specs.overrides import check_strategy
 from mofa.specs.strategy import StrategySpec
 

@@ -1,7 +1,7 @@
 """Facts of how fast a GPU runs each kind of kernel: fitted forms with their residual, measured range and provenance.
 
-The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.forms`. Rates are SI and
-at full clock; ``sustained`` and ``alone`` are what the power limit leaves of them in long runs.
+The forms themselves, pure functions of a shape and these parameters, are in :mod:`mofa.cost.kernels.fitted_forms`.
+Rates are SI and at full clock; ``sustained`` and ``alone`` are what the power limit leaves of them in long runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True, config=_STRICT)
 class GemmForm:
-    """Parameters of :func:`mofa.cost.forms.gemm_s`."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.gemm_s`."""
 
     tiles: tuple[tuple[int, int, float], ...]
     """Rows and columns of each output tile that the library may choose, and the rate it reaches. [-, -, FLOP/s]"""
@@ -52,7 +52,7 @@ class GemmForm:
 
 @dataclass(frozen=True, config=_STRICT)
 class GroupedForm:
-    """Parameters of :func:`mofa.cost.forms.grouped_gemm_s`."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.grouped_gemm_s`."""
 
     small_tile: tuple[int, int] = (64, 128)
     large_tile: tuple[int, int] = (128, 256)
@@ -72,7 +72,7 @@ class GroupedForm:
 
 @dataclass(frozen=True, config=_STRICT)
 class AttentionForm:
-    """Parameters of :func:`mofa.cost.forms.attention_s`, of one kernel: a backend, a way and head sizes."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.attention_s`: one kernel, by backend, way and head sizes."""
 
     block: int
     """Rows that one unit of work holds. [tokens]"""
@@ -92,7 +92,7 @@ class AttentionForm:
 
 @dataclass(frozen=True, config=_STRICT)
 class StreamForm:
-    """Parameters of :func:`mofa.cost.forms.stream_s`, of one memory-bound op as one framework style runs it."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.stream_s`: one memory-bound op as a framework runs it."""
 
     launch_s: float
     bytes_per_element: float
@@ -101,13 +101,13 @@ class StreamForm:
     per_row_s: float = 0.0
     per_column_s: float = 0.0
     missed_bytes_per_s: float = 0.0
-    """What a row that is read again and no longer in the L2 costs on top (`mofa.cost.forms.missed_bytes`); 0 where no
-    row is read again. [B/s]"""
+    """What a row that is read again and no longer in the L2 costs on top
+    (`mofa.cost.kernels.fitted_forms.missed_bytes`); 0 where no row is read again. [B/s]"""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class CollectiveForm:
-    """Parameters of :func:`mofa.cost.forms.collective_s`: one collective over one group size."""
+    """Parameters of :func:`mofa.cost.kernels.fitted_forms.collective_s`: one collective over one group size."""
 
     protocols: tuple[tuple[float, float], ...]
     """Start and bus bandwidth of each. [s, B/s]"""

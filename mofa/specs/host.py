@@ -170,7 +170,7 @@ class HostCurve(Spec):
 
         Examples
         --------
-        >>> from mofa.cost.examples import toy_gpu
+        >>> from mofa.cost.kernels.toy_gpu import toy_gpu
         >>> toy_gpu().curves.host.module("linear", "bf16") is None
         True
         """
@@ -195,7 +195,7 @@ class HostCurve(Spec):
 
         Examples
         --------
-        >>> from mofa.cost.examples import toy_gpu
+        >>> from mofa.cost.kernels.toy_gpu import toy_gpu
         >>> slow = toy_gpu().curves.host.at_speed(1e-5, "an example")
         >>> slow.eager_op_s.value, round(slow.dtensor_op_s.value, 9)
         (1e-05, 6e-05)

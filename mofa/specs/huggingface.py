@@ -7,8 +7,8 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.architectures import ARCHITECTURES, Architecture, Key
-from mofa.specs.build import build
 from mofa.specs.files import short
+from mofa.specs.from_mapping import build
 from mofa.specs.model import ModelSpec
 
 

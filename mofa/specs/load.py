@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.build import build
 from mofa.specs.complete import complete_strategy
 from mofa.specs.faults import FaultSpec, PowerSpec
 from mofa.specs.files import (
@@ -25,6 +24,7 @@ from mofa.specs.files import (
     yaml_mapping,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
+from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
 from mofa.specs.model import ModelSpec

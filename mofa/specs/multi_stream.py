@@ -10,7 +10,7 @@ from mofa.specs.fitted import PoweredCurve
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class MultiStreamForm:
-    """Parameters of :func:`mofa.cost.multi_stream.multi_stream_s`, beside those of single products."""
+    """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_s`, beside those of single products."""
 
     floor_s: float
     """Events before the first product and behind the last, on all streams."""

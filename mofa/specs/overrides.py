@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.build import build
 from mofa.specs.files import did_you_mean, parse_yaml, short
+from mofa.specs.from_mapping import build
 from mofa.specs.strategy import StrategySpec
 
 ROOTS = ("workload", "hardware", "framework", "strategy")

@@ -8,9 +8,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from mofa.specs.base import CountFact, Fact, Positive, Spec
-from mofa.specs.build import build
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.framework import Layers
+from mofa.specs.from_mapping import build
 
 FILE = "residuals.yaml"
 STEPS_FILE = "step_residuals.csv"

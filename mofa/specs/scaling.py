@@ -240,7 +240,8 @@ def rescaled_node(node: Mapping[str, Any], before: Mapping[str, Any]) -> dict[st
     """A node's mapping with its measured collectives scaled to facts of the fast link that the user changed.
 
     Rates go with what the link carries after its efficiency (all-to-alls have their own), starts grow by what the
-    collective's own start and its steps of latency do (:mod:`mofa.cost.collectives`). What comes out is assumed.
+    collective's own start and its steps of latency do (:mod:`mofa.cost.kernels.collectives`). What comes out is
+    assumed.
     """
     curves = node.get("collectives")
     if not isinstance(curves, dict) or not curves or curves != before.get("collectives"):

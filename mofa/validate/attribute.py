@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.search.result import Plan
+from mofa.plan.result import Plan
 from mofa.specs.base import Spec
 from mofa.specs.files import short
 from mofa.units import format_seconds

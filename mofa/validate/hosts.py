@@ -14,8 +14,8 @@ from pydantic import Field
 
 from mofa.measure.records import Record
 from mofa.specs.base import Count, SecondsFact, Spec
-from mofa.specs.build import build
 from mofa.specs.files import load_yaml
+from mofa.specs.from_mapping import build
 from mofa.specs.host import LayerPace
 
 HOSTS = "hosts.yaml"

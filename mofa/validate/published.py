@@ -1,7 +1,7 @@
 """Published runs: what other people measured, as configurations that ``mofa estimate`` can read, with their source.
 
 ``reference_runs/published`` holds a YAML file a source and ``unusable.csv`` with the rows that are left out and why;
-both are written from the table by :mod:`mofa.validate.table`.
+both are written from the table by :mod:`mofa.validate.published_rows`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.specs.base import Spec
-from mofa.specs.build import build
 from mofa.specs.files import load_yaml
+from mofa.specs.from_mapping import build
 from mofa.specs.run import RunSpec
 from mofa.validate.reference import LeftOut, Outcome, Reference, Switch
 

@@ -17,9 +17,9 @@ from mofa.measure.expand import configuration_of
 from mofa.measure.records import DEALT_BY_MODEL, LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
-from mofa.specs.build import build
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import LayerPace
 from mofa.specs.load import resolve_run

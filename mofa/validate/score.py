@@ -11,10 +11,11 @@ from pydantic import Field
 
 from mofa.calibrate.cases import Split
 from mofa.measure.records import Split as HalfName
-from mofa.replay.collection import collected_at_the_end
-from mofa.search.band import Band, num_nodes
-from mofa.search.find import estimate, step_s
-from mofa.search.result import Plan
+from mofa.plan.result import Plan
+from mofa.plan.step_band import Band
+from mofa.replay.garbage_collection import collected_at_the_end
+from mofa.search.entry_points import estimate, step_s
+from mofa.search.to_plan.step_band import num_nodes
 from mofa.specs.base import PROVENANCES, Library, Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

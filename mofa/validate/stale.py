@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from mofa.calibrate.shapes_chunked import FAMILY
-from mofa.validate.run import layer_folders, reference_dir
+from mofa.validate.all_runs import layer_folders, reference_dir
 
 
 def inputs_hash(references: Path | None = None) -> str:

@@ -12,8 +12,8 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.op import Back, Gemm, Op, Stream, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.cost.liveness import block_memory
-from mofa.cost.lives import life
+from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import (

@@ -12,7 +12,7 @@ from mofa.blocks.build import BlockKind, BlockTapes, block_forward
 from mofa.blocks.chunks import chunked, without_frame
 from mofa.blocks.op import Collective, Grouped, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.cost.liveness import block_memory
+from mofa.cost.block.liveness import block_memory
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 
 FULL = Recompute(kind="full")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.blockcost import Mode, block_costs
+from mofa.cost.block.block_cost import Mode, block_costs
+from mofa.cost.block.routing_loads import BALANCED
 from mofa.cost.estimate import precision_modes
-from mofa.cost.loads import BALANCED
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 
 NAMES = ("megatron", "megatron-2022", "megatron-local", "torchtitan")
 """fsdp1 is left out: its modules are torchtitan's, what FSDP does around them differs."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.lives import life
-from mofa.replay.replay import Replayer
-from mofa.search.playing import estimator_of
+from mofa.cost.allocations.allocation_trace import life
+from mofa.replay.replayer import Replayer
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import EXPERTS, LATENT, framework, llama
 from tests.cost.toy import cluster, workload

@@ -12,7 +12,7 @@ import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, block
 from mofa.blocks.elementwise import value
 from mofa.blocks.op import CP_POOL, Attention, Collective, Tape
-from mofa.cost.lives import STREAMS, life
+from mofa.cost.allocations.allocation_trace import STREAMS, life
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 
 S, A, K, D = 1024, 8, 4, 64

@@ -10,8 +10,8 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes, head
 from mofa.blocks.op import Op, Stream, Tape
-from mofa.cost.liveness import block_memory
-from mofa.cost.lives import life
+from mofa.cost.allocations.allocation_trace import life
+from mofa.cost.block.liveness import block_memory
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from tests.blocks.small import context, framework, kept, llama, primitives, size

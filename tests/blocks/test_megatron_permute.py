@@ -14,7 +14,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.op import Collective, HostSync, Tape
 from mofa.errors import SpecError
-from mofa.specs.build import build as build_spec
+from mofa.specs.from_mapping import build as build_spec
 from mofa.specs.load import load_framework, resolve_run
 from mofa.specs.run import RunSpec
 from tests.blocks.ops import moved, one

@@ -16,8 +16,8 @@ from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES, kept_outputs
 from mofa.blocks.op import Collective, Gemm, HostSync, Op, Stream
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.cost.blockcost import cached_bytes
-from mofa.cost.liveness import block_memory
+from mofa.cost.block.block_cost import cached_bytes
+from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
 from tests.blocks.small import EXPERTS, LATENT, framework, gpt, llama

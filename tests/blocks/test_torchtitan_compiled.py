@@ -13,7 +13,7 @@ from mofa.blocks.build import head
 from mofa.blocks.frameworks.recompute import modes
 from mofa.blocks.frameworks.torchtitan import PRIMITIVES
 from mofa.blocks.recomputation import Recompute
-from mofa.cost.liveness import block_memory
+from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import EXPERTS, framework, llama

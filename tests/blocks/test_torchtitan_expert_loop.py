@@ -11,7 +11,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.op import Grouped, Op, Stream
 from mofa.blocks.recomputation import Recompute
-from mofa.replay.replay import Replayer
+from mofa.replay.replayer import Replayer
 from tests.blocks.small import EXPERTS, framework, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
 from tests.replay.runs import load

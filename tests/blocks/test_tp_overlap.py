@@ -11,9 +11,9 @@ import pytest
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.op import Collective, Gemm, Op, Tape
 from mofa.blocks.tp_overlap import overlapped
-from mofa.cost.scan import scan
+from mofa.cost.block.tape_clock import scan
 from tests.blocks.small import build, context, framework, in_fp8, llama
-from tests.cost.test_scan import SLOWDOWN, machine, timed
+from tests.cost.block.test_tape_clock import SLOWDOWN, machine, timed
 
 S, B, H, TP = 256, 2, 512, 4
 TOKENS = S * B

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fit import fit_curves, predict
 from mofa.calibrate.measurements import Row
-from mofa.cost.forms import (
+from mofa.cost.kernels.fitted_forms import (
     attention_s,
     balanced_grouped_gemm_s,
     collective_s,

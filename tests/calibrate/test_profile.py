@@ -16,9 +16,9 @@ from mofa.calibrate.check import TARGETS, TE_TARGETS, check, judged, predictions
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.calibrate.nccl_tests import import_nccl, read_nccl
 from mofa.calibrate.profile import fit
-from mofa.cost.collectives import collective_s
-from mofa.cost.forms import gemm_s
-from mofa.cost.topology import Group
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.fitted_forms import gemm_s
+from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster

@@ -55,7 +55,7 @@ class FakeApi:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     """The Python API, replaced; summaries too, because there are no real specs to summarise."""
-    from mofa.search import result
+    from mofa.plan import result
     from tests.report import fake as results
 
     api = FakeApi()

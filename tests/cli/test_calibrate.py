@@ -56,7 +56,7 @@ def test_an_interrupted_run_keeps_whole_rows_and_goes_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mofa.calibrate.run.append_row", interrupted)
+        patch.setattr("mofa.calibrate.run_cases.append_row", interrupted)
         assert main([*CPU_RUN, "--out", str(tmp_path)]) == 130
     assert one_line_of(capsys.readouterr().err) == "mofa: interrupted; no file is half-written"
     assert len(measurements.read_rows(tmp_path)) == 5

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.search.result import TIME_COMPONENTS, Estimate, PlanReport
+from mofa.plan.result import TIME_COMPONENTS, Estimate, PlanReport
 from tests.cli.conftest import Cli, one_line_of
 
 HF_LLAMA = {

@@ -11,8 +11,8 @@ import pytest
 from mofa.faults.calculator import Calculation
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.faults.two_levels import two_level_ettr
-from mofa.search.result import Estimate, PlanReport
-from mofa.search.scale import GoodputReport
+from mofa.plan.goodput_by_scale import GoodputReport
+from mofa.plan.result import Estimate, PlanReport
 from tests.cli.conftest import Cli, one_line_of
 
 CALCULATOR = ("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "10min")

@@ -8,7 +8,7 @@ import pytest
 import mofa
 from mofa.cost.checkpoint import checkpoint_bytes, checkpoint_times, saved_bytes_per_param
 from mofa.cost.estimate import estimate_table
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 from mofa.specs.faults import CheckpointSpec
 from mofa.specs.load import load_faults
 from mofa.specs.params import num_params

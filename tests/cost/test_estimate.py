@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, LIVE_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator, estimate_table
-from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.search.feasible import Job, check
-from mofa.search.find import estimate
+from mofa.search.entry_points import estimate
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import default_space, product
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
@@ -368,7 +368,7 @@ def test_plans(name: str, kind: str) -> None:
 def test_hardware_flops_without_recomputation_are_near_the_models(kind: str) -> None:
     """A dense Megatron step runs what the mathematics needs and half as much attention again (five products for four
     in the backward pass)."""
-    from mofa.cost.flops import model_flops_per_token
+    from mofa.cost.model_flops import model_flops_per_token
 
     job = job_of("megatron", kind)
     found = by_text("megatron", kind, "dp=16")

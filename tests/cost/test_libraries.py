@@ -6,8 +6,8 @@ from typing import Any
 
 import mofa
 from mofa.cost.libraries import has_facts_of
+from mofa.plan.result import Plan
 from mofa.report.text import library_line
-from mofa.search.result import Plan
 from mofa.specs.curves import Curve, GpuCurves
 from mofa.specs.hardware import ClusterSpec
 

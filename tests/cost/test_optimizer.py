@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
-from mofa.cost.compute import stream_rate
-from mofa.cost.data_parallel import gathers_per_step
 from mofa.cost.estimate import estimate_table
+from mofa.cost.kernels.compute import stream_rate
 from mofa.cost.optimizer import (
     Shards,
     StaticBytes,
@@ -20,6 +19,7 @@ from mofa.cost.optimizer import (
     optimizer_seconds,
     static_bytes,
 )
+from mofa.cost.step_time.data_parallel import gathers_per_step
 from mofa.specs.params import layer_params, num_params
 from mofa.specs.workload import WorkloadSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, table, with_facts, workload

@@ -9,11 +9,11 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.ranks import rows_of
-from mofa.search.feasible import Job, check
-from mofa.search.playing import estimator_of
-from mofa.search.prepare import loads_of, with_numerics
+from mofa.replay.rank.of_plan import rows_of
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import SOLVED, default_space, product
+from mofa.search.strategy_estimator import estimator_of
 from mofa.specs.strategy import BALANCING, StrategyTable
 
 SAMPLE = 8

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.cost.loads import BALANCED, RoutingLoads
-from mofa.search.feasible import Job, check
+from mofa.search.legality.masks import Job, check
 from mofa.search.space import SOLVED, constrain, default_space, product
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable

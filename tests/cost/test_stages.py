@@ -168,8 +168,8 @@ def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[in
 def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
     """PyTorch's rounds are longer than pp where pp does not divide the micro-batches, or shorter where there are fewer:
     what its own order holds."""
-    from mofa.orders import order_of
-    from mofa.replay.pipeline import in_flight as played
+    from mofa.replay.time.pipeline import in_flight as played
+    from mofa.schedules import order_of
 
     found = in_flight(pp, 2, "interleaved", m).astype(int)
     assert found.tolist() == played(order_of("interleaved", "torchtitan", pp, 2, m))

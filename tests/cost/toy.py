@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mofa.cost.examples import toy_gpu
-from mofa.search.single import one_row
+from mofa.cost.kernels.toy_gpu import toy_gpu
+from mofa.search.one_strategy import one_row
 from mofa.specs.base import Fact, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec

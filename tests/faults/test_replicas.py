@@ -16,7 +16,7 @@ from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import Outlook, outlook
 from mofa.faults.replicas import Absence, nodes_short
 from mofa.search.goodput import LongRuns
-from mofa.search.scale import GOES_ON, goodput_by_scale
+from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
 from mofa.specs.faults import FaultSpec
 from mofa.specs.load import load_faults
 from tests.faults.test_outlook import times_of

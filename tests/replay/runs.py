@@ -14,8 +14,8 @@ import yaml
 
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
-from mofa.search.prepare import loads_of, with_numerics
-from mofa.search.single import one_row
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.one_strategy import one_row
 from mofa.specs.load import resolve_run
 from mofa.validate.reference import with_counts
 

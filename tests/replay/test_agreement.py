@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.search.single import one_row
+from mofa.search.one_strategy import one_row
 
 DDP = {"data_parallel": "ddp"}
 REPLICAS = {"data_parallel": "hsdp", "dp_replicate": 2}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from mofa.search.memory import Memory, StageMemory
-from mofa.search.result import (
+from mofa.plan.memory import Memory, StageMemory
+from mofa.plan.result import (
     TIME_COMPONENTS,
     ClusterSummary,
     Estimate,

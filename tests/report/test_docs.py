@@ -14,10 +14,10 @@ import pytest
 import mofa
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS
 from mofa.measure import read_records
-from mofa.replay.pipeline import CAUSES
+from mofa.plan.result import TIME_COMPONENTS
+from mofa.plan.schema import json_schema
+from mofa.replay.time.pipeline import CAUSES
 from mofa.report.measured_runs import with_table
-from mofa.search.result import TIME_COMPONENTS
-from mofa.search.schema import json_schema
 
 ROOT = Path(__file__).parents[2]
 

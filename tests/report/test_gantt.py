@@ -6,10 +6,10 @@ import pytest
 from matplotlib.colors import to_rgb
 
 import mofa
-from mofa.replay.step import time_of
-from mofa.replay.timed import TimeReplayed
+from mofa.replay.time.step import time_of
+from mofa.replay.time.time_replayed import TimeReplayed
 from mofa.report.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
-from mofa.search.playing import estimator_of
+from mofa.search.strategy_estimator import estimator_of
 
 
 def step(framework: str, strategy: str, batch: int = 16) -> TimeReplayed:

@@ -9,15 +9,15 @@ import pytest
 
 from mofa.faults.calculator import calculate
 from mofa.faults.ledger import Ledger
+from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, Sensitivity, VariantPoint
+from mofa.plan.long_run import CheckpointLevel, Days, LongRunDetail
+from mofa.plan.result import Plan
 from mofa.report.goodput import print_calculation, print_scale
 from mofa.report.goodput_curve import plot_goodput_curve
 from mofa.report.long_run import LEDGER_WORDS, print_long_runs
 from mofa.report.tables import make_console
 from mofa.report.tornado import plot_tornado
-from mofa.search.key_factors import Sensitivity
-from mofa.search.longrun import CheckpointLevel, Days, LongRunDetail
-from mofa.search.result import Plan
-from mofa.search.scale import VARIANTS, GoodputReport, ScalePoint, VariantPoint
+from mofa.search.long_run.goodput_by_scale import VARIANTS
 from tests.report.fake import FRAMEWORK, WORKLOAD, make_plan
 
 LEVELS = (

@@ -8,9 +8,9 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from mofa.search.memory import Memory, StageMemory
-from mofa.search.result import TIME_COMPONENTS, Plan, PlanReport, plans_to_frame
-from mofa.search.schema import json_schema
+from mofa.plan.memory import Memory, StageMemory
+from mofa.plan.result import TIME_COMPONENTS, Plan, PlanReport, plans_to_frame
+from mofa.plan.schema import json_schema
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mofa.routing.capacity import drop_to_capacity, rerun_fraction
-from mofa.routing.load import expert_shares, routing_loads
+from mofa.routing.rank_load import expert_shares, routing_loads
 from mofa.specs.routing import RoutingSpec
-from tests.routing.test_load import moe_model
+from tests.routing.test_rank_load import moe_model
 
 
 def test_loads_under_a_capacity_by_hand() -> None:

@@ -17,7 +17,7 @@ from mofa.routing.chunks import (
     published_terms,
     seen_before,
 )
-from mofa.routing.load import max_rank_ratio
+from mofa.routing.rank_load import max_rank_ratio
 from mofa.specs.load import load_workload
 
 GB = 1e9

@@ -10,9 +10,9 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.routing.counts import Expected, read_counts
-from mofa.routing.load import rank_loads, routing_loads
+from mofa.routing.rank_load import rank_loads, routing_loads
 from mofa.specs.routing import RoutingSpec
-from tests.routing.test_load import moe_model
+from tests.routing.test_rank_load import moe_model
 
 MODEL = moe_model(num_experts=4, top_k=2, num_layers=3, dense=1)  # layers 1 and 2 have experts
 TOKENS = np.array([[[40, 30, 20, 10], [25, 25, 25, 25]], [[10, 10, 40, 40], [0, 50, 50, 0]]])  # iterations 7 and 9
@@ -161,8 +161,9 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
 def test_large_files_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv, parquet = write(frame(), tmp_path / "c.csv"), write(frame(), tmp_path / "c.parquet")
     for name, file, message in (
-        ("table.MAX_FILE_BYTES", csv, "larger than"), ("table.MAX_ROWS", csv, "has 16 rows, more than 10"),
-        ("table.MAX_ROWS", parquet, "has 16 rows, more than 10"),
+        ("count_columns.MAX_FILE_BYTES", csv, "larger than"),
+        ("count_columns.MAX_ROWS", csv, "has 16 rows, more than 10"),
+        ("count_columns.MAX_ROWS", parquet, "has 16 rows, more than 10"),
         ("counts.MAX_CELLS", csv, "has 2 iterations, too many"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(SpecError, match=message):

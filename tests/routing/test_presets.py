@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mofa.routing.load import expert_shares, rank_loads, routing_loads
 from mofa.routing.presets import MEMFINE_ITERATION_7, memfine_iteration_7
+from mofa.routing.rank_load import expert_shares, rank_loads, routing_loads
 from mofa.specs.load import load_workload
 from mofa.specs.routing import RoutingSpec
-from tests.routing.test_load import V3
+from tests.routing.test_rank_load import V3
 
 PRESET = RoutingSpec.parse("memfine-iteration-7")
 

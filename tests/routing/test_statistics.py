@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mofa.routing.fitting import fit_distributions
-from mofa.routing.load import expert_shares
+from mofa.routing.rank_load import expert_shares
 from mofa.routing.statistics import expert_ratios, rank_ratios, statistics
 from mofa.specs.routing import RoutingSpec
-from tests.routing.test_load import moe_model
+from tests.routing.test_rank_load import moe_model
 
 RATIOS = np.array([[[3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]], [[0.0, 2.0, 1.0, 1.0], [1.0, 2.0, 1.0, 0.0]]])
 """Two iterations, two layers, four experts."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import mofa
-from mofa.search.find import _candidate
-from mofa.specs.build import build
+from mofa.search.entry_points import _candidate
+from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import MIB

@@ -113,7 +113,7 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
 
 def test_processes_that_were_asked_for_nothing_are_not_waited_for() -> None:
     with Workers(2) as workers:
-        workers.start(["mofa.search.find", "mofa.replay.replay"])
+        workers.start(["mofa.search.entry_points", "mofa.replay.replayer"])
         [process] = workers._mine
     assert not process.is_alive()
     assert process.exitcode != 0  # ended, not run to its end

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from mofa.cost.compute import attention_s, gemm_s
+from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
 from mofa.specs.curves import Curve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec

@@ -11,8 +11,8 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.measure.records import read_records
-from mofa.search.plan import margin_bytes
-from mofa.specs.build import build
+from mofa.search.to_plan.builder import margin_bytes
+from mofa.specs.from_mapping import build
 from mofa.specs.residuals import LEVELS, Circumstances, Residuals, load_residuals
 
 STEP = load_residuals().step

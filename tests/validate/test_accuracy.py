@@ -10,7 +10,7 @@ import pytest
 
 from mofa.cli.main import main
 from mofa.report.accuracy import README_GROUPS, README_MARKERS, run_cells
-from mofa.validate.run import reference_dir, references
+from mofa.validate.all_runs import reference_dir, references
 from mofa.validate.score import score_run
 from mofa.validate.stale import inputs_hash
 

@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.find import timed_plan
+from mofa.search.entry_points import timed_plan
 from mofa.validate.attribute import (
     Kernel,
     attribute,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mofa.plan.step_band import Band
 from mofa.report.accuracy import BAND_COLUMNS, band_rows
-from mofa.search.band import Band
 from mofa.specs.residuals import STEPS_FILE, Circumstances, load_residuals
 from mofa.validate.bands import (
     BORROWED,

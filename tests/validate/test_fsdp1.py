@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.collectives import collective_s
-from mofa.cost.data_parallel import _replicas
 from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.step_time.data_parallel import _replicas
 from mofa.errors import StrategyError
-from mofa.replay.ranks import rows_of
-from mofa.search.prepare import loads_of
-from mofa.search.single import one_row
+from mofa.replay.rank.of_plan import rows_of
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
 from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import num_params
 

@@ -6,8 +6,8 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.build import build
 from mofa.specs.framework import LOCAL_LAYERS
+from mofa.specs.from_mapping import build
 from mofa.specs.workload import WorkloadSpec
 
 GPT3 = "gpt3-175b"

@@ -10,8 +10,8 @@ from rich.console import Console
 
 import mofa
 from mofa.measure.records import read_record
+from mofa.plan.result import Plan
 from mofa.report.text import print_ranks
-from mofa.search.result import Plan
 from mofa.units import format_bytes
 from mofa.validate.reference import recorded
 from mofa.validate.score import score_run

@@ -12,9 +12,9 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import Record, read_records, write_record
+from mofa.validate.all_runs import group_scores, validate
 from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
-from mofa.validate.run import group_scores, validate
 from mofa.validate.score import RunScore, compare, group_score, score, score_run
 from mofa.validate.spread import BATCH, Spread
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.search.result import Plan
-from mofa.specs.build import build
+from mofa.plan.result import Plan
+from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
 from mofa.units import GIB

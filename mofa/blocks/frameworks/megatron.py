@@ -13,7 +13,6 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, anywhere, ceiling, opposite, where
 from mofa.blocks.frameworks import megatron_cp
 from mofa.blocks.frameworks.megatron_calls import call, issue
-from mofa.blocks.frameworks.megatron_lasting import workspaces
 from mofa.blocks.frameworks.megatron_linear import (
     HEAD_NORMS,
     attention_output,
@@ -27,6 +26,7 @@ from mofa.blocks.frameworks.megatron_linear import (
 from mofa.blocks.frameworks.megatron_loss import cross_entropy
 from mofa.blocks.frameworks.megatron_mlp import mlp
 from mofa.blocks.frameworks.megatron_moe import moe
+from mofa.blocks.frameworks.megatron_persistent import workspaces
 from mofa.blocks.frameworks.megatron_rope import unfused_rope
 from mofa.blocks.op import Back, Op, Stream, TapeBuilder
 from mofa.blocks.parts import (
@@ -263,7 +263,7 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
 
     A bf16 gradient for each distinct shape of a weight whose GEMM adds to the main gradient by itself, handed to
     autograd as a dummy (te/module/base.py, get_dummy_wgrad), Transformer Engine's workspaces, and, with the head, the
-    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_lasting.rotations`).
+    buffer of its gathered input. Tables of rotations are apart (:func:`.megatron_persistent.rotations`).
     """
     ops = tuple(ops)
     total: ArrayK = workspaces(ops)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from mofa.calibrate.run import run
+from mofa.calibrate.run_cases import run
 
 _started = time.monotonic()
 

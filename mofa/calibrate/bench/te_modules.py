@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_host import Chain, Recorder, label_of, that_count, time_chain
+from mofa.calibrate.bench.te_timing import Chain, Recorder, label_of, that_count, time_chain
 
 TOKENS, WIDTH, HEADS = 128, 256, 4
 NUM = 16

@@ -1,0 +1,157 @@
+"""A block's backward with deferred weight gradients: the backward by inputs first, that by weights later.
+
+PyTorch differentiates a stage by its input first and keeps what reaches each of its weights' nodes; later it
+differentiates those, once for each weight (torch.distributed.pipelining, ``stage_backward_input`` and
+``stage_backward_weight``). Each is a pass of autograd's own, and a checkpoint makes its block again in each of them
+(torch/utils/checkpoint.py, ``_checkpoint_hook``: what was made again is known by the pass). What a pass takes of it is
+gone then; all else is kept until autograd lets the node go that had saved it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.elementwise import BoolK, FloatK
+from mofa.blocks.op import Gemm, Grouped, Op, Stream, Tape, Tensor
+
+KEPT = "checkpoint keeps"
+"""The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
+_NEVER = -1
+
+
+class Apart(NamedTuple):
+    """Both halves of a backward; of ``weights`` as a layer has them with others behind it in its chunk, and as the last
+    one has them, whose graph is let go from its end."""
+
+    inputs: Tape
+    weights: Tape
+    weights_of_last: Tape
+
+
+def apart(forward: Tape, backward: Tape, checkpointed: bool) -> Apart:
+    """A backward in its halves; ``checkpointed`` where one checkpoint is around the whole block."""
+    late = [op.name.endswith(WEIGHT_ENDS) for op in backward.ops]
+    inputs = replace(backward, ops=tuple(op for op, is_late in zip(backward.ops, late, strict=True) if not is_late))
+    made = _Groups(forward, backward, checkpointed)
+    weights = made.weights(last=False)
+    return Apart(inputs, weights, made.weights(last=True) if checkpointed else weights)
+
+
+class _Groups:
+    """The weights of a block, each with the ops that make its gradient, in the order of its modules."""
+
+    def __init__(self, forward: Tape, backward: Tape, checkpointed: bool) -> None:
+        self.forward, self.backward = forward, backward
+        self.again = [op for op in backward.ops if op.name.endswith("~")] if checkpointed else []
+        made: dict[str, list[Op]] = {}
+        for op in backward.ops:
+            if op.name.endswith(WEIGHT_ENDS):
+                made.setdefault(op.name.removeprefix("dW:").rpartition(".")[0], []).append(op)
+        back = {op.name.removesuffix(".backward"): op for op in backward.ops if op.name.endswith(".backward")}
+        of: dict[str, list[Op]] = {}
+        for op in forward.ops:
+            if op.name in made:
+                of[op.name] = made.pop(op.name)
+            elif is_norm(op) and op.name in back:
+                # its weight's gradient takes its share of the kernels that are counted with the input's
+                of[op.name] = [Op(f"{op.name}.wgrad", "memory_bound", None, back[op.name].reads, (), launches=0)]
+        latent = "wkv_a" in of
+        self.names = sorted(of, key=lambda name: _place(name, latent))
+        self.ops = [of[name] for name in self.names]
+        self.rest = [op for ops in made.values() for op in ops]  # what data parallelism adds of them all
+        self.last = self._last_behind()
+
+    def _last_behind(self) -> dict[str, int]:
+        """The last of the weights, by its number, whose node autograd reaches an op's from; those that none does are
+        not among them."""
+        number = {name: i for i, name in enumerate(self.names)}
+        out: dict[str, int] = {}
+        reached: dict[str, int] = {}
+        for op in reversed(self.forward.ops):
+            found = max([reached.get(name, _NEVER) for name in op.writes] + [number.get(op.name, _NEVER)])
+            out[op.name] = found
+            for name in op.reads:
+                reached[name] = max(reached.get(name, _NEVER), found)
+        return out
+
+    def _gone(self, last: bool) -> dict[str, int]:
+        """Behind which weight a saved tensor is let go, by its name; the number of weights where none does."""
+        number = {name: i for i, name in enumerate(self.names)}
+        out: dict[str, int] = {}
+        again = {op.name for op in self.again}
+        for op in self.forward.ops:
+            if f"{op.name}~" not in again:
+                continue
+            own = number.get(op.name, self.last[op.name] if last else len(self.names))
+            for name in op.saves:
+                out[name] = max(out.get(name, _NEVER), own)
+        return out
+
+    def weights(self, *, last: bool) -> Tape:
+        """For each weight the block again, its gradient, and what is let go behind it."""
+        ops: list[Op] = []
+        tensors: dict[str, Tensor] = dict(self.backward.tensors)
+        makes = [w for op in self.again for w in op.writes]
+        gone = {f"{name}~": at for name, at in self._gone(last).items()}
+        saved = [name for name in makes if name in gone]
+        late: dict[int, list[str]] = {}
+        before: list[str] = []
+        summed: list[str] = []
+        for i, mine in enumerate(self.ops):
+            new = {name: f"{name}{i}" for name in makes}
+            for name, renamed in new.items():
+                tensors[renamed] = tensors[name]._replace(name=renamed)
+            given = mine[0].reads[0]  # is added to 0, as a list of gradients that is summed up (``summed_grad``)
+            total = f"{given}={i}"
+            tensors[total] = tensors[given]._replace(name=total)
+            ops.append(_sum(total, given, tensors[given].bytes, mine[0].present))
+            ops.append(_mark("gradients summed", [total, *summed]))
+            summed = [total]
+            mine = [op._replace(reads=tuple(total if r == given else r for r in op.reads)) for op in mine]
+            for op in (*self.again, *mine):
+                ops.append(op._replace(reads=_renamed(op.reads, new), writes=_renamed(op.writes, new)))
+                if self.again and op is self.again[-1]:  # its graph, which holds what its ops saved, goes at its end
+                    ops.append(_mark("checkpoint made", [new[name] for name in saved]))
+            # the last gradient has its name until the next one takes it (``dweights``)
+            ops.append(_mark("gradients added", [given, *before]))
+            before = [w for op in mine for w in op.writes]
+            for name in saved:
+                if gone[name] > i:
+                    late.setdefault(gone[name], []).append(new[name])
+            if i in late:
+                ops.append(_mark(f"checkpoint lets go behind {self.names[i]}", late.pop(i)))
+        kept = [name for names in late.values() for name in names]
+        inputs = [r for op in self.again for r in op.reads if r in self.forward.inputs]
+        ops += self.rest
+        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *kept]))
+        return Tape(tuple(ops), tensors, (), ())
+
+
+def _place(name: str, latent: bool) -> tuple[int, str]:
+    """Where torchtitan registers a weight: attention, the feed-forward's three matrices by their names, experts before
+    the router and the shared ones; both norms last, in blocks with latent attention between the two
+    (models/llama3/model/model.py, deepseek_v3/model/model.py, moe/moe.py)."""
+    if name in ("attn_norm", "mlp_norm"):
+        return (1 if latent else 6), ""
+    part = name.partition(".")[0]
+    place = {"mlp": 2, "experts": 3, "router": 4, "shared": 5}.get(part, 0)
+    return place, name if place else ""
+
+
+def is_norm(op: Op) -> bool:
+    """Whether an op is a norm with a weight: what no linear layer is and yet is learned."""
+    return any(name.endswith(".rstd") for name in op.saves) and not isinstance(op.work, (Gemm, Grouped))
+
+
+def _mark(name: str, reads: list[str]) -> Op:
+    return Op(name, "memory_bound", None, tuple(reads), (), launches=0)
+
+
+def _sum(total: str, given: str, nbytes: FloatK, present: BoolK) -> Op:
+    return Op(f"sum {given}", "memory_bound", Stream(2.0 * nbytes, "copy"), (given,), (total,), present=present)
+
+
+def _renamed(names: tuple[str, ...], new: dict[str, str]) -> tuple[str, ...]:
+    return tuple(new.get(name, name) for name in names)

@@ -1,0 +1,206 @@
+"""How a host's seconds of modules are timed: chains of them, a recorder of rows, and the host's pace beside each.
+
+The cases are in :mod:`mofa.calibrate.bench.te_modules` and :mod:`mofa.calibrate.bench.te_models`, the command in
+:mod:`mofa.calibrate.bench.te_host`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mofa import host_pace
+from mofa.calibrate.bench.torch_timing import summarise
+from mofa.calibrate.cases import Case, Sample, Shape
+from mofa.calibrate.measurements import append_row
+
+FAMILY = "te_host"
+ROUNDS, DROPPED = 13, 3
+FEWEST = 5
+"""Bursts, how many of the first are left out, and the fewest that count: the others are left out where a core's
+neighbour was busy (:class:`mofa.host_pace.Cores`)."""
+
+
+@dataclass
+class Chain:
+    """One layer after the other, from ``source`` on; or ``apart``, each from a source of its own."""
+
+    steps: Sequence[Callable[[Any], Any]]
+    sources: Sequence[torch.Tensor]
+    parameters: Sequence[torch.Tensor] = ()
+    around: Callable[[], Any] = contextlib.nullcontext
+    apart: bool = False
+    before: Callable[[], None] | None = None
+    """Called ahead of each burst, untimed."""
+    sizes: Shape = field(default_factory=dict)
+    dtype: str = "bf16"
+    per: int = 1
+    """Modules in each step."""
+
+    def forward(self) -> list[torch.Tensor]:
+        """The roots of the graph."""
+        with self.around():
+            if self.apart:
+                return [step(x) for step, x in zip(self.steps, self.sources, strict=True)]
+            x = self.sources[0]
+            for step in self.steps:
+                x = step(x)
+            return [x]
+
+    def clear(self) -> None:
+        """No gradient anywhere, as Megatron's hooks leave it."""
+        for x in (*self.sources, *self.parameters):
+            x.grad = None
+        if self.before is not None:
+            self.before()
+
+
+class Waits:
+    """Seconds that the host spends waiting for the device in calls that say so; counted apart."""
+
+    def __init__(self) -> None:
+        self.seconds, self._inside = 0.0, False
+        for owner, name in (
+            (torch.cuda.Event, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.Tensor, "item"),
+            (torch.Tensor, "tolist"), (torch.Tensor, "cpu"), (torch.Tensor, "nonzero"),
+        ):  # fmt: skip
+            setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return call(*args, **kwargs)
+            self._inside, began = True, time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._inside = False
+                self.seconds += time.perf_counter() - began
+
+        return counted
+
+
+class Paces(NamedTuple):
+    """A host's pace at one moment."""
+
+    small_op_s: float
+    layer_fwd_s: float
+    """A layer of Transformer Engine, forward. [s]"""
+    layer_bwd_s: float
+    """Its way back, on autograd's thread. [s]"""
+
+    def over(self, layer_s: tuple[float, float]) -> tuple[float, float]:
+        """How much faster a host at this pace is than one on which a layer takes so long each way. [-]"""
+        return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
+
+
+@dataclass
+class Recorder:
+    """Writes rows; knows what is left of the time; keeps what the profiler looks at later."""
+
+    out: Path
+    gpu: str
+    host: str
+    writes: bool
+    waits: Waits
+    deadline: float
+    pace: Paces
+    """The host's at the beginning, for which all times are told."""
+    cores: host_pace.Cores
+    later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    nodes: dict[str, dict[str, int]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def left_s(self) -> float:
+        """Seconds until the deadline. [s]"""
+        return self.deadline - time.monotonic()
+
+    def row(self, op: str, variant: str, dtype: str, sizes: Shape, times_s: Sequence[float]) -> Sample:
+        """Append one row, on the first rank."""
+        sample = summarise(times_s)
+        if self.writes:
+            append_row(self.out, Case(FAMILY, op, variant, dtype, "grid", sizes), sample, self.gpu, self.host)
+        return sample
+
+    def pace_rows(self, op: str, dtype: str, sizes: Shape) -> None:
+        """The pace that a case's times are told for, beside them."""
+        for name, seconds in self.pace._asdict().items():
+            self.row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
+
+
+def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
+    """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
+    layer = host_pace.EngineLayer()
+    forward, backward, quiet = [], [], []
+    num = len(chain.steps) * chain.per
+    for _ in range(ROUNDS):
+        chain.clear()
+        settled = recorder.cores.settle()
+        ahead_scale, behind_scale = recorder.pace.over(layer.seconds(5))
+        began = time.perf_counter()
+        roots = chain.forward()
+        forward.append(ahead_scale * (time.perf_counter() - began) / num)
+        grads = [torch.ones_like(root) for root in roots]
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.autograd.backward(roots, grads)
+        backward.append(behind_scale * (time.perf_counter() - began) / num)
+        torch.cuda.synchronize()
+        quiet.append(settled and recorder.cores.still_quiet())
+    recorder.cores.release()
+    forward, backward = ([times[i] for i in that_count(times, quiet)] for times in (forward, backward))
+    sizes: Shape = {"ops": num, **chain.sizes}
+    ahead = recorder.row(op, "fwd", chain.dtype, sizes, forward)
+    behind = recorder.row(op, "bwd", chain.dtype, sizes, backward)
+    recorder.pace_rows(op, chain.dtype, sizes)
+    label = label_of(op, chain.dtype, sizes)
+    recorder.nodes[label] = nodes(chain.forward())
+    recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
+    if recorder.writes:
+        print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
+
+
+def that_count(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
+    """Numbers of those behind the first few whose cores were quiet all the while; of the lowest, if too few were."""
+    late = range(dropped, len(times))
+    alone = [i for i in late if quiet[i]]
+    return alone if len(alone) >= FEWEST else sorted(late, key=times.__getitem__)[:FEWEST]
+
+
+def label_of(op: str, dtype: str, sizes: Shape) -> str:
+    """A case in one word."""
+    return " ".join([op, dtype, *(f"{name}={value}" for name, value in sizes.items())])
+
+
+_KEPT: list[list[torch.Tensor]] = []
+
+
+def _again(chain: Chain, way: str | None) -> None:
+    """Forward, keeping its roots for the backward that comes next."""
+    if way is None:
+        chain.clear()
+        _KEPT[:] = [chain.forward()]
+    else:
+        (roots,) = _KEPT
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+def nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Nodes of the graph behind tensors, by name."""
+    found: collections.Counter[str] = collections.Counter()
+    seen, todo = set(), [root.grad_fn for root in roots]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found[node.name()] += 1
+        todo += [after for after, _ in node.next_functions]
+    return dict(found)

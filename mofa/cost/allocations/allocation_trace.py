@@ -1,0 +1,466 @@
+"""Allocation trace of a block: what its tapes allocate and free, op by op, for one combination.
+
+Lifetimes are those of :mod:`mofa.cost.block.liveness`. The replay plays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.deferred_weight_gradients import KEPT
+from mofa.blocks.elementwise import value
+from mofa.blocks.frameworks.megatron_persistent import Lasting
+from mofa.blocks.lifetimes import PRODUCT_ENDS
+from mofa.blocks.op import KINDS, OWN_POOLS, READS, RENEWAL, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.cost.allocations.parameter_tensors import block_weights
+
+STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
+"""Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
+CLAIMS = {
+    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
+    "fsdp.previous": "fsdp.reduce_input",
+}  # fmt: skip
+"""Marks at which a block takes over what the block before it held, and under which name that was held."""
+
+
+_REDUCED = "fsdp.reduced", "efsdp.reduced"
+_LAST = ("embedding.backward",)
+"""Ops whose temporaries come after their output: an embedding's gradient is made of zeros first (Embedding.cu)."""
+
+
+class New(NamedTuple):
+    """A tensor that an op allocates. [B]"""
+
+    name: str
+    bytes: int
+    stream: int
+    kind: int
+    expert: int = -1
+    """Whose tokens alone it holds, of a rank's experts; -1: of all."""
+
+
+class Deed(NamedTuple):
+    """One op's allocations, scratch and frees; ``hold`` goes on to the next block, ``claim`` comes from the last one.
+
+    ``grads`` are the gradients that the op adds to the parameters'; the first ones become them.
+    """
+
+    op: str
+    new: tuple[New, ...] = ()
+    scratch: tuple[New, ...] = ()
+    scratch_last: bool = False
+    """Whether scratch comes after the outputs: fused attention; else outputs are made from it."""
+    order: tuple[int | str, ...] = ()
+    """Where scratch comes and goes in between: n allocates the n-th, ~n frees it, a name is the output allocated,
+    behind a minus the input that is let go."""
+    free: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    claim: str = ""
+    grads: tuple[str, ...] = ()
+    frees_held: bool = False
+    weight: bool = False
+    """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
+    reads: tuple[str, ...] = ()
+    """What such an op reads."""
+    sums: bool = False
+    """Whether something is added to the gradient that the block is given, in its place."""
+    rounds: int = 1
+    """Experts that the op runs for one after the other (:mod:`mofa.cost.allocations.sequential_experts`). [-]"""
+    renews: bool = False
+    """Whether what lingered of the block's last backward goes here."""
+    lasting: tuple[Lasting, ...] = ()
+    """What the first such op of a rank takes for good."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """Forward and backward of one block as deeds. ``out`` and ``back`` name what each hands on, empty for nothing.
+
+    ``cached`` are weight copies that autocast's cache holds until the loss is there; ``weights`` the parameters of each
+    weight, before data parallelism shards them. [params]
+    """
+
+    name: str
+    forward: tuple[Deed, ...]
+    backward: tuple[Deed, ...]
+    out: str
+    back: str
+    given: str
+    cached: frozenset[str]
+    weights: tuple[tuple[str, float], ...]
+    logits: str = ""
+    """Of a pipeline's head: what the stage gave, which the schedule holds until its backward is through."""
+    launches: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Kernels of the forward, of the backward by inputs and of that by weights. [-]"""
+    dry: tuple[Deed, ...] = ()
+    """A pipeline's forward without a backward and without a loss, by which stages learn what they hand on."""
+    reduced: frozenset[str] = frozenset()
+    """What tensor parallelism sums over its ranks, in place, on NCCL's stream."""
+    sent: frozenset[str] = frozenset()
+    """What else a stream of NCCL's uses that the allocator is told of (:class:`mofa.blocks.op.Tensor`)."""
+    shelved: frozenset[str] = frozenset()
+    """What PyTorch's watchdog lets go (:mod:`mofa.cost.allocations.watchdog`)."""
+    late: frozenset[str] = frozenset()
+    """What is let go at the end of the backward alone: of shard groups that are replicated the reduced gradients, until
+    the sum over replicas is waited for (_fsdp_param_group.py, ``AllReduceState``); of a tied head the gradient."""
+    apart: tuple[Deed, ...] = ()
+    """The backward by inputs and behind it that by weights, where a checkpoint makes the block again in both."""
+    apart_last: tuple[Deed, ...] = ()
+    """The same of a chunk's last block."""
+    lingers: tuple[tuple[str, int], ...] = ()
+    """What is alive beyond the backward's end, until a deed that renews it, as it goes then. [B]"""
+    torch_products: bool = True
+    """Whether its products are PyTorch's, which have a workspace for each thread."""
+
+    def of_inputs(self) -> tuple[tuple[Deed, ...], frozenset[str]]:
+        """The backward by inputs alone, and what the weights' gradients need of it."""
+        both = self.apart or self.backward
+        needed = frozenset(name for deed in both if deed.weight for name in deed.reads)
+        return tuple(deed for deed in both if not deed.weight), needed
+
+    def above_weights(self) -> frozenset[str]:
+        """What the forward kept and the backward reads only before it comes to the block's last weight.
+
+        Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
+        down to the last weight goes, and what it had saved with it (torch.distributed.pipelining,
+        ``stage_backward_input``).
+        """
+        made = {item.name for deed in self.forward for item in deed.new}
+        out: set[str] = set()
+        for deed in self.backward:
+            if deed.op.endswith(PRODUCT_ENDS):
+                return frozenset(out - self.of_inputs()[1])
+            out.update(name for name in deed.free if name in made)
+        return frozenset()
+
+    def of_weights(self, *, last: bool = False) -> tuple[Deed, ...]:
+        """The weights' gradients alone; ``last`` of a chunk whose end has no weight behind it.
+
+        What a checkpoint keeps to the end of the chunk's is not let go here.
+        """
+        both = (self.apart_last if last else self.apart) or self.backward
+        return tuple(
+            deed._replace(free=()) if deed.op == KEPT else deed for deed in both if deed.weight
+        )  # fmt: skip
+
+
+T = TypeVar("T")
+
+
+def in_order(
+    deed: Deed, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
+) -> list[T]:  # fmt: skip
+    """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.
+
+    Where it has an order of its own, inputs are let go ``early``, by their names behind a minus.
+    """
+    if not deed.order:
+        return [*made, *scratch, *gone] if deed.scratch_last else [*scratch, *made, *gone]
+    outputs = {item.name: one for item, one in zip(deed.new, made, strict=True)}
+    out: list[T] = []
+    for step in deed.order:
+        if not isinstance(step, str):
+            out.append(scratch[step] if step >= 0 else gone[~step])
+        elif step in early:
+            out.append(early[step])
+        elif step in outputs:
+            out.append(outputs.pop(step))
+    return [*out, *outputs.values()]
+
+
+def products(life: Life) -> tuple[str, ...]:
+    """How the names of a block's products end that PyTorch runs."""
+    if not life.torch_products:
+        return ()
+    names = [name for name, _ in life.weights] if life.name != "embedding" else []
+    return (*(end for name in names for end in (name, f"{name}~")), ".wgrad", ".dgrad")
+
+
+def life(
+    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False, apart: bool = False,
+    pipelined: bool = False, puts_off: bool = False, replicated: bool = False,
+    lasting: Mapping[str, tuple[Lasting, ...]] | None = None,
+) -> Life:  # fmt: skip
+    """The deeds of a block, of one combination of those that its tapes have; ``pipelined`` under PyTorch's schedules.
+
+    ``apart``: nothing is added to a gradient in place, because weights' gradients are put off and keep those that they
+    read, or because PyTorch of then made a third tensor of two.
+
+    ``puts_off``: the schedule runs backwards by inputs and by weights.
+
+    ``replicated``: FSDP's shard groups are, and their sums added up over replicas.
+
+    ``weight_first``: autograd's product (``MmBackward0``) makes the second factor's gradient, the weight's, before the
+    input's; Megatron's own function the other way round.
+
+    ``lasting``: what ops take for good at a rank's first use, by their names, where layers are a library's and only the
+    head's products PyTorch's.
+    """
+    whole = _life(block, k, autocast, weight_first, apart, pipelined, lasting=lasting or {})
+    whole = replace(whole, torch_products=lasting is None or block.name == "head")
+    whole = replace(whole, late=frozenset(_REDUCED)) if replicated else whole
+    if not puts_off:
+        return whole
+    halves, both = block.apart, []
+    for weights in (halves.weights, halves.weights_of_last):
+        tape = replace(halves.inputs, ops=(*halves.inputs.ops, *weights.ops), tensors=weights.tensors)
+        behind = len(halves.inputs.ops)
+        halves_of = replace(block, backward=tape)
+        both.append(_life(halves_of, k, autocast, weight_first, apart, pipelined, lasting=lasting or {}, late=behind))
+    apart_, last = both
+    return replace(whole, apart=apart_.backward, apart_last=last.backward, launches=apart_.launches)
+
+
+def _life(
+    block: BlockTapes, k: int, autocast: bool, weight_first: bool, apart: bool, pipelined: bool, *,
+    lasting: Mapping[str, tuple[Lasting, ...]], late: int | None = None,
+) -> Life:  # fmt: skip
+    """Of the two tapes as they are; ops of the backward from ``late`` on are those by weights, else those so named."""
+    backward = _weights_first(block.backward.ops) if weight_first else block.backward.ops
+    ops = [*block.forward.ops, *backward]
+    boundary = len(block.forward.ops)
+    tensors = {**block.forward.tensors, **block.backward.tensors}
+    present = [bool(value(op.present, k)) for op in ops]
+    root: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        return root.get(name, name)
+
+    birth: dict[str, int] = {}
+    death: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        shared = _shared(op, k, present[i] and not (apart and op.name.startswith("accumulate ")), present[i])
+        for name in op.reads if present[i] else ():
+            death[of(name)] = i
+        for name in op.writes:
+            if name in shared:
+                root[name] = of(op.reads[0])
+                death[of(name)] = max(i, death.get(of(name), i)) if present[i] else death.get(of(name), i)
+            elif present[i] or not op.reads:
+                birth.setdefault(name, i)
+                death[name] = i
+    out = of(block.forward.outputs[0]) if block.forward.outputs else ""
+    back = of(block.backward.outputs[0]) if block.backward.outputs else ""
+    given = block.backward.inputs[0] if block.backward.inputs else ""
+    lingers = {of(name): int(value(tensors[name].bytes, k)) for name in block.backward.lingers}
+    for name in (out, back, *lingers):
+        death.pop(name, None)
+    # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
+    frees: dict[int, list[str]] = {}
+    for name, i in death.items():
+        frees.setdefault(i, []).append(name)
+    for i in range(boundary, len(ops)):
+        frees.get(i, []).sort(key=lambda name: birth.get(name, -1) < boundary)
+        if weight_first and i + 1 < len(ops) and present[i + 1] and _one_node(ops[i], ops[i + 1]):
+            frees[i + 1] = sorted(
+                [*frees.get(i + 1, []), *frees.pop(i, [])], key=lambda name: birth.get(name, -1) < boundary
+            )
+    read_later = {of(name) for op in block.backward.ops for name in op.reads}
+    cached = frozenset(
+        w for op in block.forward.ops for w in op.writes
+        if autocast and op.name.endswith(".weight_cast") and w not in read_later
+        and not (op.compiled or op.name.startswith("experts."))
+    )  # fmt: skip
+    weights = block_weights(block.forward.ops, k)
+    places = {name: n for n, (name, _) in enumerate(weights)}
+    deeds = [
+        _deed(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
+              op.name.endswith(WEIGHT_ENDS) if late is None else i >= boundary + late,
+              bool(given) and present[i] and op.name.startswith("accumulate ") and of(op.writes[0]) == given,
+              places, bool(lingers) and op.name.startswith(RENEWAL), lasting.get(op.name, ()) if present[i] else ())
+        for i, op in enumerate(ops)
+    ]  # fmt: skip
+    pieces = _pieces(deeds, weights)
+    deeds = [_cut(deed, pieces) if deed else None for deed in deeds]
+    launches = [value(op.launches, k) if here else 0.0 for op, here in zip(ops, present, strict=True)]
+    by_weights = sum(n for n, deed in zip(launches, deeds, strict=True) if deed and deed.weight)
+    reduced = frozenset(
+        of(op.reads[0])
+        for op, here in zip(ops, present, strict=True)
+        if here
+        and op.reads
+        and isinstance(op.work, Collective)
+        and op.work.kind == "all_reduce"
+        and op.work.group == "tp"
+    )
+    sent = frozenset(of(name) for name, tensor in tensors.items() if value(tensor.sent, k))
+    first = next((op for op in block.forward.ops if op.name.startswith("loss.") and op.reads), None)
+    logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
+    return Life(
+        block.name, tuple(d for d in deeds[:boundary] if d), tuple(d for d in deeds[boundary:] if d), out, back, given,
+        cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
+        _dry(block, k) if pipelined else (), reduced, sent,
+        frozenset(of(name) for name, tensor in tensors.items() if value(tensor.shelved, k)),
+        lingers=tuple(lingers.items()),
+    )  # fmt: skip
+
+
+def awaiting_embedding(head: Life) -> Life:
+    """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
+    made = frozenset(name for deed in head.backward if deed.op == "output.accumulate" for name in deed.grads)
+    return replace(head, late=head.late | made)
+
+
+def gathering(layer: Life, embedding: Life) -> Life:
+    """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
+    gathered = {
+        item.name.replace("fsdp.gathered", "fsdp.next@"): item.bytes
+        for deed in embedding.forward for item in deed.new if item.name in ("fsdp.gathered", "fsdp.gathered.in")
+    }  # fmt: skip
+    if not gathered:
+        return layer
+
+    def with_its_bytes(deed: Deed) -> Deed:
+        if not any(item.name in gathered for item in deed.new):
+            return deed
+        return deed._replace(new=tuple(item._replace(bytes=gathered.get(item.name, item.bytes)) for item in deed.new))
+
+    return replace(layer, backward=tuple(with_its_bytes(deed) for deed in layer.backward))
+
+
+def _pieces(deeds: list[Deed | None], weights: tuple[tuple[str, float], ...]) -> dict[str, tuple[New, ...]]:
+    """FSDP copies what it gathered into a tensor for each weight."""
+    out: dict[str, tuple[New, ...]] = {}
+    for deed in deeds:
+        if deed is None or not deed.frees_held:
+            continue
+        for item in deed.new:
+            fits = _fitting(item, weights)
+            if fits:
+                out[item.name] = fits
+    return out
+
+
+def _fitting(item: New, weights: tuple[tuple[str, float], ...]) -> tuple[New, ...]:
+    """The weights that a gathered buffer holds, in 2 bytes a parameter, and one tensor for what no op names."""
+    experts = item.name.startswith("efsdp.")
+    chosen = [n for name, n in weights if name.startswith("experts.") == experts]
+    if not experts and 2 * sum(chosen) < item.bytes / 2:  # the experts are in the block's own group
+        chosen = [n for _, n in weights]
+    rest = item.bytes - sum(int(2 * n) for n in chosen)
+    if rest < 0:
+        return ()
+    sizes = [*(int(2 * n) for n in chosen), *([rest] if rest else [])]
+    return tuple(New(f"{item.name}#{i}", size, item.stream, item.kind) for i, size in enumerate(sizes))
+
+
+def _cut(deed: Deed, pieces: dict[str, tuple[New, ...]]) -> Deed:
+    def names(group: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for name in group for n in ([p.name for p in pieces[name]] if name in pieces else [name]))
+
+    if not any(name in pieces for name in (*deed.free, *deed.hold, *(item.name for item in deed.new))):
+        return deed
+    new = tuple(n for item in deed.new for n in pieces.get(item.name, (item,)))
+    whole = deed._replace(new=new, free=names(deed.free), hold=names(deed.hold))
+    one = max((item.bytes for item in new), default=0)
+    if not deed.op.startswith("efsdp.weights") or not 0 < sum(item.bytes for item in deed.scratch) <= 1.01 * one:
+        return whole
+    # each of the experts' matrices is put together apart and copied, the next while the last one's parts are there
+    steps: list[int | str] = []
+    for i, item in enumerate(new):
+        steps += [i, *([~(i - 1)] if i else []), item.name]
+    scratch = tuple(item._replace(name="scratch") for item in new)
+    return whole._replace(scratch=scratch, order=(*steps, ~(len(new) - 1)))
+
+
+def _dry(block: BlockTapes, k: int) -> tuple[Deed, ...]:
+    """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
+    forward = block.forward
+    ops = tuple(op for op in forward.ops if not op.name.startswith("loss."))
+    loss = next((op for op in forward.ops if op.name.startswith("loss.") and op.reads), None)
+    given = forward.outputs if loss is None else loss.reads[:1]
+    alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
+    deeds = life(alone, k).forward
+    if block.name == "head":
+        return deeds
+    return tuple(deed._replace(free=tuple(name for name in deed.free if name != "x")) for deed in deeds)
+
+
+def _one_node(op: Op, behind: Op) -> bool:
+    """Whether the two are the weight's and the input's product of one linear."""
+    return op.name.endswith(".wgrad") and behind.name == op.name.removesuffix("wgrad") + "dgrad"
+
+
+def _weights_first(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    out = list(ops)
+    for i in range(len(out) - 1):
+        if _one_node(out[i + 1], out[i]):
+            out[i], out[i + 1] = out[i + 1], out[i]
+    return tuple(out)
+
+
+def _scratch(total: int, new: tuple[New, ...], stream: int) -> tuple[New, ...]:
+    """Scratch as tensors: several as large as the output where it is a multiple of it, copies of each output in twice
+    its width where there are several, else one."""
+    kind = KINDS.index("scratch")
+    if len(new) == 1 and total >= 2 * new[0].bytes and total % new[0].bytes < 4096:
+        return (New("scratch", new[0].bytes, stream, kind),) * (total // new[0].bytes)
+    if len(new) < 2 or not total:
+        return (New("scratch", total, stream, kind),) if total else ()
+    made = sum(item.bytes for item in new)
+    sets = max(1, round(total / (2 * made)))
+    return tuple(
+        New("scratch", size, stream, kind)
+        for _ in range(sets) for item in new
+        if (size := total * item.bytes // (made * sets))
+    )  # fmt: skip
+
+
+def _shared(op: Op, k: int, in_place: bool, present: bool) -> tuple[str, ...]:
+    """The outputs that are the first input's memory."""
+    if not op.reads:
+        return ()
+    if not present:
+        return op.writes[:1]
+    if not in_place:
+        return ()
+    return op.writes if bool(value(op.view, k)) else ()
+
+
+def _step(op: Op, n: int, of: object) -> int | str:
+    """A step of an op's order: a temporary, the name of an output, or that of an input behind a minus."""
+    assert callable(of)
+    if n < WRITES:
+        return n
+    return op.writes[n - WRITES] if n < READS else f"-{of(op.reads[n - READS])}"
+
+
+def _deed(
+    op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
+    by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, lasting: tuple[Lasting, ...],
+) -> Deed | None:  # fmt: skip
+    assert callable(of)
+    stream = STREAMS.get(op.pool or op.stream, 0)
+    mark = op.work is None and value(op.launches, k) == 0
+    claim = CLAIMS.get(op.name, "") if mark else ""
+    if claim == "fsdp.reduce_input":
+        stream = 0
+    new = tuple(
+        New(name, nbytes, stream, KINDS.index(tensors[name].kind))
+        for name in born
+        if (nbytes := int(value(tensors[name].bytes, k))) > 0
+    )
+    scratch = int(value(op.scratch, k)) if present else 0
+    pieces: tuple[New, ...] = ()
+    order: tuple[int | str, ...] = ()
+    if op.order is not None and present and (scratch or not op.order.sizes):
+        sizes = [int(value(size, k)) for size in op.order.sizes]
+        pieces = tuple(New("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
+        order = tuple(_step(op, n, of) for n in op.order.steps)
+    holds = mark and ".hold" in op.name
+    grads = tuple(of(r) for r in op.reads) if op.name.endswith(".accumulate") and present else ()
+    if op.name.endswith("fsdp.accumulate"):  # as the modules lie (_fsdp_param_group.py, ``post_backward``)
+        grads = tuple(sorted(grads, key=lambda name: places.get(name.removeprefix("dW:"), -1)))
+    attention = isinstance(op.work, Attention)
+    deed = Deed(
+        op.name, new, pieces or _scratch(scratch, () if attention else new, stream), attention or op.name in _LAST,
+        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.name.endswith(".copy_out"),
+        by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
+        int(value(op.rounds, k)), renews, lasting,
+    )  # fmt: skip
+    plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)
+    return None if plain else deed

@@ -1,0 +1,58 @@
+"""A host's lead over its device, by which what PyTorch's pipelines sent comes back late.
+
+NCCL's sends use their tensors on a stream of their own, which the allocator is told of (``recordStream``): memory that
+is let go comes back only once the device has got that far, and the host is ahead of it by up to as many launches as
+the device's queue takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mofa.blocks.context import ArrayK
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.watchdog import QUEUE, Pace
+from mofa.cost.block.block_cost import BlockCost
+from mofa.cost.block.host_clock import NEVER
+from mofa.specs.hardware import ClusterSpec
+
+
+def launches(chunk: Sequence[Life]) -> dict[str, float]:
+    """Kernels of each kind of computation of a chunk. [-]"""
+    forward, inputs, weights = (sum(life.launches[part] for life in chunk) for part in range(3))
+    return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
+
+
+def device_per_host(costs: Sequence[BlockCost], k: int = 0) -> float:
+    """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
+    clocks = [phase.clocks[:, k] for cost in costs for phase in (cost.forward, cost.backward)]
+    if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
+        return 0.0
+    return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
+
+
+def ahead_of_peers(ratio: ArrayK, cluster: ClusterSpec, ranks: int) -> ArrayK:
+    """The same of a ring's fastest rank, whose device waits for its peers and so for their hosts. [-]
+
+    A step is as long as the slowest host of the ring takes, or the device; only at its end do hosts meet. A host that
+    waits within a pass (``ratio`` 0) has no lead.
+    """
+    return np.where(ratio > 0, np.maximum(ratio, cluster.hosts_apart(ranks)), 0.0)
+
+
+def paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
+    """What device and host take for a block's forward and backward."""
+    forward, backward = (
+        Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k])) for phase in (cost.forward, cost.backward)
+    )
+    return forward, backward
+
+
+def lag(launched: float, ratio: float) -> float:
+    """Launches that the host is ahead of its device after as many of a step; ``ratio``: :func:`device_per_host`. [-]
+
+    As many more as the device is slower, up to the queue's.
+    """
+    return min(launched * (ratio - 1.0), QUEUE) if ratio > 1.0 else 0.0

@@ -1,0 +1,201 @@
+"""What a rank holds of its parameter tensors, and its optimizers keep of each.
+
+The tensors themselves are in :mod:`mofa.cost.allocations.parameter_tensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mofa.blocks.elementwise import value
+from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.frameworks.megatron_persistent import WORKSPACE, rotations
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.parameter_tensors import Param, buffers_of, owned
+from mofa.cost.rows import Rows
+
+BUCKET = 100 * 2**20
+"""Bytes of a DDP bucket (torchtitan: bucket_cap_mb=100)."""
+
+
+class Weight(NamedTuple):
+    """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
+
+    name: str
+    param: int
+    main: int
+    state: int
+    temporary: int
+    apart: bool = False
+    """Stepped by an optimizer of its own, behind the others': Megatron's experts under expert parallelism."""
+    chunk: int = 0
+    """The chunk of the rank that it belongs to."""
+    flat: bool = False
+    """Of one dimension: stepped behind the others of its optimizer in Megatron, which does not decay it."""
+    widened: int = 0
+    """Bytes of the fp32 copy of its gradient, from one step of Megatron's optimizer to the beginning of the next."""
+    draft: int = 0
+    """Bytes of the copy that first values are drawn in: torchtitan's fp32 one (models/utils.py, ``trunc_normal_``), of
+    an fp8 parameter the 16-bit one (te/module/base.py, ``reset_parameters``)."""
+    transposed: int = 0
+    """Bytes of an fp8 parameter's second copy, there from the start."""
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """A buffer of Megatron's data parallelism: the weights in it, from the last to the first, and its bytes. [B]
+
+    ``params`` is 0 where they stay where they are, without the distributed optimizer.
+    """
+
+    weights: tuple[int, ...]
+    params: int
+    grads: int
+
+
+def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) -> tuple[Weight, ...]:
+    """What a rank holds of each parameter and its optimizers' states; the rest of its bytes is proportional to it.
+
+    Parameters
+    ----------
+    data_rank
+        Which of the ranks that hold the same parameters: Megatron's distributed optimizer gives each another part of
+        its buffers, whatever tensors that cuts, so that most tensors are some rank's whole.
+    """
+    static, shards, fw = rows.static, rows.shards, rows.framework
+    dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
+    fsdp = fw.shards_params and rows.mode.precision == "mixed"
+    megatron = static.grads_always or bool(fw.deepspeed)
+    distributed = megatron and int(rows.table.zero[0]) >= 1
+    whole, sharded = float(shards.whole(1.0)[0, r]), float(shards.sharded(1.0)[0, r])
+    held, kept = sharded if fsdp else whole, sharded if fsdp or distributed else whole
+    held_bytes = float(static.params[0, r])
+    if fsdp and rows.mode.pipelined:
+        held_bytes -= float(shards.whole(2.0)[0, r])
+    states = float(static.states[0, r]) / kept
+    main = 0.0
+    if megatron:
+        main = max(fw.states_bytes_per_param - 8.0, 0.0)
+    chained = megatron and int(rows.table.ep[0]) > 1
+    temporary = (4.0 if fw.optimizer == "foreach" else 0.0) if megatron else float(static.step_scratch[0, r]) / kept
+    wide = 4.0 if fw.widens_gradients else 0.0
+    even = [p.params / (expert if p.expert else dense) for p in params]
+    own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
+    if distributed and not fw.deepspeed:
+        own = owned(rows, params, r, data_rank)
+    stored = even if fsdp else [p.params for p in params]
+    width = held_bytes / held
+    drafted = fw.name == "torchtitan" and round(width) < 4
+    alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
+    return tuple(
+        Weight(
+            p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / 2 * own[n]),
+            int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
+            int(4 * stored[n]) if drafted and not p.flat and not (alone and p.name.endswith(" embedding")) else 0,
+        )
+        for n, p in enumerate(params)
+    )  # fmt: skip
+
+
+def held_in_fp8(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:
+    """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
+    recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
+    if not fw.fp8_params or not recipe:
+        return weights
+    copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
+    return tuple(
+        w._replace(param=w.param // 2, draft=w.param, transposed=(copies - 1) * (w.param // 2))
+        if w.name.rpartition(" ")[0] in layers and not w.flat else w
+        for w in weights
+    )  # fmt: skip
+
+
+def built_beside(rows: Rows, weights: Sequence[Weight], layers: int) -> tuple[tuple[int, int], ...]:
+    """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]
+
+    The workspace of products comes with the first linear, which is attention's output (module/linear.py,
+    ``_prealloc_cublas_workspace``); tables of rotations, of ``layers`` of latent attention, are put behind all.
+    """
+    if rows.framework.library is None or not weights:
+        return ()
+    first = next((n for n, w in enumerate(weights) if w.name.endswith(" proj")), 0)
+    tables = rotations(rows.costs.context).built * layers
+    return (first, WORKSPACE), *((len(weights) - 1, nbytes) for nbytes in tables)
+
+
+def rotation_tables(rows: Rows, layers: int, k: int = 0) -> tuple[int, ...]:
+    """What the first forward keeps of rotations: a table of each chunk, or of each of ``layers`` of attention. [B]"""
+    if rows.framework.library is None:
+        return ()
+    found = rotations(rows.costs.context)
+    nbytes = int(value(found.table, k))
+    return (nbytes,) * (layers if found.of_layers else rows.layout.stages.vpp) if nbytes else ()
+
+
+def flat_buffers(rows: Rows, params: tuple[Param, ...], r: int, weights: tuple[Weight, ...]) -> tuple[FlatBuffer, ...]:
+    """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
+    fw = rows.framework
+    if not rows.static.grads_always or fw.deepspeed:
+        return ()
+    moves = int(rows.table.zero[0]) >= 1
+    out = []
+    for b in buffers_of(rows, params, r):
+        stretch = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
+        held = int(stretch * sum(weights[n].param for n in b.members))
+        out.append(FlatBuffer(b.members, held if moves else 0, int(fw.grads_bytes_per_param * b.buckets[-1])))
+    return tuple(out)
+
+
+def stepped(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[tuple[Weight, ...], ...]:
+    """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
+    the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
+    """
+    ordered: Iterable[Weight] = weights
+    if buffers:
+        turned = any(flat.params for flat in buffers)
+        order = [n for flat in buffers for n in (flat.weights if turned else ())] or range(len(weights))
+        ordered = sorted((weights[n] for n in order), key=lambda w: w.flat)
+    of_each: tuple[list[Weight], list[Weight]] = ([], [])
+    for w in ordered:
+        of_each[w.apart].append(w)
+    return tuple(tuple(of_one) for of_one in of_each if of_one)
+
+
+def ddp_buckets(
+    chunks: Sequence[Sequence[Life]], total: int, width: float, *, tied: bool
+) -> tuple[tuple[int, ...], ...]:
+    """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket
+    that is being filled, which is closed once it has :data:`BUCKET` (reducer.cpp, compute_bucket_assignment_by_size).
+
+    What no op of a tape names, norms, is in the last. [B]
+
+    Parameters
+    ----------
+    total
+        Bytes of all of them; of none there are no buckets.
+    width
+        Bytes of a gradient.
+    tied
+        Whether the head's weight is the embedding's.
+    """
+    out = []
+    for chunk in chunks if total else ():
+        ready: list[int] = []
+        for life in reversed(chunk):
+            weights = {name: int(width * n) for name, n in life.weights}
+            made = [deed.op.removesuffix(".wgrad") for deed in life.backward]
+            first = [name for name in made if name in weights and not (tied and life.name == "head")]
+            ready += [weights.pop(name) for name in dict.fromkeys(first)]
+            ready += [] if tied and life.name == "head" else list(weights.values())
+        filled = [0]
+        for size in ready:
+            if filled[-1] >= BUCKET:
+                filled.append(0)
+            filled[-1] += size
+        out.append(filled)
+    missing = total - sum(sum(filled) for filled in out)
+    for filled in out:
+        filled[-1] += missing // len(out)
+    return tuple(tuple(filled) for filled in out)

@@ -1,0 +1,485 @@
+"""Time and memory of every kind of block, once per unique combination of the degrees that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks import build
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.context import Context
+from mofa.blocks.elementwise import FloatK, anywhere, maximum, per_combination, stacked, where
+from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
+from mofa.blocks.frameworks import persistent_buffers
+from mofa.blocks.op import Format, Tape
+from mofa.blocks.tapes import label, model_tapes
+from mofa.cost.block.deferred_weight_gradients import PutOff, put_off
+from mofa.cost.block.durations import Machine, Timed, tape_flops, time_works
+from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, shelved
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.block.tape_clock import PhaseTime, scan, scan_apart
+from mofa.cost.kernels.collectives import token_spread
+from mofa.cost.kernels.topology import Group, process_groups
+from mofa.cost.optimizer import held_width
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+ArrayK = NDArray[np.float64]
+SIZES = 4
+"""Sizes of weights by which tensors are told apart for the allocator. [-]"""
+
+
+class Phases:
+    """The times of blocks' tapes on a machine: works that several share are timed once, a tape is scanned once, and
+    none before it is asked for, which who plays a plan out hardly does."""
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], machine: Machine) -> None:
+        self.tapes, self.machine = tapes, machine
+        self._known: dict[int, PhaseTime] = {}
+
+    @cached_property
+    def _timed(self) -> Timed:
+        tapes = (tape for b in self.tapes.values() for tape in (b.forward, b.backward))
+        return time_works((op for tape in tapes for op in tape.ops), self.machine)
+
+    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """Of blocks one behind the other."""
+        return reduce(_both, [self._of(block.forward) for block in blocks])
+
+    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+        """The same, from the last on."""
+        return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
+
+    def _of(self, tape: Tape) -> PhaseTime:
+        found = self._known.get(id(tape))
+        if found is None:
+            found = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
+        return found
+
+
+def _both(one: PhaseTime, other: PhaseTime) -> PhaseTime:
+    return PhaseTime(
+        one.exposed + other.exposed, one.hidden + other.hidden, one.issue + other.issue,
+        np.array(Clocks(*one.clocks).then(Clocks(*other.clocks))), one.weights + other.weights,
+    )  # fmt: skip
+
+
+class Memories:
+    """The memory of blocks, of all in one go when that of any is asked for: who plays the time alone does not.
+
+    Of tensors larger than each of the sizes ``large`` (sizes, K) it is said apart what is alive. [B]
+    """
+
+    def __init__(self, tapes: Mapping[str, BlockTapes], num_k: int, large: Callable[[], ArrayK]) -> None:
+        self.tapes, self.num_k, self.large = tapes, num_k, large
+
+    @cached_property
+    def _of_each(self) -> dict[int, BlockMemory]:
+        blocks = self.tapes.values()
+        return dict(zip(map(id, blocks), block_memories(blocks, self.num_k, self.large()), strict=True))
+
+    def of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
+        """Of blocks one behind the other: what one keeps stays while those behind it run."""
+        return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """A block, or one behind the other, under one recomputation; arrays over K."""
+
+    blocks: tuple[BlockTapes, ...]
+    phases: Phases
+    memories: Memories
+    forward_flops: ArrayK
+    backward_flops: ArrayK
+    cached: ArrayK
+    """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
+
+    @cached_property
+    def forward(self) -> PhaseTime:
+        """Its forward's time."""
+        return self.phases.forward(self.blocks)
+
+    @cached_property
+    def backward(self) -> PhaseTime:
+        """Its backward's time."""
+        return self.phases.backward(self.blocks)
+
+    @cached_property
+    def memory(self) -> BlockMemory:
+        """What it allocates."""
+        return self.memories.of(self.blocks)
+
+    @cached_property
+    def sent_and_launched(self) -> ArrayK:
+        """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.block.liveness.sent_and_launched`)."""
+        return sum((sent_and_launched(one, self.memories.num_k) for one in self.blocks), np.zeros((4, 1)))
+
+    @cached_property
+    def shelved(self) -> ArrayK:
+        """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.shelved`)."""
+        return sum((shelved(one, self.memories.num_k) for one in self.blocks), np.zeros((2, 1)))
+
+    def then(self, block: BlockCost) -> BlockCost:
+        """This block and one behind it as one: what this one keeps stays while the other runs."""
+        return BlockCost(
+            self.blocks + block.blocks, self.phases, self.memories,
+            self.forward_flops + block.forward_flops, self.backward_flops + block.backward_flops,
+            self.cached + block.cached,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightClass:
+    """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
+
+    params: FloatK
+    number: FloatK
+    expert: bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of each kind of layer, of the embedding and of the head."""
+
+    layers: tuple[tuple[WeightClass, ...], ...]
+    embedding: tuple[WeightClass, ...]
+    head: tuple[WeightClass, ...]
+    num_k: int
+
+    @cached_property
+    def sizes(self) -> ArrayK:
+        """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
+        largest = self.params[: sum(map(len, self.layers))].max(axis=0)
+        alike = self.params[:, None] == self.params[None]
+        total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
+        again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
+        most = np.argsort(np.where(again, 0.0, -total), axis=0, kind="stable")[:SIZES]
+        return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
+
+    @cached_property
+    def _all(self) -> list[tuple[int, WeightClass]]:
+        every = (*self.layers, self.embedding, self.head)
+        return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
+
+    @cached_property
+    def kind(self) -> NDArray[np.intp]:
+        """Of all weights: the kind of layer, or behind these the embedding and the head. (W,)"""
+        return np.array([kind for kind, _ in self._all])
+
+    @cached_property
+    def expert(self) -> NDArray[np.bool_]:
+        """Of all weights: whether they are experts'. (W,)"""
+        return np.array([weight.expert for _, weight in self._all])
+
+    @cached_property
+    def params(self) -> ArrayK:
+        """Of all weights: the parameters of each. (W, K) [params]"""
+        return stacked([weight.params for _, weight in self._all], self.num_k)
+
+    @cached_property
+    def numbers(self) -> ArrayK:
+        """Of all weights: how many there are. (W, K) [-]"""
+        return stacked([weight.number for _, weight in self._all], self.num_k)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
+
+    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.block_kinds`.
+    """
+
+    context: Context
+    groups: Mapping[str, Group]
+    index: NDArray[np.intp]
+    blocks: Mapping[RecomputeSpec, tuple[BlockCost, ...]]
+    embedding: BlockCost
+    head: BlockCost
+    mtp: Mapping[RecomputeSpec, BlockCost] | None
+    persistent: ArrayK
+    """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
+    persistent_head: ArrayK
+    """The same on the stage with the head. (K,) [B]"""
+    boundary: ArrayK
+    """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
+    tapes: Mapping[str, BlockTapes]
+    machine: Machine
+    weights: Weights
+
+    def drained(self) -> Costs:
+        """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
+        return self._on(replace(self.machine, drained=True))
+
+    def rested(self, idle: float) -> Costs:
+        """The same on a device that waits for a share of the time besides: only times differ."""
+        return self._on(self.machine.at_rest(idle))
+
+    def _on(self, machine: Machine) -> Costs:
+        phases = Phases(self.tapes, machine)
+
+        def again(cost: BlockCost) -> BlockCost:
+            return replace(cost, phases=phases)
+
+        return replace(
+            self, machine=machine, embedding=again(self.embedding), head=again(self.head),
+            blocks={spec: tuple(map(again, kinds)) for spec, kinds in self.blocks.items()},
+            mtp=None if self.mtp is None else {spec: again(cost) for spec, cost in self.mtp.items()},
+        )  # fmt: skip
+
+    @cached_property
+    def apart(self) -> dict[str, tuple[ArrayK, ArrayK]]:
+        """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
+        rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
+        both = {name: scan_apart(block, self.machine) for name, block in self.tapes.items()}
+        return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
+
+    @cached_property
+    def put_off(self) -> dict[str, PutOff]:
+        """Memory of each block's backward by weights, as those schedules run it."""
+        return {name: put_off(block, self.machine.num_k) for name, block in self.tapes.items()}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is the same for all candidates costed together."""
+
+    precision: str = "mixed"
+    pipelined: bool = False
+    accumulating: bool = True
+    amp: bool = False
+    """torchtitan: whether torch.autocast runs (one GPU, DDP), whatever it finds to cast."""
+
+
+def unique_rows(columns: list[NDArray[np.int64]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First row of each unique combination, and each row's combination.
+
+    Examples
+    --------
+    >>> unique_rows([np.array([4, 2, 4]), np.array([1, 1, 1])])
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    if len(columns[0]) == 1:
+        return np.zeros(1, dtype=np.intp), np.zeros(1, dtype=np.intp)
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code, many = _numbered(code * (int(column.max()) + 1 - (low := int(column.min()))) + (column - low))
+    first = np.empty(many, dtype=np.intp)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return first, code
+
+
+def _numbered(code: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
+    """Codes from 0 by their order, and how many there are; by a table where they are dense enough, else sorted."""
+    if code.max() > 4 * len(code) + 4096:
+        values, place = np.unique(code, return_inverse=True)
+        return place, len(values)
+    seen = np.zeros(int(code.max()) + 1, dtype=np.intp)
+    seen[code] = 1
+    place = np.cumsum(seen) - 1
+    return place[code], int(place[-1]) + 1
+
+
+def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:
+    """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
+    shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
+    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
+    if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
+        merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
+        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, table.etp, cluster.node, shard)
+        groups = {**groups, "ep": wide["ep"]}
+    return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
+
+
+def block_context(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
+    mode: Mode,
+) -> tuple[Context, dict[str, Group]]:  # fmt: skip
+    """The context of the blocks and their process groups, one entry per row of the table."""
+    model = workload.model
+    f = {name: _plain(getattr(table, name).astype(float)) for name in ("tp", "cp", "ep", "etp", "micro_batch")}
+    groups = candidate_groups(cluster, framework, table)
+    tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
+    sp = _plain(table.sp & (table.tp > 1))
+    local = where(sp, tokens / f["tp"], tokens)
+    top_k = model.moe.top_k if model.moe else 0
+    load = loads.columns(table.ep, table.balancing)
+    time_ratio, memory_ratio = _plain(load.time), _plain(load.memory)
+    element: int = 2
+    recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
+    gemm_format: Format = recipe.product if recipe else "bf16"
+    if mode.precision == "uniform" and workload.precision.params == "fp32":
+        element, gemm_format = 4, "fp32"
+    # torchtitan's first micro-batch makes the gradients; Megatron adds to zeroed buffers from the first on
+    once = 1.0 / np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
+    accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
+    # Megatron's blocks are the same however its optimizer's states are shared out
+    shards: dict[str, FloatK] = {"fsdp": 1.0, "efsdp": 1.0}
+    if framework.name in PYTORCH_MODULES:
+        shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
+    # torchtitan's training never sets the rotate method: it always gathers keys and values
+    exchanges = table.cp_kind == CP_KINDS.index("a2a")
+    ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
+    multiple = ALIGNED_ROWS if recipe else 1.0
+    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"], multiple)
+    return Context(
+        model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
+        tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
+        micro_batch=f["micro_batch"], fsdp=shards["fsdp"], efsdp=shards["efsdp"],
+        rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio, imbalance=_plain(load.sent),
+        uneven=_plain(load.uneven), fixed_rows=workload.routing.pad_to_capacity,
+        unseen=_plain(unseen), new_kernels=_plain(kernels),
+        whole=_plain(table.pp == 1),
+        loops_met=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),
+        scheduled=_plain(table.balancing > 0), schedule_s=_plain(load.host_s),
+        accumulates=_plain(accumulates), accumulating=mode.accumulating, pipelined=mode.pipelined, element=element,
+        residual=4 if mode.precision == "autocast" else element, weight_element=element,
+        precision_mode=mode.precision,  # type: ignore[arg-type]
+        amp=mode.amp, stored=held_width(workload, mode.precision),
+        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes,
+    ), groups  # fmt: skip
+
+
+def _unseen(
+    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
+    multiple: float,
+) -> tuple[ArrayK, ArrayK]:  # fmt: skip
+    """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
+    kernels that are loaded for a number. (n,), (n,) [-]"""
+    if not framework.multiplies_by_expert:
+        return np.zeros(len(table)), np.zeros(len(table))
+    chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
+    moe = workload.model.moe
+    inner = (moe.expert_hidden if moe else 0) / table.etp
+    ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
+    copies = np.broadcast_to(copies, (len(table),))
+    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, multiple)
+
+
+def _plain(column: NDArray[Any]) -> Any:
+    """A column of the context: where there is one combination, the number itself (see mofa.blocks.elementwise)."""
+    return column.item() if column.shape == (1,) else column
+
+
+def block_costs(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
+    mode: Mode, drop: frozenset[str] = frozenset(),
+) -> Costs:  # fmt: skip
+    """Cost every kind of block that the table's candidates have.
+
+    ``drop`` leaves out the ops of these families, to show what they weigh.
+    """
+    columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
+    columns.append(table.balancing)
+    if framework.shards_params:
+        columns += [table.dp, table.pp]
+    elif workload.model.two_gated_widths:
+        columns.append((table.pp > 1).astype(np.int64))
+    first, index = unique_rows(columns)
+    unique = table.take(first)
+    ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
+    spread, moe = None, workload.model.moe
+    if moe is not None and framework.dispatcher == "deepep":
+        spread = token_spread(
+            groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
+            top_groups=moe.groups_per_token,
+        )  # fmt: skip
+    num_k, kinds = len(first), build.block_kinds(workload.model)
+    modes = wanted_modes(table)
+    known = model_tapes(ctx, modes)
+    tapes = known.blocks
+    if drop:
+        tapes = {
+            name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
+        }
+    machine = Machine(cluster, groups, framework, num_k, spread)
+    weights = Weights(
+        tuple(_weights(tapes[label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
+        _weights(tapes["head"]), num_k,
+    )  # fmt: skip
+
+    def large() -> ArrayK:
+        """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
+        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
+        return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
+
+    costed = _costed(tapes, machine, Memories(tapes, num_k, large))
+    blocks = {spec: tuple(costed[label(kind, spec)] for kind in kinds) for spec in modes}
+    mtp = None
+    if workload.model.num_mtp_layers:
+        last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
+        mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
+    body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
+    return Costs(
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
+        per_combination(with_head, num_k),
+        per_combination(ctx.shard * float(workload.model.hidden) * ctx.residual, num_k), tapes, machine, weights,
+    )  # fmt: skip
+
+
+def wanted_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
+    """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
+    used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
+    wanted = {full_mode(spec) for spec in used if needs_full(spec)}
+    if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
+        wanted |= {base_mode(spec) for spec in used}
+    return tuple(sorted(wanted, key=str))
+
+
+def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
+    out, seen = [], set()
+    for op in block.forward.ops:
+        if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
+            seen.add(op.weight or op.name)  # token chunks read the same weight
+            number = maximum(op.num_weights, 1.0)
+            out.append(WeightClass(op.weight_params / number, number, op.name.startswith("experts.")))
+    return tuple(out)
+
+
+def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memories) -> dict[str, BlockCost]:
+    """Time and memory of every block."""
+    num_k, phases = machine.num_k, Phases(tapes, machine)
+    forwards: dict[int, ArrayK] = {}
+    out = {}
+    for name, block in tapes.items():
+        forward = forwards.get(id(block.forward))
+        if forward is None:
+            forward = forwards[id(block.forward)] = tape_flops(block.forward, num_k)
+        backward = tape_flops(block.backward, num_k)
+        out[name] = BlockCost((block,), phases, memories, forward, backward, cached_bytes(block, num_k))
+    return out
+
+
+def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
+    # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
+    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")
+             and not op.compiled]  # fmt: skip
+    if not casts:
+        return np.zeros(num_k)
+    read = {name for op in block.backward.ops for name in op.reads}
+    copies = [block.forward.tensors[name].bytes for op in casts for name in op.writes if name not in read]
+    return np.asarray(stacked(copies, num_k).sum(axis=0))
+
+
+def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
+    """The mode of the layers that are not recomputed whole."""
+    return RecomputeSpec(token_chunks=spec.token_chunks) if spec.kind in ("full", "every", "none") else spec
+
+
+def full_mode(spec: RecomputeSpec) -> RecomputeSpec:
+    """The mode of the layers that are recomputed whole."""
+    return RecomputeSpec(kind="full", token_chunks=spec.token_chunks)
+
+
+def needs_full(spec: RecomputeSpec) -> bool:
+    """Whether some layers are recomputed whole."""
+    return spec.kind in ("full", "every")

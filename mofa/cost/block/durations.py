@@ -1,0 +1,461 @@
+"""Seconds of every op of a tape, over all K candidates at once; what each rests on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, anywhere, maximum, opposite, per_combination, stacked, where
+from mofa.blocks.op import Attention, Collective, Gemm, Grouped, HostSync, Op, Stream, Tape
+from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
+from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
+from mofa.cost.kernels.fitted_forms import missed_bytes
+from mofa.cost.kernels.topology import Group, stacked_groups
+from mofa.specs.curves import Curve, PoweredCurve, slowest_of
+from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.host import HostCurve
+from mofa.specs.power import mixed_clock
+
+ArrayK = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was timed of one candidate, whose costs are both in closed form and played. Its ops stay, so that no others
+    get their ids."""
+
+    works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
+    """By :func:`_work_key`. [s]"""
+    tapes: dict[tuple[str, int], tuple[tuple[Op, ...], tuple[FloatK, ...]]] = field(default_factory=dict)
+    """By the clock and the ``id`` of a tape's ops. [s]"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What times an op: the cluster, the process groups of the K candidates, the framework's way to issue."""
+
+    cluster: ClusterSpec
+    groups: Mapping[str, Group]
+    framework: FrameworkSpec
+    num_k: int
+    spread: TokenSpread | None = None
+    """Where copies of a token go, for dispatchers that send a token once to each place."""
+    drained: bool = False
+    """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.kernels.lazy_loading`)."""
+    idle: float = 0.0
+    """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
+    known: Known = field(default_factory=Known, repr=False, compare=False)
+    """Shared by machines that differ in ``drained`` alone."""
+
+    def at_rest(self, idle: float) -> Machine:
+        """The same, waiting for a share of the time besides what its tapes say."""
+        return replace(self, idle=idle, known=Known(works=self.known.works))
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The network as collectives see it."""
+        return Fabric.of(self.cluster)
+
+    @cached_property
+    def slowest_host(self) -> float:
+        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host`. [-]"""
+        return self.cluster.slowest_host
+
+    @cached_property
+    def slowest(self) -> float:
+        """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. [-]"""
+        spread = self.cluster.gpu.curves.chip_spread
+        return 1.0 if spread is None else 1.0 + spread.value * slowest_of(self.cluster.num_gpus)
+
+    def shares_world(self, group: str) -> BoolK:
+        """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
+        spans them (device_mesh.py), Megatron makes one for every group. (K,)"""
+        return self._whole.get(group, False)
+
+    @cached_property
+    def _whole(self) -> dict[str, BoolK]:
+        if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
+            return {}
+        world = self.groups["world"].size
+        whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
+        return {name: bool(same[0]) if self.num_k == 1 else same for name, same in whole.items()}
+
+    def once(self, clock: str, ops: tuple[Op, ...], told: Callable[[], list[FloatK]]) -> list[FloatK]:
+        """What ``told`` says of the ops of a tape, which is asked once where there is one candidate."""
+        if self.num_k > 1:
+            return told()
+        tapes = self.known.tapes
+        known = tapes.get((clock, id(ops)))
+        if known is None:
+            known = tapes[clock, id(ops)] = ops, tuple(told())
+        return list(known[1])
+
+
+def _rows(array: ArrayK) -> list[FloatK]:
+    """The rows of an array, plain numbers where they have one entry."""
+    return array[:, 0].tolist() if array.shape[1] == 1 else list(array)
+
+
+PRODUCTS = (Gemm, Grouped, Attention)
+"""Work that the power limit slows down."""
+UNTIMED = (type(None), HostSync)
+"""Work that takes the device no time."""
+Timed = Mapping[int, FloatK]
+"""Seconds of the work of each op that has any, by the op's ``id``; the ops must live as long."""
+
+
+def _work_key(op: Op) -> Hashable:
+    """The same for ops that take the same time: recomputed copies, the tapes of other recomputation modes."""
+    work = op.work
+    if type(work) is Stream:
+        launches = op.launches
+        return id(work), launches if isinstance(launches, PLAIN) else id(launches), op.compiled
+    return id(work)
+
+
+def _work_kind(op: Op) -> Hashable:
+    """Ops of one kind are timed by one call: what the call takes that is not an array."""
+    w = op.work
+    if type(w) is Stream:
+        return Stream
+    if type(w) is Gemm:
+        return Gemm, w.format
+    if type(w) is Grouped:
+        return Grouped, w.format, w.wgrad, w.sequential, w.kernel, w.added_bytes
+    if type(w) is Attention:
+        return Attention, w.backward, w.d_qk, w.d_v, w.backend
+    assert type(w) is Collective
+    return Collective, w.kind
+
+
+def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
+    """Device time of every distinct work of ops, before the power limit of :func:`device_seconds`. [s]
+
+    All works of a kind are timed by one call, so that an estimate of one candidate makes few.
+    """
+    works = machine.known.works if machine.num_k == 1 else {}
+    kinds: dict[Any, dict[Hashable, Op]] = defaultdict(dict)
+    keys: dict[int, Hashable] = {}
+    met = set(works)
+    for op in ops:
+        if type(op.work) in UNTIMED:
+            continue
+        key = keys[id(op)] = _work_key(op)
+        if key not in met:
+            met.add(key)
+            kinds[_work_kind(op)][key] = op
+    for kind, found in kinds.items():
+        some = list(found.values())
+        took = _rows(_seconds_of_kind(kind, some, machine))
+        works.update(zip(found, zip(some, took, strict=True), strict=True))
+    return {name: works[key][1] for name, key in keys.items()}
+
+
+def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
+    """Device time of ops of one kind. (len(ops), K) [s]"""
+    gpu, num_k = machine.cluster.gpu, machine.num_k
+
+    def columns(*names: str) -> ArrayK:
+        return stacked([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
+
+    if kind is Stream:
+        return _stream_seconds(ops, machine)
+    if kind[0] is Gemm:
+        m, n, k, count = columns("m", "n", "k", "count")
+        time_s = gemm_s(m, n, k, gpu, kind[1], count)
+        if kind[1] != "bf16":
+            return time_s
+        return unaligned_gemm_s(time_s, m, n, k, count, [op.work.way for op in ops if type(op.work) is Gemm], gpu)
+    if kind[0] is Grouped:
+        rows, groups, n, k, uneven = columns("rows", "groups", "n", "k", "uneven")
+        return grouped_gemm_s(
+            rows, groups, n, k, gpu, kind[1], wgrad=kind[2], sequential=kind[3], uneven=uneven, kernel=kind[4],
+            added_bytes=kind[5],
+        )  # fmt: skip
+    if kind[0] is Collective:
+        places = [machine.groups[op.work.group] for op in ops if isinstance(op.work, Collective)]
+        group = stacked_groups(places)
+        payload, imbalance = columns("payload", "imbalance")
+        time = collective_time(kind[1], payload, group, machine.fabric, imbalance=imbalance, spread=machine.spread)
+        return time.total_s
+    batch, heads, groups, q_len, pairs = columns("batch", "heads", "groups", "q_len", "pairs")
+    return attention_s(batch, heads, groups, q_len, pairs, kind[2], kind[3], gpu, backward=kind[1], backend=kind[4])
+
+
+def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = None) -> list[FloatK]:
+    """Device time of each op of a tape, 0 where it is not present. (K,) each [s]
+
+    ``timed`` has the works of several tapes that were timed together.
+    """
+    return machine.once("device", ops, lambda: _device_seconds(ops, machine, timed))
+
+
+def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:
+    if timed is None:
+        timed = time_works(ops, machine)
+    out: list[FloatK] = [0.0] * len(ops)
+    for i, op in enumerate(ops):
+        if (took := timed.get(id(op))) is not None:
+            out[i] = took if op.present is True else where(op.present, took, 0.0)
+    return _throttled(out, ops, machine)
+
+
+def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+    """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
+    return stacked(device_seconds(ops, machine), machine.num_k)
+
+
+def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
+
+    Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
+    (``Machine.idle``); times come in as between memory-bound kernels.
+    """
+    kinds: dict[Any, list[int]] = defaultdict(list)
+    for i, op in enumerate(ops):
+        if type(op.work) in PRODUCTS:
+            kinds[_work_kind(op)].append(i)
+    if not kinds:
+        return seconds
+    whole = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
+    powered = {kind: _powered_curve(kind, machine) for kind in kinds}
+    shares: dict[Any, FloatK] = {
+        kind: sum((seconds[i] for i in rows), 0.0) / maximum(whole, 1e-12) for kind, rows in kinds.items()
+    }
+    curves = machine.cluster.gpu.curves
+    limit, memory = curves.power_limit, curves.stream_clock
+    if limit is not None and machine.idle:
+        busy = limit.busy(machine.idle)
+        shares = {kind: share * busy for kind, share in shares.items()}
+    else:
+        busy = 1.0
+    work = sum(shares.values(), 0.0)
+    if memory is not None:
+        clocks = [powered[kind].clock for kind in kinds]
+        clock = mixed_clock([*shares.values(), maximum(busy - work, 0.0)], [*clocks, memory.value])
+    for kind, rows in kinds.items():
+        curve = powered[kind]
+        # where clocks were not read, the share of products and attention says how far it falls
+        kept = curve.kept(np.minimum(work, 1.0)) if memory is None else curve.at_clock(clock)
+        slower: FloatK = curve.sustained / kept * machine.slowest
+        if isinstance(slower, np.generic):
+            slower = float(slower)
+        for i in rows:
+            seconds[i] = seconds[i] * slower
+    return seconds
+
+
+def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
+    """The curve of a kind of kernels that the power limit slows down."""
+    curves = machine.cluster.gpu.curves
+    if kind[0] is Attention:
+        widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
+        return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
+    if kind[0] is Grouped and not kind[3]:
+        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.streamed[kind[1]]
+    return curves.product(kind[1])
+
+
+def kernel_curve(op: Op, machine: Machine) -> Curve | None:
+    """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
+    if type(op.work) is Stream:
+        return machine.cluster.gpu.curves.stream_like(op.work.like, op.compiled)
+    return _powered_curve(_work_kind(op), machine) if type(op.work) in PRODUCTS else None
+
+
+def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
+    """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
+
+    An op of several kernels that was measured as one, such as gradients sorted and added to rows, takes its own floor
+    where that is more. Where the op gives its elements and width, the measured op's whole form counts: bytes, rows and
+    columns; of an op that is like none that was measured its bytes alone. Where it reads rows again, those that the L2
+    does not hold count too. Parts that are like other ops take their rates.
+    """
+    num_k, curves = machine.num_k, machine.cluster.gpu.curves
+    works = [op.work for op in ops if isinstance(op.work, Stream)]
+    kinds = [(work.like, op.compiled) for work, op in zip(works, ops, strict=True)]
+    known = {kind: curves.stream_like(*kind).form for kind in set(kinds)}
+    like = [known[kind] for kind in kinds]
+    moved = stacked([w.bytes for w in works], num_k)
+    launches = np.maximum(stacked([op.launches for op in ops], num_k), 1.0)
+    busy = (moved > 0) | (launches > 1)
+    extra = np.zeros_like(moved)
+    rate = np.array([[form.bytes_per_s] for form in like])
+    for i, (work, op) in enumerate(zip(works, ops, strict=True)):
+        for part, other in work.parts:
+            moved[i] -= part
+            extra[i] += part / curves.stream_like(other, op.compiled).form.bytes_per_s
+    unlike = curves.stream_like("", False).form  # what none was measured like moves its own bytes
+    if shaped := [i for i, work in enumerate(works) if anywhere(work.width > 0) and like[i] is not unlike]:
+        elements = stacked([works[i].elements for i in shaped], num_k)
+        width = np.maximum(stacked([works[i].width for i in shaped], num_k), 1.0)
+        forms = [like[i] for i in shaped]
+        each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
+        moved[shaped] = elements * each
+        extra[shaped] = elements * (row / width) + column * width
+    again = [i for i, (work, form) in enumerate(zip(works, like, strict=True))
+             if form.missed_bytes_per_s and anywhere(work.source)]  # fmt: skip
+    if again:
+        source = stacked([works[i].source for i in again], num_k)
+        missed = missed_bytes(moved[again], source, machine.cluster.gpu.l2_bytes.value)
+        extra[again] += missed / np.array([[like[i].missed_bytes_per_s] for i in again])
+    launch_s = curves.stream_like("", False).form.launch_s
+    floor_s = np.maximum(launches * launch_s, np.array([[form.launch_s] for form in like]))
+    return np.where(busy, moved / rate + extra + floor_s, 0.0)
+
+
+def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
+    return stacked(host_seconds(ops, machine), machine.num_k)
+
+
+def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    """Host time to issue each op. (K,) each [s]
+
+    Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
+    adds for each launch, in the backward pass what autograd's engine adds for each op; functions of Python around it.
+    Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
+    dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
+    op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
+    function; FSDP's are issued by hooks, which write down where large gradients
+    lie (``Op.listed``), Megatron's additions of gradients too.
+    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
+    host's profile has as a whole pays for that instead, once (:class:`Calls`). All of it on the slowest of all hosts.
+    """
+    return machine.once("host", ops, lambda: _host_seconds(ops, machine))
+
+
+def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
+    small, product, engine = host.eager_op_s.value, host.linear_op_s.value, host.backward_op_s.value
+    model, view = host.model_op_s.value, host.view_s.value
+    dispatched = host.dtensor_op_s.value + host.dtensor_hook_s.value
+    function, guarded = host.function_s.value, host.guarded_call_s.value
+    listed = host.listing_s.value / 2**20
+    backward = any(op.name.endswith(AUTOGRAD) for op in ops)
+    # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
+    hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
+    out: list[FloatK] = [0.0] * len(ops)
+    inside: BoolK = False
+    modules = Calls(host)
+    for i, op in enumerate(ops):
+        work, launches, name = op.work, op.launches, op.name
+        if op.call is not None and host.modules:
+            called_s = modules.issue_s(op, forward=not backward or name.endswith("~"))
+            if called_s is not None:
+                out[i] = where(op.present, slowest * called_s, 0.0)
+                continue
+        if hooked and name.endswith(".accumulate"):
+            hook_s = slowest * (small + host.grad_hook_s.value)
+            out[i] = where(op.present, maximum(launches, 1.0) * hook_s, 0.0)
+            continue
+        if type(work) is HostSync or not anywhere(launches):
+            continue
+        if op.compiled:
+            again = not backward or name.endswith("~")
+            begins = host.compiled_module_s.value if again else host.compiled_node_s.value
+            kernel = host.compiled_op_s.value + host.compiled_model_op_s.value
+            if name.startswith("loss."):
+                begins = host.compiled_call_s.value
+                kernel = host.compiled_op_s.value
+            each = launches * kernel + where(inside, 0.0, begins)
+            if again and type(work) is Attention:
+                each = each + host.compiled_attention_s.value
+        elif name.startswith(SHARDING):
+            each = host.shard_hook_s.value
+            if anywhere(op.listed):
+                each = each + op.listed * listed
+        else:
+            first: FloatK = product - small if type(work) in PRODUCTS else 0.0
+            if name.endswith(AUTOGRAD):
+                first = first + engine * op.nodes
+            first = first * op.rounds
+            # what is computed again is a forward pass again
+            forward = not backward or name.endswith("~")
+            python = model if forward else 0.0
+            calls = launches + op.views
+            each = launches * python + where(op.dtensor, calls * dispatched, launches * small) + first
+            each = each + op.functions * function + op.guarded * guarded + op.pieces * view
+            if anywhere(op.rounds > 1.0):  # what runs again and again is in the processor's caches
+                cold = op.functions * (function - host.loop_function_s.value)
+                cold = cold + op.guarded * (guarded - host.loop_guarded_s.value)
+                each = each - (cold - cold / maximum(op.rounds, 1.0))  # the first round finds nothing there
+            if anywhere(op.choices) and not name.endswith("~"):  # computed again, it was chosen for a moment ago
+                each = each + op.choices * host.gemm_choice_s.value
+            if type(work) is Collective and op.dtensor is not False:
+                each = each + where(op.dtensor, host.redistribute_s.value, 0.0)
+            if op.selective and forward:
+                each = each + calls * host.selective_op_s.value
+            if anywhere(op.checkpoints):
+                each = each + op.checkpoints * host.checkpoint_s.value
+        if anywhere(op.hooked) and (not backward or name.endswith("~")):
+            each = each + op.hooked * (host.unpacked_s.value if backward else host.packed_s.value)
+        # the region begins or ends for whom the op runs; autograd adds a module's gradients once its backward has run
+        if inside is not op.compiled and not name.endswith(".accumulate"):
+            runs: BoolK = (launches > 0) & op.present
+            inside = (inside | runs) if op.compiled else (inside & opposite(runs))
+        out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
+    return out
+
+
+class Calls:
+    """What a host takes for calls of modules, met in the order in which ops are issued.
+
+    A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
+    seconds hold the launches of all of them. A collective that a module launches comes on top, and so do kernels that
+    the library chooses anew, and what a checkpoint of Megatron's does ahead of an op that it repeats.
+    """
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.begun: dict[tuple[int, bool], BoolK] = {}
+        """Whether a call has been paid for, by its ``id`` and whether it is the module's forward."""
+
+    def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
+        """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
+        call = op.call
+        assert call is not None
+        name, format_ = call.module, call.format
+        apart = type(op.work) is Collective and name != "attention"
+        if apart:
+            name = "collective"
+        fact = self.host.module(name, format_)
+        if fact is None:
+            return None
+        once, each = fact.seconds(forward=forward)
+        if apart:
+            return once
+        begun = self.begun.get((id(call), forward), False)
+        seconds = where(begun, 0.0, call.times * (once + call.members * each))
+        self.begun[id(call), forward] = begun | op.present
+        if anywhere(op.choices) and not op.name.endswith("~"):  # computed again, it was chosen for a moment ago
+            seconds = seconds + op.choices * self.choice_s(format_, forward=forward)
+        return seconds + op.checkpoints * self.host.checkpoint_s.value
+
+    def choice_s(self, format_: str, *, forward: bool) -> float:
+        """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
+        fact = self.host.module("kernel_choice", format_)
+        return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]
+
+
+SHARDING = ("fsdp.", "efsdp.")
+"""Beginnings of the names of what FSDP's hooks issue."""
+AUTOGRAD = (".backward", ".dgrad", ".dleft", ".dright", ".whole")
+"""Ends of the names of ops that begin a node of the backward pass: a weight gradient shares its input gradient's."""
+
+
+def tape_flops(tape: Tape, num_k: int) -> ArrayK:
+    """Matrix and attention FLOPs of a tape on one rank. (K,) [FLOP]"""
+    total: FloatK = 0.0
+    for op in tape.ops:
+        work = op.work
+        if isinstance(work, PRODUCTS):
+            total = total + where(op.present, work.flops, 0.0)
+    return per_combination(total, num_k)

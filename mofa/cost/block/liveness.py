@@ -1,0 +1,335 @@
+"""Memory of a block: which tensors are alive at each op of its forward and backward tape, and the peaks.
+
+A tensor lives from the op that writes it to the last op that reads it; what a backward op reads has therefore been
+kept. A view has no bytes of its own and keeps its source alive. The two tapes are joined, so that a tensor kept by two
+ops counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, largest_of_parts, maximum, stacked, where
+from mofa.blocks.lifetimes import NUMBER, BlockLives
+from mofa.blocks.op import KINDS, Tensor
+
+ArrayK = NDArray[np.float64]
+IntA = NDArray[np.intp]
+FEW = 64
+"""Combinations up to which several blocks, and tensors of several sizes, are looked at in one go. [-]"""
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Bytes of one block and one micro-batch; arrays of shape (K,), by kind (len(KINDS), K). [B]
+
+    ``saved`` is what stays between forward and backward, the block's input counted and its output not.
+    ``forward_peak`` and ``backward_peak`` are the most alive at one op, ``saved`` included in the latter; ``*_kinds``
+    split them by :data:`mofa.blocks.op.KINDS`. ``forward_op`` and ``backward_op`` index the op at the peak.
+    """
+
+    saved: ArrayK
+    saved_kinds: ArrayK
+    saved_slack: ArrayK
+    """What the allocator's rounding adds to the kept tensors. [B]"""
+    largest: ArrayK
+    """The largest tensor that the block allocates on the computing stream. [B]"""
+    large_saved: ArrayK
+    large_forward: ArrayK
+    large_peak: ArrayK
+    """Of the computing stream's tensors larger than each of the sizes given: what is kept, and the most alive in the
+    forward and at all beyond what is kept. (sizes, K) [B]"""
+    above: ArrayK
+    """Of what was kept, what the backward reads only before it comes to the last weight. [B]"""
+    pool_slack: ArrayK
+    """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
+    forward_peak: ArrayK
+    forward_kinds: ArrayK
+    forward_op: NDArray[np.intp]
+    backward_peak: ArrayK
+    backward_kinds: ArrayK
+    backward_op: NDArray[np.intp]
+
+    def then(self, block: BlockMemory) -> BlockMemory:
+        """This block and one behind it as one: the other runs forward and backward while this one's is kept."""
+        forward = self.saved + block.forward_peak
+        backward = self.saved + block.backward_peak
+        later_f, later_b = forward >= self.forward_peak, backward >= self.backward_peak
+        return BlockMemory(
+            saved=self.saved + block.saved,
+            saved_kinds=self.saved_kinds + block.saved_kinds,
+            saved_slack=self.saved_slack + block.saved_slack,
+            largest=np.maximum(self.largest, block.largest),
+            large_saved=self.large_saved + block.large_saved,
+            large_forward=np.maximum(self.large_forward, block.large_forward),
+            large_peak=np.maximum(self.large_peak, block.large_peak),
+            above=block.above,
+            pool_slack=np.maximum(self.pool_slack, block.pool_slack),
+            forward_peak=np.maximum(forward, self.forward_peak),
+            forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
+            forward_op=np.where(later_f, block.forward_op, self.forward_op),
+            backward_peak=np.maximum(backward, self.backward_peak),
+            backward_kinds=np.where(later_b, self.saved_kinds + block.backward_kinds, self.backward_kinds),
+            backward_op=np.where(later_b, block.backward_op, self.backward_op),
+        )
+
+
+def block_memory(block: BlockTapes, num_k: int, large: ArrayK | None = None) -> BlockMemory:
+    """Bytes kept and peaks of one block, tensors above each of the sizes ``large`` (sizes, num_k) also apart."""
+    return block_memories([block], num_k, large)[0]
+
+
+def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | None = None) -> list[BlockMemory]:
+    """As :func:`block_memory`, of several: of few combinations all in one go, as NumPy's calls are all it takes."""
+    large = np.zeros((0, num_k)) if large is None else large
+    lives = [block.lives for block in blocks]
+    some = [block for block in lives if block.found]
+    at_once = max(len(some), 1) if num_k < FEW else 1
+    parts = [_together(some[i : i + at_once], num_k, large) for i in range(0, len(some), at_once)]
+    memories = iter([memory for part in parts for memory in part])
+    return [next(memories) if block.found else _nothing(num_k, len(large)) for block in lives]
+
+
+def _together(blocks: Sequence[BlockLives], num_k: int, large: ArrayK) -> list[BlockMemory]:
+    """Blocks that all allocate something, in one go."""
+    joined = _Joined.of(blocks, num_k)
+    sizes, kept = joined.sizes, np.flatnonzero(joined.across)
+    peak, peak_kinds, peak_op = _peaks(joined)
+    of_block = joined.of_block[:, kept]
+    saved_kinds = (of_block[:, None] & joined.is_kind[:, kept]) @ sizes[kept]
+    slack = of_block @ (rounded_bytes(sizes[kept]) - sizes[kept])
+    above = joined.sums([block.kept for block in blocks]) - joined.sums([block.longer for block in blocks])
+    own = sizes.copy()
+    for block, first in zip(blocks, joined.first, strict=True):
+        for pool in block.pools.values():
+            own[first + np.array(pool, dtype=np.intp)] = 0.0
+    largest = np.maximum.reduceat(own, joined.first, axis=0)
+    large_saved, large_forward, large_peak = _larger(joined, own, large)
+    return [
+        BlockMemory(
+            saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
+            large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i],
+            above=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
+            forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
+            backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
+        )
+        for i, (block, first) in enumerate(zip(blocks, joined.first, strict=True))
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The tensors of several blocks, whose ops are counted on from one block to the next."""
+
+    sizes: ArrayK
+    """(tensors, K) [B]"""
+    scratch: ArrayK
+    """(ops, K) [B]"""
+    kind: IntA
+    start: IntA
+    end: IntA
+    since: IntA
+    """Of each tensor: its kind, the first and the last op at which it is alive, and from where on its memory is.
+    (tensors,)"""
+    block: IntA
+    """Of each tensor. (tensors,)"""
+    first: IntA
+    """The first tensor of each block. (blocks,)"""
+    bounds: IntA
+    """Where the forward and the backward of each block begin, and the last one ends. (2 * blocks + 1,)"""
+
+    @classmethod
+    def of(cls, blocks: Sequence[BlockLives], num_k: int) -> _Joined:
+        """The blocks one after the other."""
+        _, kind, start, end, nbytes, since, _ = zip(*(found for b in blocks for found in b.found), strict=True)
+        bounds = np.cumsum([0, *(num for b in blocks for num in (b.boundary, len(b.ops) - b.boundary))])
+        count = [len(b.found) for b in blocks]
+        block = np.repeat(np.arange(len(blocks)), count)
+        begin = bounds[::2][block]
+        scratch = stacked(
+            [op.scratch if op.present is True else where(op.present, op.scratch, 0.0) for b in blocks for op in b.ops],
+            num_k,
+        )
+        return cls(
+            stacked(nbytes, num_k), scratch, np.array(kind), begin + start, begin + end, begin + since, block,
+            np.cumsum([0, *count[:-1]]), bounds,
+        )  # fmt: skip
+
+    @cached_property
+    def is_kind(self) -> NDArray[np.bool_]:
+        """(len(KINDS), tensors)"""
+        return np.asarray(np.arange(len(KINDS))[:, None] == self.kind)
+
+    @cached_property
+    def of_block(self) -> NDArray[np.bool_]:
+        """(blocks, tensors)"""
+        return np.asarray(np.arange(len(self.first))[:, None] == self.block)
+
+    @cached_property
+    def across(self) -> NDArray[np.bool_]:
+        """Which tensors are kept from the forward for the backward. (tensors,)"""
+        boundary = self.bounds[1::2][self.block]
+        return np.asarray((self.since < boundary) & (self.start <= boundary) & (boundary <= self.end))
+
+    def sums(self, chosen: Sequence[Sequence[int]]) -> ArrayK:
+        """The bytes of some tensors of each block, by their places in it. (blocks, K) [B]"""
+        some = np.zeros((len(chosen), len(self.sizes)))
+        for row, first, places in zip(some, self.first, chosen, strict=True):
+            row[first + np.array(places, dtype=np.intp)] = 1.0
+        return np.asarray(some @ self.sizes)
+
+    def there(self, ops: IntA, tensors: IntA | slice = slice(None)) -> NDArray[np.bool_]:
+        """Which of some tensors are alive at some ops. (ops, tensors)"""
+        at = ops[:, None]
+        return np.asarray((self.start[tensors] <= at) & (at <= self.end[tensors]))
+
+    def alive(self) -> ArrayK:
+        """What is alive at each op, block by block: no other's tensors are. (ops, K) [B]"""
+        out = np.empty_like(self.scratch)
+        ops = np.arange(len(out))
+        tensors = np.append(self.first, len(self.sizes))
+        for begin, end, mine, others in zip(self.bounds[:-1:2], self.bounds[2::2], tensors, tensors[1:], strict=False):
+            there = self.there(ops[begin:end], slice(mine, others))
+            np.matmul(there.astype(float), self.sizes[mine:others], out=out[begin:end])
+        return np.add(out, self.scratch, out=out)
+
+
+def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
+    """The most alive at one op of each tape, (tapes, K), its kinds, (tapes, len(KINDS), K), and the op of the block."""
+    sizes, scratch, bounds, num_k = joined.sizes, joined.scratch, joined.bounds, joined.sizes.shape[1]
+    some = np.flatnonzero(np.diff(bounds))  # a tape without ops holds nothing
+    most, at = largest_of_parts(joined.alive(), bounds[some])
+    ops, which = np.unique(at, return_inverse=True)  # few ops are at the peak of some combination
+    found = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
+    here = np.arange(num_k)
+    num = len(bounds) - 1
+    peak, kinds, op = np.zeros((num, num_k)), np.zeros((num, len(KINDS), num_k)), np.zeros((num, num_k), dtype=np.intp)
+    peak[some], op[some] = most, at - np.repeat(bounds[:-1:2], 2)[some, None]
+    kinds[some] = found[which.reshape(at.shape), :, here].swapaxes(1, 2)
+    kinds[some, NUMBER["scratch"]] += scratch[at, here]
+    return peak, kinds, op
+
+
+def _larger(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[ArrayK, ArrayK, ArrayK]:
+    """Of tensors (tensors, K) and scratch larger than each size: what each block keeps, and the most alive beyond it in
+    the forward and at all. (blocks, sizes, K) each"""
+    at_once = max(len(large), 1) if large.shape[1] < FEW else 1
+    saved, ahead, behind = (np.zeros((len(joined.first), *large.shape)) for _ in range(3))
+    for first in range(0, len(large), at_once):
+        of = slice(first, first + at_once)
+        saved[:, of], ahead[:, of], behind[:, of] = _larger_at_once(joined, sizes, large[of])
+    return saved, np.maximum(ahead - saved, 0.0), np.maximum(np.maximum(ahead, behind) - saved, 0.0)
+
+
+def _larger_at_once(joined: _Joined, sizes: ArrayK, large: ArrayK) -> tuple[ArrayK, ArrayK, ArrayK]:
+    """Of what is larger than each size: what is kept, the most alive in the forward and in the backward."""
+
+    def larger(some: ArrayK) -> tuple[IntA, ArrayK]:
+        """Where any is, and its bytes or 0. (some, sizes * K)"""
+        is_larger = some[:, None] > large
+        at = np.flatnonzero(is_larger.any(axis=(1, 2)))
+        return at, (is_larger[at] * some[at, None]).reshape(-1, large.size)
+
+    tensors, held = larger(sizes)
+    ops, scratch = larger(joined.scratch)
+    at = _moments(joined, tensors, ops)
+    alive = joined.there(at, tensors).astype(float) @ held
+    alive[np.searchsorted(at, ops)] += scratch
+    kept = (joined.of_block & joined.across)[:, tensors].astype(float) @ held
+    bounds = np.searchsorted(at, joined.bounds)
+    tapes = np.flatnonzero(np.diff(bounds))
+    most = np.zeros((len(bounds) - 1, large.size))
+    most[tapes] = np.maximum.reduceat(alive, bounds[tapes])
+    shape = -1, *large.shape
+    return kept.reshape(shape), most[::2].reshape(shape), most[1::2].reshape(shape)
+
+
+def _moments(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
+    """These ops and those at which most of some tensors is alive: before one goes, if any came since one went."""
+    born, dies = np.zeros((2, len(joined.scratch)), dtype=bool)
+    tapes = np.flatnonzero(np.diff(joined.bounds))
+    born[joined.start[tensors]] = born[joined.bounds[tapes]] = True
+    dies[joined.end[tensors]] = dies[joined.bounds[tapes + 1] - 1] = True
+    ends = np.flatnonzero(dies)
+    come = np.cumsum(born)[ends]
+    more = np.zeros(len(born), dtype=bool)
+    more[ends[np.diff(come, prepend=0) > 0]] = more[ops] = True
+    return np.flatnonzero(more)
+
+
+def _pool_slack(block: BlockLives, sizes: ArrayK, at: IntA) -> ArrayK:
+    """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it. (K,) [B]
+
+    ``sizes`` begin with the block's tensors, (tensors, K); its peak is ``at`` these ops, (K,).
+    """
+    total = np.zeros(sizes.shape[1])
+    for pool in block.pools.values():
+        start, end = (np.array([getattr(block.found[i], name) for i in pool]) for name in ("start", "end"))
+        if pool:
+            ops = np.arange(len(block.ops))[:, None]
+            alive = ((start <= ops) & (ops <= end)).astype(float) @ sizes[pool]
+            total += alive.max(axis=0) - alive[at, np.arange(len(total))]
+    return total
+
+
+def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
+    """Of a block that allocates nothing."""
+    zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
+    large = np.zeros((num_sizes, num_k))
+    return BlockMemory(
+        saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
+        large_peak=large, above=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
+        forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
+    )  # fmt: skip
+
+
+def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
+    launches = [
+        stacked([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
+        for tape in (block.forward, block.backward)
+    ]
+    return np.array([*_given_up(block, num_k, lambda tensor: tensor.sent), *launches])
+
+
+def shelved(block: BlockTapes, num_k: int) -> ArrayK:
+    """Bytes that a forward and a backward leave to the watchdog (:mod:`mofa.cost.allocations.watchdog`). (2, K) [B]"""
+    return np.array(_given_up(block, num_k, lambda tensor: tensor.shelved))
+
+
+def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -> list[ArrayK]:
+    """Bytes of some tensors whose lives end in a forward, and in a backward. (K,), (K,) [B]
+
+    Pieces of one tensor's life follow on each other: it is given up once, where the last of a candidate's ends.
+    """
+    lives, tensors = block.lives, {**block.forward.tensors, **block.backward.tensors}
+    by_owner: dict[str, list[FloatK]] = {}
+    for one in lives.found:
+        asked = which(tensors[one.owner])
+        if anywhere(asked):
+            by_pass = by_owner.setdefault(one.owner, [0.0, 0.0])
+            at = int(one.end >= lives.boundary)
+            by_pass[at] = maximum(by_pass[at], where(asked, one.bytes, 0.0))
+    forward: list[FloatK] = [0.0, *(where(back > 0, 0.0, ahead) for ahead, back in by_owner.values())]
+    backward: list[FloatK] = [0.0, *(back for _, back in by_owner.values())]
+    return [stacked(some, num_k).sum(axis=0) for some in (forward, backward)]
+
+
+def rounded_bytes(nbytes: ArrayK) -> ArrayK:
+    """Size of the block that PyTorch's CUDA caching allocator gives for a request. [B]
+
+    Requests are rounded to 512 B; those of 10 MiB and more are cut from segments rounded to 2 MiB.
+
+    Examples
+    --------
+    >>> [int(b) for b in rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
+    [0, 512, 12582912]
+    """
+    unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)
+    return np.ceil(nbytes / unit) * unit

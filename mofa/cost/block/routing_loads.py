@@ -1,0 +1,176 @@
+"""Routing load as the cost model reads it: token rows of a rank over the mean, per expert-parallel degree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.kernels.kernel_selection import densities, most_of, new_kernels, unseen_share, wandering
+
+FloatN = NDArray[np.float64]
+MOST_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
+
+    ``time`` and ``memory`` are rows of a rank over the mean, ``sent`` the tokens that the busiest rank sends or
+    receives over those of a uniform exchange in the merged group [-]; ``host_s`` is what the host adds to every layer
+    and micro-batch [s].
+    """
+
+    time: float
+    memory: float
+    sent: float
+    host_s: float
+
+
+@dataclass(frozen=True)
+class LoadColumns:
+    """Load of every candidate: rows over the mean for time and memory, bytes sent over the mean, host time, how
+    uneven a rank's experts are. (n,)"""
+
+    time: FloatN
+    memory: FloatN
+    sent: FloatN
+    host_s: FloatN
+    uneven: FloatN
+
+
+@dataclass(frozen=True)
+class RoutingLoads:
+    """Rows of the slowest rank, and of the quantile that memory must hold, over the mean of all ranks. [-]
+
+    ``time`` and ``memory`` map an expert-parallel degree to its ratio, at least 1; a degree that is missing is
+    balanced. ``scheduled`` has the degrees at which tokens may be scheduled over replicas.
+    """
+
+    time: Mapping[int, float]
+    memory: Mapping[int, float]
+    scheduled: Mapping[int, Scheduled] = field(default_factory=dict)
+    sent: Mapping[int, float] = field(default_factory=dict)
+    """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
+    over: Mapping[int, float] = field(default_factory=dict)
+    """Share of micro-batches of one expert-parallel group in which a rank is over its budget of rows. [-]"""
+    uneven: Mapping[int, float] = field(default_factory=dict)
+    """Standard deviation of the rows of the slowest rank's experts over their mean; 0 where a degree is missing. [-]"""
+    shares: FloatN | None = None
+    """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
+    steps_before: float = np.inf
+    """Steps that the run has made before. [-]"""
+    by_layer: Mapping[int, FloatN] = field(default_factory=dict)
+    """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
+    emptiest: Mapping[int, float] = field(default_factory=dict)
+    """Rows of the emptiest rank over the mean, by as rare a quantile as ``memory``; of a missing degree those. [-]"""
+
+    def at_emptiest(self, ep: int) -> RoutingLoads | None:
+        """The same with the rows of the emptiest rank in memory; None where ranks are alike.
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({2: 1.2}, {2: 1.5}, emptiest={2: 0.5})
+        >>> loads.at_emptiest(2).memory, loads.at_emptiest(4)
+        ({2: 0.5}, None)
+        """
+        least = self.emptiest.get(ep)
+        if ep == 1 or least is None or least >= self.memory[ep]:
+            return None
+        return replace(self, memory={**self.memory, ep: least})
+
+    def unseen(
+        self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
+        multiple: float = 1.0,
+    ) -> tuple[FloatN, FloatN]:  # fmt: skip
+        """Share of experts' numbers of tokens that the library remembers no kernel for, and kernels that a number needs
+        for the first time, on the rank where those are most. (n,), (n,) [-]
+
+        Parameters
+        ----------
+        ep
+            Expert-parallel degree. (n,)
+        copies
+            Token copies that an expert-parallel group sends in one layer and micro-batch. (n,) [tokens]
+        chunks
+            Micro-batches of a step, over the pipeline's stages, that share the layers. (n,) [-]
+        inner
+            Width of an expert on one rank. (n,) [-]
+        ends
+            Width of a token, and of what an expert makes of it first over its own. [-], [-]
+        multiple
+            That an expert's rows are padded to. [tokens]
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
+        >>> copies, inner = np.array([16384.0]), np.array([1024.0])
+        >>> share, kernels = loads.unseen(np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2))  # 96 draws of 160
+        >>> share.round(2), kernels.round(2)
+        (array([0.57]), array([0.02]))
+        """
+        if self.shares is None:
+            return np.zeros(len(ep)), np.zeros(len(ep))
+        keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
+        hidden, up = ends
+        given = self.shares.tobytes(), self.shares.shape, self.steps_before, multiple
+        found = [
+            _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
+            for degree, sent, each, width in keys.T.tolist()
+        ]
+        share, kernels = np.array(found)[np.asarray(inverse).reshape(-1)].T
+        return share, kernels
+
+    def runs(self, ep: NDArray[np.int64], draws: NDArray[np.float64]) -> FloatN:
+        """How often a step runs: once more if any of its ``draws`` (micro-batches of groups) is over. (n,), (n,) [-]
+
+        Examples
+        --------
+        >>> loads = RoutingLoads({8: 1.5}, {8: 1.5}, over={8: 0.5})
+        >>> loads.runs(np.array([8, 8, 1]), np.array([1.0, 2.0, 2.0]))
+        array([1.5 , 1.75, 1.  ])
+        """
+        if not self.over:
+            return np.ones(len(ep))
+        degrees, inverse = np.unique(ep, return_inverse=True)
+        over = np.array([self.over.get(int(degree), 0.0) for degree in degrees])[inverse]
+        return np.asarray(2.0 - (1.0 - over) ** draws)
+
+    def columns(self, ep: NDArray[np.int64], balancing: NDArray[np.int64]) -> LoadColumns:
+        """The load of each candidate, scheduled where ``balancing`` is above 0. (n,), (n,)"""
+        keys = list(zip(ep.tolist(), (balancing > 0).tolist(), strict=True))
+        known = {key: self._row(*key) for key in set(keys)}
+        return LoadColumns(*np.array([known[key] for key in keys]).reshape(-1, 5).T)
+
+    def _row(self, ep: int, scheduled: bool) -> tuple[float, float, float, float, float]:
+        if scheduled and ep in self.scheduled:
+            load = self.scheduled[ep]
+            return load.time, load.memory, load.sent, load.host_s, 0.0
+        time = self.time.get(ep, 1.0)
+        return time, self.memory.get(ep, 1.0), self.sent.get(ep, time), 0.0, self.uneven.get(ep, 0.0)
+
+
+BALANCED = RoutingLoads({}, {})
+
+
+@lru_cache(maxsize=256)
+def _unseen(
+    shares: bytes, shape: tuple[int, int], steps_before: float, multiple: float, ep: int, copies: float,
+    chunks: float, ways: tuple[tuple[float, float], ...],
+) -> tuple[float, float]:  # fmt: skip
+    """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,
+    and a replay costs one several times."""
+    layers, experts = shape
+    means = copies * np.frombuffer(shares).reshape(layers, ep, experts // ep)
+    draws = steps_before * chunks * layers * (experts // ep)
+    each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
+    # in a run's first steps; how far popularity moves later was not measured
+    spread = wandering(means) if np.isfinite(draws) else 0.0
+    places = [densities(mean, spread, multiple) for mean in each]
+    of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
+    kernels = [new_kernels(mean, draws, ways, spread, of, multiple) for mean, of in zip(each, places, strict=True)]
+    local = 0.5 * (experts // ep)  # half of a number's kernels are needed on the way forward, half on the way back
+    return float(np.mean(of_ranks)), most_of(float(np.mean(kernels)) * local, ep) / local

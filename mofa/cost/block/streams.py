@@ -1,0 +1,140 @@
+"""What goes on beside the compute stream: streams, communicators, and when their tensors are there.
+
+Every clock is a plain number for one candidate and an array for K (:mod:`mofa.blocks.elementwise`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, minimum, opposite, where
+from mofa.blocks.op import Collective, Op
+from mofa.cost.block.durations import Machine
+
+OWN_ORDER = ("fsdp_gather",)
+"""Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
+the stream that launches it (PyTorch 2.11, ProcessGroupNCCL.cpp, ``syncStream``)."""
+
+NEVER = -np.inf
+Ready = dict[str, FloatK]
+"""When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
+"" is the compute stream itself."""
+Until = tuple[FloatK, FloatK]
+"""Until when something is taken, and the ``loss`` from which on that does not move, however late computing is."""
+FREE: Until = (0.0, 0.0)
+NOTHING: Ready = {}
+MOVES = np.inf
+"""Of what moves with all that computing loses."""
+
+
+def through(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
+    """What an op makes where it is present, and what it hands on where it is not."""
+    out = {family: where(present, at, NEVER) for family, at in made.items()}
+    for family, at in handed_on.items():
+        out[family] = maximum(where(present, NEVER, at), out.get(family, NEVER))
+    return out
+
+
+@dataclass(slots=True)
+class Streams:
+    """The clocks of the host, of the compute stream and of all beside it.
+
+    Communication slows computing beside it, which these clocks don't have. ``loss`` is what computing would have lost
+    by now with communication beside all of it, less what waits gave back: who computes longer beside what he then waits
+    for, waits the shorter. ``regained`` is what they gave back in this repetition, by family. [s]
+    """
+
+    host: FloatK
+    compute: FloatK = 0.0
+    streams: dict[str, Until] = field(default_factory=dict)
+    communicators: dict[str, Until] = field(default_factory=dict)
+    ready: dict[str, Ready] = field(default_factory=dict)
+    since: dict[str, FloatK] = field(default_factory=dict)
+    """The ``loss`` from which on it does not move when a tensor of another stream is there."""
+    loss: FloatK = 0.0
+    regained: dict[str, FloatK] = field(default_factory=dict)
+    late_s: FloatK = 0.0
+    """How much later anything is issued than computed in this repetition, from a common beginning: what the device
+    waits for a host that has no lead. [s]"""
+
+    def behind(self, ahead_s: float) -> Streams:
+        """The same with the host so far ahead of the device (negative). [s]"""
+        return Streams(
+            self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
+            dict(self.since), self.loss,
+        )  # fmt: skip
+
+    def wait(self, name: str, family: str, late: FloatK) -> None:
+        """The compute stream waits so long for a tensor that a family makes. [s]"""
+        regained = maximum(minimum(late, self.loss - self.since.get(name, MOVES)), 0.0)
+        self.regained[family] = self.regained.get(family, 0.0) + regained
+        self.loss = self.loss - regained
+        self.compute = self.compute + late
+
+    def hand_on(self, op: Op, runs: BoolK) -> None:
+        """Where an op of the compute stream does not run, its output is there when its input is."""
+        handed_on = through(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
+        since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
+        for name in op.writes:
+            self.ready[name], self.since[name] = handed_on, since
+
+    def send(self, op: Op, took: FloatK, machine: Machine) -> None:
+        """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
+        are there, those of its own stream too: where their producer is absent they are ready when its input is."""
+        launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)
+        start, since = launch, self.loss
+        ready, fixed_from = self.ready, self.since
+        inputs = [name for name in op.reads if name in ready]
+        awaited = [(at, fixed_from.get(name, MOVES)) for name in inputs for at in ready[name].values()]
+        awaited.append(self.streams.get(op.stream, FREE))
+        collective = op.work if type(op.work) is Collective else None
+        if collective is not None:
+            whole = machine.shares_world(collective.group)
+            awaited.append(self._communicator(collective.group, whole))
+        for at, fixed in awaited:
+            later = at > start
+            if later is not False:
+                start, since = where(later, at, start), where(later, fixed, since)
+        # where computing is later than it waits in the queue, it moves as well
+        since = maximum(minimum(since, self.loss), self.loss - (start - launch))
+        end = start + took
+        _take(self.streams, op.stream, op.present, end, since)
+        if collective is not None:
+            self._occupy(collective.group, whole, op.present, end, since)
+        made: Ready = {op.family: end}
+        if op.reads:
+            if op.present is not True:  # where it does not run, its output is ready when its input is
+                made = through(op.present, made, ready.get(op.reads[0], NOTHING))
+            runs = op.present if op.work is not None else False
+            if runs is not True:
+                since = where(runs, since, fixed_from.get(op.reads[0], MOVES))
+        for name in op.writes:
+            ready[name], fixed_from[name] = made, since
+
+    def _communicator(self, group: str, whole: BoolK) -> Until:
+        """Until when a group's communicator, the world's where ``whole``, is taken: NCCL runs one operation after the
+        other."""
+        own = self.communicators.get(group, FREE)
+        if whole is False:
+            return own
+        world = self.communicators.get("world", FREE)
+        return where(whole, world[0], own[0]), where(whole, world[1], own[1])
+
+    def _occupy(self, group: str, whole: BoolK, present: BoolK, end: FloatK, since: FloatK) -> None:
+        if whole is False:
+            _take(self.communicators, group, present, end, since)
+            return
+        for name, here in ((group, opposite(whole)), ("world", whole)):
+            if anywhere(here):
+                _take(self.communicators, name, present & here, end, since)
+
+
+def _take(queues: dict[str, Until], name: str, present: BoolK, end: FloatK, since: FloatK) -> None:
+    """Where an op is present it takes something until its end, which is never before what was launched ahead of it."""
+    before = queues.get(name, FREE)
+    if present is True:
+        queues[name] = maximum(end, before[0]), since
+        return
+    queues[name] = where(present, maximum(end, before[0]), before[0]), where(present, since, before[1])

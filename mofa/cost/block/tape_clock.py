@@ -1,0 +1,301 @@
+"""Time of a tape: a host clock beside one clock per stream, over all K candidates at once.
+
+An op starts when its stream is free, the host has issued it and its inputs are there. The host runs ahead of the
+device; its lead carries over ops and is lost at every host synchronisation. Every clock is a plain number for one
+candidate and an array for K (:mod:`mofa.blocks.elementwise`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.backward import WEIGHT_ENDS
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
+from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.cost.block.durations import Machine, Timed, device_seconds, host_seconds
+from mofa.cost.block.host_clock import NEVER as NO_WAIT
+from mofa.cost.block.launch_blocking import blocking
+from mofa.cost.block.sequential_experts import in_turn
+from mofa.cost.block.streams import NOTHING, Ready, Streams, through
+from mofa.cost.kernels.lazy_loading import idle_s, loading
+
+ArrayK = NDArray[np.float64]
+
+EXPOSED = (
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
+    "optimizer",
+)  # fmt: skip
+COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
+"""What loses by communication beside it; the others wait."""
+HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Time of one tape in its steady state.
+
+    ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
+    that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (4, K) are the rows of
+    :class:`mofa.cost.block.host_clock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients. [s]
+    """
+
+    exposed: ArrayK
+    hidden: ArrayK
+    issue: ArrayK
+    clocks: ArrayK
+    weights: ArrayK
+
+    @property
+    def total(self) -> ArrayK:
+        return np.asarray(self.exposed.sum(axis=0))
+
+
+def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
+    """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
+
+    ``timed`` as :func:`mofa.cost.block.durations.device_seconds` takes it.
+    """
+    return _scanned(*_read(tape, machine, timed), machine, repeat)
+
+
+def scan_apart(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
+    """A backward as zero-bubble schedules run it: what makes inputs' gradients, and weights', each back to back. [s]"""
+    tape, seconds, issue = _read(block.backward, machine, None)
+    at = [n for n, op in enumerate(tape.ops) if not op.name.endswith(WEIGHT_ENDS)]
+    inputs = replace(tape, ops=tuple([tape.ops[n] for n in at]))
+    by_inputs = _scanned(inputs, [seconds[n] for n in at], [issue[n] for n in at], machine, 2)
+    return by_inputs, _scanned(*_read(block.apart.weights, machine, None), machine, 2)
+
+
+def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
+    """A tape with its ops' device and host seconds."""
+    seconds = device_seconds(tape.ops, machine, timed)
+    load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    tape, seconds, issue = loading(tape, seconds, host_seconds(tape.ops, machine), load_s, machine.drained)
+    issue = in_turn(tape.ops, seconds, issue)
+    if machine.framework.launch_blocking:
+        tape, seconds, issue = blocking(tape, seconds, issue, machine)
+    return tape, seconds, issue
+
+
+def _scanned(
+    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
+) -> PhaseTime:  # fmt: skip
+    issued: FloatK = sum(issue, 0.0)
+    ops, watched = tape.ops, _watched(tape.ops)
+    clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
+    device_s: FloatK | None = None
+    queued: FloatK = 0.0
+    synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
+    if repeat > 1 and not synchronises and not _carries(ops):
+        # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
+        state = Streams(-1e9)
+        exposed = _pass(ops, watched, seconds, issue, state, machine)
+        regained, late_s = state.regained, state.late_s
+        exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
+    else:
+        state = Streams(0.0)
+        queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
+        for _ in range(repeat - 1):
+            exposed = _pass(ops, watched, seconds, issue, state, machine)
+        starts = [state.behind(NO_WAIT), state.behind(-NO_WAIT)] if synchronises else []
+        exposed = _pass(ops, watched, seconds, issue, state, machine)
+        regained = state.regained
+        if starts:  # from a host far ahead and from one far behind
+            begun = starts[0].compute, starts[1].host
+            for start in starts:
+                _pass(ops, watched, seconds, issue, start, machine)
+            ends = [(start.compute - at, start.host - at) for start, at in zip(starts, begun, strict=True)]
+            clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
+        else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
+            ahead = Streams(-1e9)
+            for _ in range(repeat):
+                rested = _pass(ops, watched, seconds, issue, ahead, machine)
+            late_s = ahead.late_s
+            sent = _beside(tape, seconds, machine)
+            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + idle_s(tape, seconds)
+            device_s = maximum(device_s, queued)
+    alone_s = sum(exposed.values(), 0.0)
+    exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
+    if anywhere(queued > 0.0):
+        _wait_in_queue(ops, queued, exposed, hidden)
+    slowed = sum(exposed.values(), 0.0) - alone_s
+    if clocks is None:
+        if device_s is None:
+            device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
+        clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
+    weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
+    slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3]
+    of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
+    first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
+    return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
+
+
+def _with_loss(
+    alone: dict[str, FloatK], sent: dict[str, tuple[FloatK, FloatK]], regained: dict[str, FloatK]
+) -> tuple[dict[str, FloatK], dict[str, FloatK]]:
+    """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
+    exposed = dict(alone)
+    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    for name, (took, slowdown) in sent.items():
+        beside = took - alone[name]
+        hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
+        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
+        share = computing / maximum(alone_s - alone[name], 1e-12)
+        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
+    return exposed, hidden
+
+
+def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:
+    """Seconds of each family that communicates, and what computing loses per second that it runs beside. (K,) [s, -]
+
+    A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
+    stream takes all of both: what it does, computing does not.
+    """
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
+    sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    aside, copies = sent.copy(), sent.copy()
+    for op, took in zip(tape.ops, seconds, strict=True):
+        if op.family in sent and not _neighbours(op):
+            sent[op.family] = sent[op.family] + took
+            if op.stream != "compute":
+                aside[op.family] = aside[op.family] + took
+                if isinstance(op.work, Stream):
+                    copies[op.family] = copies[op.family] + took
+    return {
+        name: (at, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
+        for name, at in sent.items()
+        if anywhere(at)
+    }
+
+
+def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
+    """What the busiest communicator takes for a repetition: in the long run none is shorter, however many it takes for
+    what waits in its queue to hold up computing. (K,) [s]"""
+    world: FloatK = 0.0
+    own: dict[str, FloatK] = {}
+    for op, took in zip(ops, seconds, strict=True):
+        if type(op.work) is Collective and op.stream != "compute" and not _neighbours(op):
+            whole = machine.shares_world(op.work.group)
+            world = world + where(whole, took, 0.0)
+            own[op.work.group] = own.get(op.work.group, 0.0) + where(whole, 0.0, took)
+    for busy in own.values():
+        world = maximum(world, busy)
+    return world
+
+
+def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, FloatK], hidden: dict[str, FloatK]) -> None:
+    """Add what a communicator takes longer than a repetition to what is exposed of the family that sends last."""
+    family = next(op.family for op in reversed(ops) if type(op.work) is Collective and op.stream != "compute")
+    more = maximum(queued - sum(exposed.values(), 0.0), 0.0)
+    exposed[family] = exposed[family] + more
+    hidden[family] = maximum(hidden[family] - more, 0.0)
+
+
+def _neighbours(op: Op) -> bool:
+    """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
+    return isinstance(op.work, Collective) and not anywhere(op.launches)
+
+
+def _carries(ops: tuple[Op, ...]) -> bool:
+    """Whether a repetition depends on the one before: a tensor is read before it is written."""
+    ahead = {name for op in ops for name in op.writes}
+    for op in ops:  # of all that is written, what is not there yet
+        if not ahead.isdisjoint(op.reads):
+            return True
+        ahead.difference_update(op.writes)
+    return False
+
+
+def _watched(ops: tuple[Op, ...]) -> set[str]:
+    """Tensors of which other streams ask when they are there."""
+    watched = {r for op in ops if op.stream != "compute" for r in op.reads}
+    for op in reversed(ops) if watched else ():  # what passes through is ready when its source is
+        if op.stream == "compute" and not watched.isdisjoint(op.writes) and _may_pass(op):
+            watched.add(op.reads[0])
+    return watched
+
+
+def _may_pass(op: Op) -> bool:
+    """Whether the op's output may be its input as it is: a view, or an op that some candidates don't have."""
+    return bool(op.reads) and (op.work is None or op.present is not True)
+
+
+def _runs(op: Op) -> BoolK:
+    """Where an op is more than a name for its input."""
+    return op.present if op.work is not None else False
+
+
+def _pass(
+    ops: tuple[Op, ...], watched: set[str], seconds: list[FloatK], issue: list[FloatK], state: Streams, machine: Machine
+) -> dict[str, FloatK]:
+    """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]"""
+    exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
+    state.regained, state.late_s = {}, 0.0
+    begun = state.compute
+    issued_s: FloatK = 0.0
+    ready, share = state.ready, machine.cluster.gpu.curves.overlap_slowdown.value
+    for op, took, issued in zip(ops, seconds, issue, strict=True):
+        if type(op.work) is HostSync:
+            sync_s = machine.cluster.sync_s + op.work.host_s
+            state.host = where(op.present, maximum(state.host, _awaited(op, state)) + sync_s, state.host)
+            continue
+        state.host = state.host + issued
+        issued_s = issued_s + issued
+        if op.stream != "compute":
+            state.send(op, took, machine)
+            continue
+        waits = ready and not ready.keys().isdisjoint(op.reads)
+        if waits:
+            _wait(op, state, exposed)
+        if not (type(took) is float and took == 0.0):  # a view takes nothing and awaits nobody
+            idle, runs = maximum(state.host - state.compute, 0.0), took > 0.0
+            if runs is not True:
+                idle = where(runs, idle, 0.0)
+            exposed["host_idle"] = exposed["host_idle"] + idle
+            late_s = maximum(state.late_s, issued_s - (state.compute + idle - begun))
+            state.late_s = late_s if runs is True else where(runs, late_s, state.late_s)
+            state.compute = state.compute + idle + took
+            state.loss = state.loss + share * took
+            exposed[op.family] = exposed[op.family] + took
+        if waits and _may_pass(op):  # what it passes on from another stream is awaited by whoever reads it
+            state.hand_on(op, _runs(op))
+        if watched and not watched.isdisjoint(op.writes):
+            _record(op, watched, state)
+    return exposed
+
+
+def _awaited(op: Op, state: Streams) -> FloatK:
+    """Until when a host synchronisation waits: for all that is queued, or for what it reads of other streams. [s]"""
+    until: FloatK = state.compute if not op.reads else -np.inf
+    for name in op.reads:
+        for at in state.ready.get(name, NOTHING).values():
+            until = maximum(until, at)
+    return until
+
+
+def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
+    """An op of the compute stream waits for what other streams make of its inputs, unless it passes it on as it is."""
+    runs = _runs(op) if _may_pass(op) else True
+    for name in op.reads:
+        for family, at in state.ready.get(name, NOTHING).items():  # of a repetition before the first there is nothing
+            if family:  # else computed on the stream itself
+                late = where(runs, maximum(at - state.compute, 0.0), 0.0)
+                exposed[family] = exposed[family] + late
+                state.wait(name, family, late)
+
+
+def _record(op: Op, watched: set[str], state: Streams) -> None:
+    """An op of the compute stream says when what other streams ask for is there."""
+    ready = state.ready
+    made: Ready = {"": state.compute}
+    if _may_pass(op) and op.reads[0] in ready:
+        made = through(_runs(op), made, ready[op.reads[0]])
+    for name in op.writes:
+        if name in watched:
+            ready[name] = made

@@ -1,0 +1,214 @@
+"""What dispatchers retain of recomputed layers of experts between a backward and the next forward, in closed form.
+
+A chunk has it from its backward on until its next forward, which may be the next step's, or its next backward: so what
+is alive follows from the schedule's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import layer_kind
+from mofa.blocks.op import Tape
+from mofa.blocks.tapes import label
+from mofa.cost.memory.in_flight import ROUNDS, layers_behind
+from mofa.cost.rows import Rows
+from mofa.schedules import order_of
+from mofa.schedules.interleaved import rounds
+
+ArrayN = NDArray[np.float64]
+FORWARD, BACKWARD = 0, 1
+
+
+class _Acts(NamedTuple):
+    """A rank's different computations, those of one sort one after the other: of every chunk the micro-batches in
+    flight, this one counted, and whether anything lingers before it (acts, vpp); the way, the chunk and whether that
+    lingers, of each sort, and where a sort begins. ``begun`` is in flight as the first backward begins. (vpp,)"""
+
+    flying: ArrayN
+    lingers: ArrayN
+    sorts: list[tuple[int, int, int]]
+    starts: list[int]
+    begun: ArrayN
+
+
+@lru_cache(maxsize=4096)
+def _acts(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Acts:
+    """Of a step behind others, at whose beginning everything lingers; without those than which another of their sort
+    has no less of anything.
+
+    Examples
+    --------
+    Two micro-batches on one GPU: before a backward nothing lingers.
+
+    >>> found = _acts("1f1b", "megatron", 1, 1, 2, 0)
+    >>> found.sorts
+    [(0, 0, 1), (1, 0, 0)]
+    """
+    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    flying, lingers = [0] * vpp, [1] * vpp
+    seen: dict[tuple[int, int, int], dict[tuple[int, ...], None]] = {}
+    begun: list[int] = []
+    for act in order.ranks[rank]:
+        chunk, way = order.chunk_of(act.stage), FORWARD if act.kind == "F" else BACKWARD
+        flying[chunk] += way == FORWARD
+        if way == BACKWARD and not begun:
+            begun = list(flying)
+        seen.setdefault((way, chunk, lingers[chunk]), {})[*flying, *lingers] = None
+        flying[chunk] -= way == BACKWARD
+        lingers[chunk] = int(way == BACKWARD)
+    sorts = sorted(seen)
+    most = [_most(np.array(list(seen[sort]), dtype=float)) for sort in sorts]
+    all_ = np.concatenate(most)
+    starts = np.cumsum([0, *map(len, most[:-1])]).tolist()
+    return _Acts(all_[:, :vpp], all_[:, vpp:], sorts, starts, np.array(begun, dtype=float))
+
+
+def _most(much: ArrayN) -> ArrayN:
+    """Of different rows those than which no other has at least as much of everything."""
+    covers = np.all(much[:, None] >= much, axis=2)
+    return np.asarray(much[covers.sum(axis=0) == 1])
+
+
+class Lingering:
+    """How much more is alive at the instants of candidates than their micro-batches in flight keep; falsy for none.
+
+    Of those candidates alone of which anything lingers: p of n.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        costs, kinds = rows.costs, rows.layout.stages.kinds
+        tapes = [[costs.tapes[label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]
+        names = [[tape.lingers for tape in ts] for ts in tapes]
+        self.at = np.zeros(0, dtype=np.intp)
+        if not any(name for of_mode in names for name in of_mode):
+            return
+        each = self._of_tapes(names, tapes)
+        has = np.asarray(each.any(axis=(1, 2)))
+        self.at = np.flatnonzero(has[rows.base] * rows.layout.any_plain + has[rows.full] * rows.layout.any_full)
+        if not len(self.at):
+            return
+        self.choice = rows.layout.choice[self.at]
+        self.own = self._gather(each)
+        self.of_chunk = self._by_chunk(*self.own) + self._of_predictions(each)
+        handed = [[tuple(n for n in tape.outputs if n in tape.lingers) for tape in ts] for ts in tapes]
+        self.handed_on = self._gather(self._of_tapes(handed, tapes))
+        """Of that what is the gradient that the block before is given."""
+        self.saved = self._gather(rows.layers.saved)
+        self.kept = self._by_chunk(*self.saved)
+        self.behind = layers_behind(rows)
+        self.found = self._over_moments()
+        self.there = self._for_all(self.of_chunk.sum(axis=2) > 0.0) > 0.0
+        """Which stages have any. (n, R)"""
+
+    def __bool__(self) -> bool:
+        return len(self.at) > 0
+
+    def _gather(self, grid: ArrayN) -> tuple[ArrayN, ArrayN]:
+        """As :meth:`mofa.cost.rows.Rows.gather`. (p, kinds)"""
+        rows, k = self.rows, self.rows.k[self.at]
+        return grid[rows.base[self.at], k], grid[rows.full[self.at], k]
+
+    def _for_all(self, some: NDArray[np.generic]) -> ArrayN:
+        """Of all candidates, 0 of others. (p, R) -> (n, R)"""
+        out = np.zeros((len(self.rows.k), some.shape[1]))
+        out[self.at] = some
+        return out
+
+    def _of_tapes(self, names: Sequence[Sequence[tuple[str, ...]]], tapes: Sequence[Sequence[Tape]]) -> ArrayN:
+        """The bytes of some tensors of every mode's and kind's tape. (modes, K, kinds) [B]"""
+        zero = np.zeros(self.rows.costs.boundary.shape)
+        found = [
+            [zero + sum(tape.tensors[n].bytes for n in of_one) for of_one, tape in zip(of_mode, ts, strict=True)]
+            for of_mode, ts in zip(names, tapes, strict=True)
+        ]
+        return np.ascontiguousarray(np.moveaxis(np.array(found), 2, 1))
+
+    def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
+        """Something of layers, by their mode, summed over those of each chunk. (p, kinds) each -> (p, R, vpp)"""
+        lay = self.rows.layout
+        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.stage], plain)
+        for kind in range(len(lay.stages.kinds) if lay.any_full else 0):
+            out += lay.full_by_chunk[:, kind][self.choice] * (full - plain)[:, kind, None, None]
+        return np.asarray(out)
+
+    def _of_predictions(self, each: ArrayN) -> ArrayN:
+        """What lingers of multi-token-prediction layers, on the last chunk. (p, R, vpp) [B]"""
+        rows, model, stages = self.rows, self.rows.workload.model, self.rows.layout.stages
+        out = np.zeros((len(self.at), len(rows.layout.shown.stage), stages.vpp))
+        if model.num_mtp_layers:
+            kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
+            one = model.num_mtp_layers * each[rows.mtp_mode[self.at], rows.k[self.at], kind]
+            out[:, :, -1] = one[:, None] * rows.is_head
+        return out
+
+    def _over_moments(self) -> ArrayN:
+        """The most alive of what is kept in flight and lingers, more than what is in flight as the first backward
+        begins, in computations of either way, of every chunk, which lingers itself or not. (2, 2, p, R, vpp) [B]"""
+        rows, stages = self.rows, self.rows.layout.stages
+        pp, vpp = stages.pp, stages.vpp
+        num = rows.num_micro_batches[self.at]
+        each = np.array([rounds(pp, int(m)) if vpp > 1 else pp for m in num])
+        walked = np.minimum(num, ROUNDS * each)
+        out = np.full((2, 2, *self.kept.shape), -np.inf)
+        for m in np.unique(walked).tolist():
+            mine = np.flatnonzero(walked == m)
+            for r, rank in enumerate(rows.layout.shown.stage.tolist()):
+                found = _acts(rows.schedule, rows.framework.name, pp, vpp, m, rank)
+                kept = self.kept[mine, r]
+                alive = kept @ (found.flying - found.begun).T + self.of_chunk[mine, r] @ found.lingers.T
+                most = np.maximum.reduceat(alive, found.starts, axis=1)
+                for n, (way, chunk, lingers) in enumerate(found.sorts):
+                    out[way, lingers, mine, r, chunk] = most[:, n]
+        return out
+
+    @property
+    def at_rest(self) -> ArrayN:
+        """Between steps. (n, R) [B]"""
+        return self._for_all(self.of_chunk.sum(axis=2))
+
+    def inside(self, kind: int, recomputed: int, way: int, *, first: bool = False) -> ArrayN:
+        """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive, with nothing kept
+        by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
+        lay = self.rows.layout
+        whole = lay.full_by_chunk[:, kind][self.choice]
+        has = whole > 0 if recomputed else lay.stages.counts[kind][lay.shown.stage] - whole > 0
+        own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
+        if first:
+            more = saved + self.of_chunk - own - self.kept - self._given(self.handed_on[recomputed][:, kind])
+            return self._largest(has, way, more, self.of_chunk)
+        behind = self.behind[:, :, :, kind, recomputed][self.choice]
+        more = np.zeros(self.kept.shape)
+        for other in range(len(lay.stages.kinds)):
+            for of in (0, 1):
+                more -= behind[:, other, of] * self.saved[of][:, other, None, None]
+        return self._largest(has, way, more, self.of_chunk if way == FORWARD else own)
+
+    def _given(self, own: ArrayN) -> ArrayN:
+        """The gradient that a chunk's first block is given, where that lingers of another, as does not what it hands on
+        of its ``own``. (p,) -> (p, R, vpp) [B]"""
+        others = self._by_chunk(*self.handed_on) > own[:, None, None]
+        return np.asarray(others * self.rows.costs.boundary[self.rows.k[self.at], None, None])
+
+    def at_end(self, chunk: int, way: int, *, ended: bool = False) -> ArrayN:
+        """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""
+        has = np.zeros(self.of_chunk.shape, dtype=bool)
+        has[:, :, chunk] = True
+        if ended:
+            return self._largest(has, way, self.of_chunk - self.kept - self._given(np.zeros(1)), self.of_chunk)
+        return self._largest(has, way, 0.0, self.of_chunk if way == FORWARD else 0.0)
+
+    def _largest(
+        self, has: NDArray[np.bool_], way: int, more: ArrayN | float, gone: ArrayN | float
+    ) -> ArrayN:  # fmt: skip
+        """The most in computations of chunks that have what it is about, with ``more`` of the chunk at hand, of which
+        what lingered before is ``gone`` by then. (p, R, vpp) each -> (n, R) [B]"""
+        not_before, before = self.found[way]
+        alive = np.where(has, np.maximum(not_before, before - gone) + more, -np.inf).max(axis=2)
+        return self._for_all(np.where(np.isfinite(alive) & self.there[self.at], alive, 0.0))

@@ -1,0 +1,346 @@
+"""What a pipeline rank holds from computation to computation where its gradients appear one chunk after the other.
+
+PyTorch's FSDP under pipelines makes a chunk's unsharded gradients in its first backward. With few micro-batches most is
+in flight before they are there; with many both meet. The moments at which most can be alive are those of the schedule's
+own order at which no other of the same chunk has more of every chunk in flight and as many chunks' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.tapes import label
+from mofa.cost.block.deferred_weight_gradients import PutOff
+from mofa.cost.memory.fsdp_gathered import AHEAD, by_chunk, unsharded
+from mofa.cost.rows import Rows
+from mofa.schedules import Action, order_of
+from mofa.schedules.interleaved import rounds
+from mofa.specs.strategy import ZERO_BUBBLE
+
+ArrayN = NDArray[np.float64]
+ROUNDS = 4
+"""Rounds of micro-batches after which a rank holds nothing new. [-]"""
+
+
+@dataclass(frozen=True)
+class RankMoments:
+    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
+    which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
+    whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
+    backward puts them off (ranks, moments)."""
+
+    chunk: NDArray[np.intp]
+    flying: ArrayN
+    begun: ArrayN
+    waiting: ArrayN
+    away: ArrayN
+    reduced: ArrayN
+    first: NDArray[np.bool_]
+    split: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=256)
+def rank_moments(
+    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, way: str, unshards: bool = False
+) -> RankMoments:  # fmt: skip
+    """The moments of forwards (``way`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
+    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one.
+
+    Examples
+    --------
+    Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
+
+    >>> backward = rank_moments("1f1b", "torchtitan", 2, 1, 4, "B")
+    >>> backward.flying[0, :, 0], backward.begun[0, :, 0]
+    (array([2., 2.]), array([0., 1.]))
+    """
+    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    found = [
+        _of_rank(tuple((_done(a), order.chunk_of(a.stage)) for a in acts), vpp, way, unshards) for acts in order.ranks
+    ]
+    most = max(len(rank) for rank in found)
+    full = [rank + rank[-1:] * (most - len(rank)) for rank in found]
+    chunk, flying, begun, waiting, away, reduced, first, split = (
+        np.array([[moment[i] for moment in rank] for rank in full], dtype=float) for i in range(8)
+    )
+    return RankMoments(chunk.astype(np.intp), flying, begun, waiting, away, reduced, first > 0, split > 0)
+
+
+_Each = tuple[int, ...]
+_Moment = tuple[int, _Each, _Each, _Each, _Each, _Each, bool, bool]
+"""Chunk, in flight, gradients begun, put off, weights away, gradients reduced, whether the chunk's own come now, and
+are put off."""
+
+
+def _done(act: Action) -> str:
+    """What a computation is in terms of memory: the first stage has no input to differentiate by, W does it all."""
+    if act.stage == 0 and act.kind in ("I", "W"):
+        return "B" if act.kind == "W" else ""
+    return act.kind
+
+
+def _of_rank(acts: tuple[tuple[str, int], ...], vpp: int, way: str, unshards: bool) -> list[_Moment]:
+    flying, begun, waiting, reduced = [0] * vpp, [0] * vpp, [0] * vpp, [0] * vpp
+    ahead = list(dict.fromkeys(chunk for _, chunk in acts))[:AHEAD]
+    away = [int(unshards and chunk not in ahead) for chunk in range(vpp)]
+    lasts = {chunk: n for n, (_, chunk) in enumerate(acts)} if unshards else {}
+    seen: dict[_Moment, None] = {}
+
+    def moment(chunk: int, own: bool, split: bool) -> None:
+        of_each = tuple(flying), tuple(begun), tuple(waiting), tuple(away), tuple(reduced)
+        seen[chunk, *of_each, own, split] = None
+
+    for n, (kind, chunk) in enumerate(acts):
+        flying[chunk] += kind == "F"
+        away[chunk] = 0
+        if kind and ("B" if kind == "I" else kind) == way:
+            moment(chunk, kind in ("B", "W") and not begun[chunk], kind == "I")
+        waiting[chunk] += (kind == "I") - (kind == "W")
+        if kind in ("B", "W"):
+            flying[chunk] -= 1
+            begun[chunk] = 1
+        if lasts.get(chunk) == n:
+            if way == "R":
+                moment(chunk, False, False)
+            begun[chunk], away[chunk], reduced[chunk] = 0, 1, 1
+    alike: dict[tuple[int, bool, bool], list[_Moment]] = {}
+    for one in seen:
+        alike.setdefault((one[0], one[6], one[7]), []).append(one)
+    covered = {one for ones in alike.values() for one in _covered(ones)}
+    return [one for one in seen if one not in covered]
+
+
+def _covered(ones: list[_Moment]) -> Iterator[_Moment]:
+    """Those of different moments of a chunk of which another has at least as much of everything: of a chunk's weights
+    and gradients there is more before they are reduced than behind it."""
+    much = np.array([(*one[1], *one[2], *one[3], *(-n for n in one[4])) for one in ones])
+    for i, one in enumerate(ones):
+        if np.all(much >= much[i], axis=1).sum() > 1:
+            yield one
+
+
+def layers_behind(rows: Rows) -> ArrayN:
+    """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
+    recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
+    lay, table = rows.layout, rows.table
+    stages, shown = lay.stages, lay.shown.stage
+    _, given = np.unique(lay.choice, return_index=True)
+    kinds = len(stages.kinds)
+    out = np.zeros((len(lay.full_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
+    for at in given.tolist():
+        spec, layers = table.recompute_modes[int(table.recompute[at])], int(table.recompute_layers[at])
+        for r, stage in enumerate(shown.tolist()):
+            seen = 0
+            for c, chunk in enumerate(stages.layers[stage]):
+                held: list[tuple[int, int]] = []
+                for j, kind in enumerate(chunk):
+                    seen += 1
+                    whole = spec.kind == "full" and (layers < 0 or j < layers)
+                    whole = whole or (spec.kind == "every" and seen % (spec.layers or 1) == 0)
+                    held.append((kind, int(whole)))
+                for each in set(held):
+                    last = len(held) - 1 - held[::-1].index(each)
+                    for other in held[last + 1 :]:
+                        out[(int(lay.choice[at]), *other, *each, r, c)] += 1
+    return out
+
+
+class Most(NamedTuple):
+    """What is alive at the moment at which that is most. (n, R) each
+
+    Bytes that are kept of micro-batches, the part of the gradients, and the bytes of weights that are gathered less
+    than all, or more, where something else is beside them.
+    """
+
+    kept: ArrayN
+    grads: ArrayN
+    copies: ArrayN
+
+
+class Moments:
+    """The moments of candidates of one pp x vpp, and what is alive at them."""
+
+    def __init__(self, rows: Rows, grads: ArrayN) -> None:
+        lay, stages = rows.layout, rows.layout.stages
+        self.rows, self.grads = rows, grads
+        self.unshards = by_chunk(rows)
+        self.copies, self.reduced = unsharded(rows, grads)
+        plain, full = rows.gather(rows.layers.saved)
+        kept = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        for kind in range(len(stages.kinds) if lay.any_full else 0):
+            whole = lay.full_by_chunk[:, kind][lay.choice]
+            kept = kept + whole * (full - plain)[:, kind, None, None]
+        # a chunk's input is in the buffer that it was received in, its output stays until its backward
+        one = rows.costs.boundary[rows.k]
+        kept[:, 0, 0] += one
+        kept[:, lay.shown.of[stages.head_stage], -1] -= one
+        self.kept = kept
+        self.saved = plain, full
+        self.puts_off = rows.schedule in ZERO_BUBBLE
+        self.held = self._put_off() if self.puts_off else np.zeros_like(kept)
+        # the first stage has no input to differentiate by, W does it all
+        self.split = self.puts_off & ((lay.shown.stage > 0)[:, None] | (np.arange(stages.vpp) > 0))
+        self.layers_behind = layers_behind(rows)
+        params = rows.params.sum(axis=0)
+        self.share = (params / params.sum(axis=2, keepdims=True))[rows.grid]
+        in_rounds = stages.vpp > 1 and rows.schedule != "zbv"
+        each = np.array([rounds(stages.pp, int(m)) if in_rounds else stages.pp for m in rows.num_micro_batches])
+        self.walked = rows.num_micro_batches
+        if rows.schedule != "gpipe":
+            self.walked = np.minimum(self.walked, ROUNDS * each)
+
+    def _put_off(self) -> ArrayN:
+        """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
+        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
+        plain, full = rows.gather(self.of_layers(lambda one: one.held))
+        held = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.stage], plain)
+        for kind in range(len(stages.kinds) if lay.any_full else 0):
+            held = held + lay.full_by_chunk[:, kind][lay.choice] * (full - plain)[:, kind, None, None]
+        last = lay.shown.of[stages.head_stage]
+        head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
+        held[:, last, -1] += (rows.costs.put_off["head"].held + head.saved - head.above)[rows.k]
+        # the output goes with the backward by inputs, as the head has none
+        held -= rows.costs.boundary[rows.k, None, None]
+        held[:, last, -1] += rows.costs.boundary[rows.k]
+        return np.asarray(held)
+
+    def of_layers(self, pick: Callable[[PutOff], ArrayN]) -> ArrayN:
+        """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
+        c, kinds = self.rows.costs, self.rows.layout.stages.kinds
+        found = np.array([[pick(c.put_off[label(kind, mode)]) for kind in kinds] for mode in c.blocks])
+        return np.ascontiguousarray(np.moveaxis(found, 2, 1))
+
+    def apart(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
+        """What is alive in the backward by inputs of a kind of layer more than in a whole one, of ``backward`` by mode,
+        combination and kind, as what weights need stays and all that was saved; and what the layer has at its end, in
+        each chunk. (n, R, vpp) [B]"""
+        if not self.puts_off:
+            nothing = np.zeros((1, 1, 1))
+            return nothing, nothing
+        before, held = (self.rows.gather(grid)[recomputed][:, kind] for grid in (
+            self.of_layers(lambda one: one.before) - backward, self.of_layers(lambda one: one.held),
+        ))  # fmt: skip
+        alone = held + self.saved[recomputed][:, kind]
+        return before[:, None, None] * self.split, alone[:, None, None] * self.split
+
+    def by_weights(
+        self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
+    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], Most]]:
+        """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
+        it leave stays, such as all that was made again there.
+
+        Parameters
+        ----------
+        there
+            Which chunks have such a layer. (n, R, vpp)
+        own_grads
+            The layer's share of a stage's gradients, as for :meth:`most`.
+
+        Yields
+        ------
+        The layer's peaks by mode, combination and kind, and of what; which stages have one, and what is alive beside.
+        Nothing where no chunk puts them off.
+        """
+        there = there & self.split
+        if not np.any(there):
+            return
+        peak, of_last, left, kinds = (self.of_layers(pick) for pick in (
+            lambda one: one.peak, lambda one: one.peak_of_last, lambda one: one.left, lambda one: one.kinds.T,
+        ))  # fmt: skip
+        held, before_last = (
+            self.rows.gather(grid)[recomputed][:, kind, None, None]
+            for grid in (self.of_layers(lambda one: one.held), peak - of_last)
+        )
+        alone = self.saved[recomputed][:, kind, None, None] + held - self._more_left(left, kind, recomputed)
+        gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
+        yield (
+            (peak, kinds),
+            np.asarray(there.any(axis=2)),
+            self.most("W", np.where(there, gone, np.inf), own_grads=own_grads),
+        )
+
+    def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
+        """What layers before the last one of a kind leave of their backward by weights more than they held
+        before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
+        rows, lay, stages = self.rows, self.rows.layout, self.rows.layout.stages
+        held = self.of_layers(lambda one: one.held)
+        counts = stages.counts[:, lay.shown.stage]
+        whole = lay.full_by_chunk[lay.choice]
+        behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice]
+        of = np.stack([counts - whole, whole], axis=2) - behind
+        of[:, kind, recomputed] -= 1
+        more = [a - b - c for a, b, c in zip(rows.gather(left), rows.gather(held), self.saved, strict=True)]
+        return np.asarray(np.einsum("nkorc,nko->nrc", np.maximum(of, 0.0), np.stack(more, axis=2)))
+
+    def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
+        """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
+        lay = self.rows.layout
+        behind = self.layers_behind[:, :, :, kind, recomputed][lay.choice].sum(axis=(1, 2)) == 0
+        head = np.zeros(behind.shape[1:], dtype=bool)
+        head[lay.shown.of[lay.stages.head_stage], -1] = True
+        return np.asarray(behind & ~head)
+
+    def behind(self, kind: int, recomputed: int) -> ArrayN:
+        """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
+        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.layout.choice]
+        plain, full = self.saved
+        return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
+            "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
+
+    def most(
+        self, way: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
+        beside: ArrayN | float = 0.0,
+    ) -> Most:  # fmt: skip
+        """What is alive at the moment at which most is.
+
+        Parameters
+        ----------
+        way
+            Of forwards, backwards, backwards by weights or reductions, as :func:`rank_moments` has it.
+        gone
+            What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
+        ended
+            Whether the chunk's backward has come to its first layer: what it kept is gone, its gradients are there,
+            but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
+        beside
+            What the op has of weights beside. (n, R, vpp) [B]
+        """
+        rows, lay = self.rows, self.rows.layout
+        kept, grads, copies = (np.zeros(self.grads.shape) for _ in range(3))
+        for m in np.unique(self.walked).tolist():
+            mine = np.flatnonzero(self.walked == m)
+            pp, vpp = lay.stages.pp, lay.stages.vpp
+            at = rank_moments(rows.schedule, rows.framework.name, pp, vpp, m, way, self.unshards)
+            stage = lay.shown.stage
+            chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
+            own, waiting, split = np.eye(vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]
+            if ended:
+                flying, begun = flying - own * ~split, np.maximum(begun, own * ~split)
+                waiting = waiting + own * split
+            elif way == "W":
+                begun = np.maximum(begun, own)
+            alive = np.einsum("rsc,nrc->nrs", flying, self.kept[mine])
+            if waiting.any():
+                alive = alive + np.einsum("rsc,nrc->nrs", waiting, self.held[mine])
+            share, shape = self.share[mine], (len(mine), *chunk.shape)
+            there = np.einsum("rsc,nrc->nrs", begun, share)
+            if ended or way == "W":
+                there = there - first * np.broadcast_to(own_grads, self.grads.shape)[mine][:, :, None]
+            left = alive - np.take_along_axis(gone[mine], np.broadcast_to(chunk, shape), axis=2)
+            more = np.zeros(shape)
+            if self.unshards:
+                there = there + np.einsum("rsc,nrc->nrs", at.reduced[stage], share) * self.reduced[mine][:, :, None]
+                more -= np.einsum("rsc,nrc->nrs", at.away[stage], share) * self.copies[mine][:, :, None]
+            if np.any(beside):
+                each = np.broadcast_to(beside, self.kept.shape)[mine]
+                more += np.take_along_axis(each, np.broadcast_to(chunk, shape), axis=2)
+            best = (left + there * self.grads[mine][:, :, None] + more).argmax(axis=2)[:, :, None]
+            for out, of in ((kept, left), (grads, there), (copies, more)):
+                out[mine] = np.take_along_axis(of, best, axis=2)[:, :, 0]
+        return Most(kept, np.clip(grads, 0.0, 1.0), copies)

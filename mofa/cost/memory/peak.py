@@ -1,0 +1,86 @@
+"""Peak memory of every pipeline stage: the maximum over the instants at which it may occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import first_largest
+from mofa.cost.memory.communicators import communicators_of
+from mofa.cost.memory.peak_candidates import Instants
+from mofa.cost.memory.reserved import native_bytes, shards_waste
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Peak of each stage and at which instant it is. (n, R) [B]"""
+
+    allocated: ArrayN
+    reserved: ArrayN
+    device: ArrayN
+    instant: NDArray[np.int64]
+    communicators: ArrayN
+    instants: Instants
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak of each stage, which is the fullest (n,), and the names of the instants."""
+
+    stages: StageBytes
+    fullest: NDArray[np.intp]
+    names: tuple[str, ...]
+
+
+def stage_bytes(rows: Rows) -> StageBytes:
+    """The peak of every stage."""
+    instants = Instants(rows)
+    instants.build()
+    allocated, which = instants.largest()
+    reserved = _reserved(rows, instants, allocated, which)
+    comm = communicators_of(rows)
+    outside = rows.cluster.gpu.context_bytes.value + comm
+    return StageBytes(allocated, reserved, reserved + outside, which, comm, instants)
+
+
+def stage_peaks(rows: Rows) -> Peak:
+    """The peak of every stage and which is the fullest."""
+    return fullest_of(stage_bytes(rows))
+
+
+def fullest_of(stages: StageBytes) -> Peak:
+    """Which stage is the fullest."""
+    return Peak(stages, first_largest(stages.device), tuple(one.name for one in stages.instants.all))
+
+
+def _reserved(rows: Rows, instants: Instants, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
+    """What the allocator holds. (n, R) [B]
+
+    - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
+    - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
+      blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
+    - Whole segments, of which larger tensors find none that fits: :func:`mofa.cost.memory.reserved.native_bytes`. The
+      expandable allocator maps pages instead; pages once mapped stay, those of the parameters that Megatron copied too.
+    """
+    lay, c, static = rows.layout, rows.costs, rows.static
+    slack = rows.over_layers(rows.layers.slack, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
+                      c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
+    slack = slack + np.maximum(ends, rows.most_of_layers(rows.layers.pools))
+    shards = rows.framework.shards_params and rows.mode.precision == "mixed"
+    if shards and not rows.mode.pipelined:
+        slack = slack + (1.0 - instants.grads_at(which)) * instants.grads
+    if rows.framework.allocator != "expandable":
+        if shards:  # under no pipeline the gradients' too
+            slack = slack + shards_waste(rows) * (1.0 if rows.mode.pipelined else 2.0)
+        return native_bytes(rows, instants.alive(allocated)) + slack
+    if shards and rows.mode.pipelined:  # they come when the others have gone
+        slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid]
+    if static.grads_always and not rows.framework.deepspeed:
+        return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid])
+    return allocated + slack

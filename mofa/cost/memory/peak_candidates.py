@@ -1,0 +1,486 @@
+"""The instants at which the memory of a pipeline stage may be largest, and what is alive at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.op import KINDS
+from mofa.cost.breakdown import LIVE_COMPONENTS
+from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Lingering
+from mofa.cost.memory.fsdp_gathered import gathers_whole, unsharded
+from mofa.cost.memory.fsdp_root import gathers_ends, head_grads, root_holds_ends, root_saved, tied_grads
+from mofa.cost.memory.in_flight import Moments, Most
+from mofa.cost.memory.persistent_buffers import lasting_bytes
+from mofa.cost.memory.reserved import Alive
+from mofa.cost.memory.stage_inputs import CORE, held_bytes
+from mofa.cost.memory.watchdog_held import shelved_bytes
+from mofa.cost.rows import Rows
+from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.params import embedding_params, layer_params
+
+ArrayN = NDArray[np.float64]
+
+# where a kind of tensor of the tape shows in the report
+KIND_COMPONENT = {
+    "activation": "activations", "weight_copy": "weight_copies", "grad": "gradients", "state": "optimizer_states",
+    "buffer": "buffers", "scratch": "temporaries",
+}  # fmt: skip
+_ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
+
+
+@dataclass(frozen=True)
+class _Instant:
+    """One instant: bytes alive per stage, -inf where it does not occur, and what they are made of. (n, R) [B]
+
+    ``minus`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that is
+    there, ``copies`` are weight copies besides, ``lingers`` what earlier computations left; ``transient`` gives the
+    kinds that the op holds for the candidates at these positions. (len(KINDS), len(at)) ``inside`` says where it is: a
+    layer's forward or backward, or the loss.
+    """
+
+    name: str
+    inside: str
+    total: ArrayN
+    minus: ArrayN | float | None
+    grads: ArrayN | float
+    copies: ArrayN | float
+    lingers: ArrayN | float
+    transient: Callable[[NDArray[np.intp]], ArrayN]
+
+
+class Instants:
+    """Builds the instants of all stages and remembers how to take each apart."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        lay, static = rows.layout, rows.static
+        self.n, self.num_shown = len(rows.table), len(lay.shown.stage)
+        self.grads = static.grads[rows.grid]
+        self.buffers = static.buffers[rows.grid] + self._pipeline_buffers() + lasting_bytes(rows)
+        self.fixed = (static.params + static.states)[rows.grid] + self.buffers
+        self.saved_plain, self.saved_full = rows.gather(rows.layers.saved)
+        self.ends_saved = self._ends_saved()
+        acts = rows.over_layers(rows.layers.saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        self.acts = acts + self.ends_saved
+        self.lingering = Lingering(rows)
+        self.shelved = shelved_bytes(rows)
+        self.all: list[_Instant] = []
+
+    def _pipeline_buffers(self) -> ArrayN:
+        """What schedules hold of what neighbours send, all micro-batches' where preallocated; of Megatron of 2022 one
+        each way."""
+        rows = self.rows
+        if rows.layout.stages.pp == 1:
+            return np.zeros((self.n, 1))
+        one = rows.costs.boundary[rows.k][:, None]
+        if rows.framework.name in PYTORCH_MODULES:
+            return np.asarray(one * rows.num_micro_batches[:, None] * self._received())
+        if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
+            return self._sent()
+        return held_bytes(rows)[0] if rows.framework.name in CORE else np.asarray(one * np.full(self.num_shown, 2.0))
+
+    def _sent(self) -> ArrayN:
+        """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
+        rows = self.rows
+        sends = rows.layout.shown.stage < rows.layout.stages.pp - 1
+        return np.asarray((rows.costs.boundary[rows.k] / rows.table.tp)[:, None] * sends)
+
+    def _received(self) -> ArrayN:
+        """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
+
+        A buffer each way but at the model's ends. Where weights' gradients are put off, the gradient of every input
+        too, until the next step's takes its place (stage_backward_input); in a V what turns round on the last rank
+        instead of what it receives.
+        """
+        rows, vpp = self.rows, self.rows.layout.stages.vpp
+        ways = np.full(self.num_shown, 2.0 * vpp)
+        ways[0] -= 1.0
+        ways[rows.layout.shown.of[rows.layout.stages.head_stage]] -= 1.0
+        if rows.schedule in ("zbv", "interleaved-zb"):
+            ways += vpp
+            ways[0] -= 1.0
+        if rows.schedule == "zbv":
+            ways[-1] -= 1.0
+        return ways
+
+    def _layer_grads(self, kind: int) -> ArrayN:
+        """Share of a stage's gradients that one layer of a kind and the embedding, or the stage's last work, make.
+
+        When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
+        """
+        rows, model = self.rows, self.rows.workload.model
+        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
+        t, s = rows.grids, rows.shards
+        sharded = rows.mode.precision == "mixed" and not rows.mode.pipelined
+        dense_ranks, expert_ranks = (s.dense_ranks, s.expert_ranks) if sharded else (1.0, 1.0)
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None] + (embedding_params(model) / t.tp)[
+            :, None
+        ] * rows.is_first
+        expert = (p.routed / (t.ep * t.etp))[:, None]
+        whole = s.dense / dense_ranks + s.expert / expert_ranks
+        return np.asarray(np.clip((dense / dense_ranks + expert / expert_ranks) / whole, 0.0, 1.0)[rows.grid])
+
+    def _embedding_gather(self, kind: int) -> ArrayN | float:
+        """What the first block's backward prefetches more than one in the middle: the embedding, not a block. [B]"""
+        rows, model = self.rows, self.rows.workload.model
+        if not gathers_ends(rows):
+            return 0.0
+        p = layer_params(model, rows.layout.stages.kinds[kind].moe)
+        tp = rows.grids.tp
+        more = embedding_params(model) / tp - ((p.matrices_tp + p.shared) / tp + p.replicated)
+        gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, 2.0 * more, 0.0)
+        return np.asarray(gathered[rows.grid, None] * np.ones((1, self.num_shown)))
+
+    def _ends_saved(self) -> ArrayN:
+        """What the embedding and the prediction layers keep for micro-batches in flight; the head's comes apart."""
+        rows = self.rows
+        out = np.zeros((self.n, self.num_shown))
+        saved = rows.of_mtp("saved")
+        if saved is not None:
+            depth = rows.workload.model.num_mtp_layers
+            out += depth * saved[:, None] * rows.is_head * rows.layout.last_in_flight
+        if rows.framework.deepspeed:
+            out += self._sent() * rows.layout.last_in_flight
+        return out + self._loss_saved() + root_saved(rows)
+
+    def _loss_saved(self) -> ArrayN:
+        """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
+        rows = self.rows
+        if rows.schedule != "gpipe":
+            return np.zeros((self.n, self.num_shown))
+        before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
+        return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
+
+    def add(
+        self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
+        minus: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
+        lingers: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
+
+        Inside of layers, at the loss, is behind a forward; outside of all is behind a backward.
+        """
+        lingers = lingers + self.shelved[not inside]
+        alive = self.fixed + grads * self.grads + transient[:, None] + copies + lingers
+        if minus is not None:
+            alive += self.acts - minus
+        total = np.where(where, alive, -np.inf)
+        self.all.append(_Instant(name, inside, total, minus, grads, copies, lingers, kinds))
+
+    def add_block(
+        self, way: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
+        where: NDArray[np.bool_], minus: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
+        lingers: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant on the ``way`` through a layer of a kind in these modes: ``peaks`` by mode, combination and kind,
+        and of what."""
+        k, (peak, kinds) = self.rows.k, peaks
+        self.add(
+            f"{way} {name}", where, peak[mode, k, kind], lambda at: kinds[mode[at], k[at], kind].T, minus, grads=grads,
+            copies=copies, lingers=lingers, inside=way,
+        )  # fmt: skip
+
+    def build(self) -> None:
+        """All instants, in the order of a step."""
+        rows = self.rows
+        # no backward has run when all activations are there, where so many are in flight as a step has
+        several = (rows.num_micro_batches[:, None] > rows.layout.last_in_flight).astype(float)
+        mid = 1.0 if rows.static.grads_always else several
+        # autocast's cache holds the weight copies of recomputed layers until the loss is there
+        cached: ArrayN | float = 0.0
+        if np.any(rows.layers.cached):
+            cached = rows.over_stages(rows.layers.cached)
+        if rows.framework.name in PYTORCH_MODULES and rows.layout.stages.pp > 1:
+            moments = Moments(rows, self.grads)
+            self._pipelined_layers(moments)
+            self._pipelined_ends(moments)
+        else:
+            self._layers(mid, several, cached)
+            self._ends(mid, cached)
+        self._optimizer()
+
+    def _layers(self, mid: ArrayN | float, several: ArrayN, cached: ArrayN | float) -> None:
+        """Inside the last layer of each kind, and the first where gradients appear only with it."""
+        rows, lay = self.rows, self.rows.layout
+        always, piped = rows.static.grads_always, lay.stages.pp > 1
+        # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
+        tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
+        whole = 2.0 * self._sent() * tp * bool(rows.framework.deepspeed)
+        forward = rows.layers.forward_peak, rows.layers.forward_kinds
+        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        waiting = head_grads(rows)
+        for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
+            behind, own_plain = self._behind(i)
+            for label, mode, saved, has, more in (
+                ("", rows.base, self.saved_plain, lay.plain[:, i] > 0, 0.0),
+                (" recomputed", rows.full, self.saved_full, lay.full[:, i] > 0, own_plain),
+            ):
+                if not np.any(has):
+                    continue
+                own = saved[:, i][:, None]
+                gone = behind + own + more
+                name = f"of the last {kind} block{label}"
+                ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
+                self.add_block("forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, lingers=ahead)
+                self.add_block(
+                    "backward", name, i, backward, mode, has, gone - whole, grads=mid, copies=waiting, lingers=later
+                )  # fmt: skip
+                if self.lingering:
+                    name = f"of the first {kind} block{label}"
+                    some = has & self.lingering.there
+                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, lingers=first)
+                if not always and piped:  # of the second micro-batch, with the first one's gradients
+                    second = has & (rows.num_micro_batches[:, None] > 1)
+                    gone = gone - whole + self._one_micro_batch()
+                    self.add_block("backward", name, i, backward, mode, second, gone, grads=1.0)
+                if not always:
+                    done = self._one_micro_batch() - own - whole
+                    first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
+                    name = f"of the first {kind} block{label}"
+                    swap = self._embedding_gather(i) + waiting
+                    self.add_block("backward", name, i, backward, mode, has, done + own, grads=first, copies=swap)
+
+    def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
+        """What lingers of earlier computations in a kind's last forward, last backward and first backward, and what is
+        not ``gone`` at the moment at which that is most."""
+        if not self.lingering:
+            return 0.0, 0.0, 0.0
+        inside, gone = self.lingering.inside, gone * self.lingering.there
+        return (
+            inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
+            inside(kind, recomputed, BACKWARD, first=True),
+        )  # fmt: skip
+
+    def _behind(self, kind: int) -> tuple[ArrayN, ArrayN | float]:
+        """What layers behind the last of a kind keep, and layers of it behind its last recomputed one. (n, R) [B]
+
+        Where the first layers are recomputed, those behind run plainly, and their backward is over first. Of every nth
+        the least that they can be.
+        """
+        lay, least = self.rows.layout, self.saved_plain[:, :, None]
+        after = lay.after[kind]
+        if not lay.any_full:
+            return np.asarray(np.einsum("or,no->nr", after, self.saved_plain)), 0.0
+        table = self.rows.table
+        first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
+        in_last_chunk = lay.stages.counts[:, lay.shown.stage, -1] - lay.full_by_chunk[..., -1][lay.choice]
+        plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.full > 0, 0.0, after))
+        recomputed = np.minimum(self.saved_full[:, :, None], least)
+        behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
+        return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
+
+    def _pipelined_layers(self, moments: Moments) -> None:
+        """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
+        rows, lay = self.rows, self.rows.layout
+        counts = lay.stages.counts[:, lay.shown.stage]
+        forward = rows.layers.forward_peak, rows.layers.forward_kinds
+        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
+            whole = lay.full_by_chunk[:, i][lay.choice]
+            for recomputed, mode, saved, there in (
+                (0, rows.base, self.saved_plain, counts[i] - whole > 0), (1, rows.full, self.saved_full, whole > 0),
+            ):  # fmt: skip
+                has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
+                if not np.any(has):
+                    continue
+                more, alone = moments.apart(i, recomputed, backward[0])
+                gone = np.where(there, moments.behind(i, recomputed) + saved[:, i][:, None, None], np.inf)
+                name = f"of the last {kind} block{label}"
+                for way, peaks in (("forward", forward), ("backward", backward)):
+                    most = moments.most("F" if way == "forward" else "B", gone - more * (way == "backward"))
+                    self.add_block(way, name, i, peaks, mode, has, **self._at(most))
+                for peaks, on, most in moments.by_weights(i, recomputed, there, self._layer_grads(i)):
+                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._at(most))
+                done = np.where(there, alone - more, np.inf)
+                most = moments.most("B", done, ended=True, own_grads=self._layer_grads(i))
+                name = f"of the first {kind} block{label}"
+                self.add_block("backward", name, i, backward, mode, has, **self._at(most))
+
+    def _at(self, most: Most) -> dict[str, ArrayN]:
+        """What an instant is made of at such a moment."""
+        return {"minus": self.acts - most.kept, "grads": most.grads, "copies": most.copies}
+
+    def _pipelined_ends(self, moments: Moments) -> None:
+        """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
+        rows, stages, of = self.rows, self.rows.layout.stages, self.rows.layout.shown.of
+        head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
+        on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
+        on_head[:, of[stages.head_stage], -1] = 0.0
+        on_first[:, 0, 0] = 0.0
+        for name, forward, kinds in (
+            ("loss forward", True, head.forward_kinds), ("loss backward", False, head.backward_kinds),
+        ):  # fmt: skip
+            most = moments.most("F" if forward else "B", on_head)
+            self._add_end(name, rows.is_head, kinds, **self._at(most))
+        most = moments.most("B", on_first, ended=True)
+        self._add_end("embedding backward", rows.is_first, embedding.backward_kinds, **self._at(most))
+        if rows.mode.precision != "mixed":
+            return
+        model, tp = rows.workload.model, rows.table.tp
+        p = layer_params(model, stages.kinds[0].moe)
+        layer = ((p.total - p.routed) / tp + p.routed / (rows.table.ep * rows.table.etp))[:, None]
+        end = embedding_params(model) / tp[:, None]
+        if moments.unshards:
+            group = np.where(on_first == 0.0, end[:, :, None], layer[:, :, None])
+            most = moments.most("R", np.zeros(on_first.shape), beside=2.0 * group)
+            self._add_nothing("reduction of gradients", **self._at(most))
+            return
+        group = np.where(rows.is_first > 0, end, layer)
+        self._add_nothing("reduction of gradients", minus=None, grads=1.0, copies=2.0 * group)
+
+    def _add_nothing(
+        self, name: str, *, minus: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
+        lingers: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant outside of all layers."""
+        nothing = np.zeros((len(KINDS), self.n))
+        everywhere = np.ones((1, self.num_shown), dtype=bool)
+        self.add(
+            name, everywhere, nothing[0], lambda at: nothing[:, at], minus, grads=grads, copies=copies, lingers=lingers
+        )  # fmt: skip
+
+    def _ends(self, mid: ArrayN | float, cached: ArrayN | float) -> None:
+        """The loss, the embedding's gradient and the optimizer's step."""
+        rows = self.rows
+        head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
+        others = rows.workload.model.num_mtp_layers * head.saved_kinds
+        for name, kinds, copies in (
+            ("loss forward", head.forward_kinds + others, cached), ("loss backward", head.backward_kinds + others, 0.0),
+        ):  # fmt: skip
+            way = FORWARD if name == "loss forward" else BACKWARD
+            lingers = self.lingering.at_end(-1, way) if self.lingering else 0.0
+            self._add_end(name, rows.is_head, kinds, 0.0, grads=mid, copies=copies, lingers=lingers)
+        gone, lingers = self._one_micro_batch(), 0.0
+        if self.lingering:
+            lingers = self.lingering.at_end(0, BACKWARD, ended=True) + self.lingering.there * gone
+        self._add_end(
+            "embedding backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0, copies=tied_grads(rows),
+            lingers=lingers,
+        )  # fmt: skip
+
+    def _optimizer(self) -> None:
+        """The optimizer's step, of reduced gradients where FSDP held whole ones."""
+        rows = self.rows
+        grads: ArrayN | float = 1.0
+        copies: ArrayN | float = 0.0
+        if gathers_whole(rows):
+            gathered, grads = unsharded(rows, self.grads)
+            copies = -gathered
+        lingers = self.lingering.at_rest if self.lingering else 0.0
+        lingers = lingers + held_bytes(rows)[1]
+        self._add_nothing("optimizer step", minus=None, grads=grads, copies=copies, lingers=lingers)
+        self.all[-1].total[:] += rows.static.step_scratch[rows.grid]
+
+    def _add_end(
+        self, name: str, stage: ArrayN, kinds: ArrayN, minus: ArrayN | float, *, grads: ArrayN | float,
+        copies: ArrayN | float = 0.0, lingers: ArrayN | float = 0.0,
+    ) -> None:  # fmt: skip
+        """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
+        k = self.rows.k
+        self.add(
+            name, stage[None] > 0, kinds.sum(axis=0)[k], lambda at: kinds[:, k[at]], minus, grads=grads, copies=copies,
+            lingers=lingers, inside="loss" if name.startswith("loss") else "",
+        )  # fmt: skip
+
+    def _one_micro_batch(self) -> ArrayN:
+        """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
+        lay = self.rows.layout
+        vpp = lay.stages.vpp
+        one = self.rows.over_stages(self.rows.layers.saved)
+        ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
+        return np.asarray(np.minimum(one / vpp + ends, self.acts))
+
+    def largest(self) -> tuple[ArrayN, NDArray[np.int64]]:
+        """The largest of all instants and which it is: of those that only rounding tells apart, the first. (n, R)"""
+        largest = self.all[0].total
+        for one in self.all[1:]:
+            largest = np.maximum(largest, one.total)
+        enough = largest - 1e-12 * np.abs(largest)
+        which = np.zeros(largest.shape, dtype=np.int64)
+        for i in reversed(range(len(self.all))):
+            which[self.all[i].total >= enough] = i
+        return largest, which
+
+    def alive(self, most: ArrayN) -> Alive:
+        """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
+
+        def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
+            found = [one.total - (0.0 if grads else one.grads * self.grads) for one in self.all if one.inside in inside]
+            return np.asarray(np.maximum.reduce(found))
+
+        forward, piped = ("forward",), self.rows.mode.pipelined
+        return Alive(
+            of(forward, True), of(("forward", "backward"), True), of(("loss",), True), most,
+            of(forward, False) if piped else most, of(("forward", "backward", "loss", ""), False) if piped else most,
+            self.grads, self.buffers,
+        )  # fmt: skip
+
+    def grads_at(self, which: NDArray[np.int64]) -> ArrayN:
+        """The part of the gradients that is there at each stage's instant. (n, R)"""
+        out = np.empty(which.shape)
+        for i, one in enumerate(self.all):
+            np.copyto(out, one.grads, where=which == i)
+        return out
+
+    def parts(self, at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+        """Live components of candidates ``at``, each at one instant of one stage. (len(LIVE_COMPONENTS), len(at))"""
+        rows = self.rows
+        out = np.zeros((len(LIVE_COMPONENTS), len(at)))
+        place = {name: i for i, name in enumerate(LIVE_COMPONENTS)}
+        of = rows.grid[at]
+        out[place["parameters"]] = rows.static.params[of, stage]
+        out[place["gradients"]] = self.grads[at, stage]
+        out[place["optimizer_states"]] = rows.static.states[of, stage]
+        out[place["buffers"]] = self.buffers[at, stage]
+        acts, kept = self.acts[at, stage], self._kept(at, stage)
+        for i in np.unique(instant).tolist():
+            one, here = self.all[i], np.flatnonzero(instant == i)
+            where = at[here], stage[here]
+            out[place["gradients"], here] *= _at(one.grads, where)
+            live = one.transient(at[here])
+            if one.minus is not None:
+                some = acts[here]
+                left = np.clip((some - _at(one.minus, where)) / np.where(some > 0, some, 1.0), 0.0, 1.0)
+                live = live + kept[:, here] * np.where(some > 0, left, 0.0)
+            out[_ROW[:, None], here] += live
+            out[place["activations"], here] += _at(one.lingers, where)
+            copies = _at(one.copies, where)  # less than none where weights are not gathered
+            out[place["weight_copies"], here] += np.maximum(copies, 0.0)
+            out[place["parameters"], here] += np.minimum(copies, 0.0)
+            if i == len(self.all) - 1:
+                out[place["temporaries"], here] += rows.static.step_scratch[of[here], stage[here]]
+        if rows.mode.amp:  # DDP's buckets, which hold gradients that are reduced
+            out[place["gradients"]] += rows.static.buffers[of, stage]
+            out[place["buffers"]] -= rows.static.buffers[of, stage]
+        return out
+
+    def _kept(self, at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+        """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
+        rows, lay = self.rows, self.rows.layout
+        whole, k = rows.layers.saved_kinds, rows.k[at]
+        kept = np.einsum("nk,nkf->fn", lay.plain_in_flight[at, :, stage], whole[rows.base[at], k])
+        if lay.any_full:
+            kept = kept + np.einsum("nk,nkf->fn", lay.full_in_flight[at, :, stage], whole[rows.full[at], k])
+        if rows.framework.deepspeed:
+            kept[KINDS.index("activation")] += (self._sent() * lay.last_in_flight)[at, stage]
+        if root_holds_ends(rows):
+            kept = kept + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
+        mtp_kinds = rows.of_mtp("saved_kinds")
+        if mtp_kinds is not None:
+            weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
+            kept = kept + weight * mtp_kinds[at].T
+        if rows.schedule == "gpipe":
+            before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
+            kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
+        return np.asarray(kept)
+
+
+def _at(quantity: ArrayN | float, where: tuple[NDArray[np.intp], NDArray[np.intp]]) -> ArrayN | float:
+    """Entries of something of candidates and stages; (n, R), (n, 1) or a number."""
+    if isinstance(quantity, float):
+        return quantity
+    return np.asarray(quantity[where[0], where[1] if quantity.shape[1] > 1 else 0])

@@ -1,0 +1,345 @@
+"""What PyTorch's caching allocator holds, from its own rules.
+
+Follows :mod:`mofa.replay.allocator.caching`, which plays them: requests up to 1 MiB are cut from segments of 2 MiB in a
+pool of their own, those under 10 MiB from segments of 20 MiB, larger ones from segments of their own rounded to 2 MiB;
+a block goes where the smallest free one fits, and a segment is never given back. So a request that is larger than every
+hole takes a new segment, whatever is free: what smaller tensors held before stays beside what larger ones hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.liveness import BlockMemory
+from mofa.cost.memory.ring_buffers import late_bytes
+from mofa.cost.optimizer import held_width, whole_embedding_gradient
+from mofa.cost.rows import Rows
+from mofa.specs.params import embedding_params, layer_params
+
+ArrayN = NDArray[np.float64]
+_MIB = 2.0**20
+SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND = _MIB, 2 * _MIB, 20 * _MIB, 10 * _MIB, 2 * _MIB
+"""PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge. [B]"""
+
+
+def taken_bytes(nbytes: ArrayN) -> ArrayN:
+    """What many blocks of one size take of segments, each. [B]
+
+    Examples
+    --------
+    Two of 0.75 MiB fill a segment of 2 MiB, three of 6 MiB one of 20 MiB:
+
+    >>> [float(b) / 2**20 for b in taken_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    [1.0, 6.666666666666667, 12.0]
+    """
+    size = np.maximum(np.ceil(nbytes / 512.0) * 512.0, 512.0)
+    segment = np.where(size <= SMALL, SMALL_SEGMENT, LARGE_SEGMENT)
+    shared = segment / np.maximum(np.floor(segment / size), 1.0)
+    return np.asarray(np.where(size < MIN_OWN, shared, np.ceil(size / ROUND) * ROUND))
+
+
+def block_bytes(nbytes: ArrayN) -> ArrayN:
+    """The free block that many of one size leave, all let go: their segment's. [B]
+
+    Examples
+    --------
+    >>> [float(b) / 2**20 for b in block_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    [2.0, 20.0, 12.0]
+    """
+    own = np.where(nbytes <= SMALL, SMALL_SEGMENT, np.ceil(nbytes / ROUND) * ROUND)
+    return np.asarray(np.where((nbytes > SMALL) & (nbytes < MIN_OWN), LARGE_SEGMENT, own))
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The most alive of each stage, -inf where there is no such instant. (n, R) [B]
+
+    Inside layers' forwards and in any layer, in the loss and its backward, at all. ``no_grads`` is the most that is no
+    gradient, in layers' forwards and at all; ``grads`` are all gradients, ``buffers`` what is allocated for good.
+    """
+
+    forward: ArrayN
+    layers: ArrayN
+    loss: ArrayN
+    most: ArrayN
+    forward_no_grads: ArrayN
+    no_grads: ArrayN
+    grads: ArrayN
+    buffers: ArrayN
+
+
+def native_bytes(rows: Rows, alive: Alive) -> ArrayN:
+    """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
+
+    - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
+      have taken what they need, and none of it is of use to them: see :func:`_with_loss`.
+    - The tensors of a layer are cut from each other's blocks, and what is left of these is not whole when the largest
+      is asked for: of that there is one more, where holes don't take the others.
+    - Megatron's start leaves holes: :func:`holes_bytes` and :func:`_beside_holes`. FSDP's groups under pipelines:
+      :func:`_unsharded`.
+    """
+    bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
+    moments, widest = _moments(rows), rows.most_of_layers(rows.layers.largest)
+    if rows.framework.shards_params and rows.mode.precision == "mixed" and rows.mode.pipelined:
+        return _unsharded(rows, alive, moments, bulk)
+    if not rows.static.grads_always or rows.framework.deepspeed:
+        ahead = alive.forward - moments
+        return np.maximum(np.maximum(alive.most, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+    made = weights_made(rows)
+    lost, pieces = holes_bytes(rows, made, alive.most)
+    most, ahead = _beside_holes(rows, made, alive.buffers)
+    ahead, late = np.maximum(alive.forward - moments, ahead), late_bytes(rows)
+    layers = alive.layers + np.maximum(pieces, widest) + bulk + late
+    held = np.maximum(alive.most + np.maximum(lost, pieces), layers)
+    # holes take what is in pieces
+    return np.maximum(np.maximum(held, most), _with_loss(rows, alive, ahead, 0.0, late))
+
+
+def _bulk(memory: BlockMemory) -> ArrayN:
+    """The most alive of an end of the model in tensors larger than any of a layer. (K,) [B]"""
+    return np.asarray(memory.large_saved[-1] + memory.large_peak[-1])
+
+
+def _moments(rows: Rows) -> ArrayN:
+    """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
+    main = rows.static.grads_always and not rows.framework.deepspeed
+    return rows.static.states[rows.grid] * (2.0 / 3.0 if main else 1.0)
+
+
+def _with_loss(
+    rows: Rows, alive: Alive, ahead: ArrayN, pieces: ArrayN | float, late: ArrayN | float = 0.0
+) -> ArrayN:  # fmt: skip
+    """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
+
+    Of layers' segments, ``ahead`` of them by the first loss, none is of use to its larger tensors. Later, states and
+    gradients that came behind the first loss have taken room of what the layers hold beside it; as much as does not fit
+    any more goes into the loss's blocks, smallest first, none of which is whole again for the next loss: so many of its
+    largest are taken once more as hold what did not fit. So it is with what comes back ``late``.
+    """
+    memory = rows.costs.head.memory
+    bulk, largest = _bulk(memory)[rows.k][:, None], memory.largest[rows.k][:, None]
+    displaced = np.maximum(alive.loss + late - bulk - ahead, 0.0)
+    again = np.ceil(displaced / np.maximum(largest, 1.0)) * largest
+    return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
+
+
+def holes_bytes(rows: Rows, made: WeightsMade, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
+
+    Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
+    when the fp32 copies, the states and the activations come. Those go into these holes where they fit, a weight's own
+    or a larger one's; what finds none takes segments besides. Blocks of states of up to 1 MiB are in a pool of their
+    own, for which the holes are nothing. What is cut from a hole leaves a piece. Which pieces are of use depends on the
+    order of all requests; they are taken to be useless up to what a layer's forward holds, as with more of them some
+    would fit its tensors.
+
+    Parameters
+    ----------
+    allocated
+        The peak of the live tensors. (n, R) [B]
+    """
+    lay, costs, static, at = rows.layout, rows.costs, rows.static, rows.grid
+    start = _start(made)
+    saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
+    large = rows.over_layers(saved, lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+    head = costs.head.memory
+    peak = np.maximum(
+        rows.most_of_layers(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
+    )
+    # what is neither a buffer nor a small state may lie in the holes
+    others = allocated - (static.params + static.grads + start.small - start.waste)[at]
+    more = np.maximum(large + peak + (start.large + start.holes)[at] - others, 0.0)
+    # pieces of holes that no tensor takes
+    pieces = rows.most_of_layers(rows.layers.forward_peak)
+    return start.waste[at] + more, np.minimum(pieces, start.holes[at])
+
+
+def _beside_holes(rows: Rows, made: WeightsMade, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
+
+    For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
+    alive, which fits none of them: states and activations. The largest such sum is what is reserved if all else fits
+    somewhere. Of Megatron's buffers the fp8 copies of weights come with the first forward, two in the hole of one.
+    """
+    lay, static, at, layers = rows.layout, rows.static, rows.grid, rows.layers
+    fixed = (static.params + static.grads - static.buffers)[at] + buffers
+    most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
+    ends = [(end.large_saved + end.large_peak, there) for end, there in
+            ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
+    for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
+        saved = rows.over_layers(layers.large_saved[..., i], lay.plain_in_flight, lay.full_in_flight, "nkr,nk->nr")
+        peak = rows.most_of_layers(layers.large_peak[..., i])
+        for large, there in ends:
+            peak = np.maximum(peak, large[i, rows.k][:, None] * there)
+        held = fixed + (holes + copies)[at] + saved
+        most = np.maximum(most, held + 3.0 * states[at] + peak)
+        ahead = np.maximum(ahead, held + states[at] + rows.most_of_layers(layers.large_forward[..., i]))
+    return most, ahead
+
+
+def _by_size(rows: Rows, made: WeightsMade) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
+    """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
+    weights that are larger. (g, R) each [B]"""
+    states = made.owned * made.taken
+    each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.hole  # of layers alone
+    share = rows.static.buffers / np.maximum(made.staged(each), 1.0)
+    for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first]]:
+        yield (
+            made.staged(np.where(made.hole <= size, made.room, 0.0)),
+            made.staged(np.where(made.state > block_bytes(size), states, 0.0)),
+            made.staged(np.where(made.hole / 2.0 > block_bytes(size), each, 0.0)) * share,
+        )
+
+
+@dataclass(frozen=True)
+class WeightsMade:
+    """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
+
+    layers: ArrayN
+    """Layers of each kind on the stages, then the embedding and the head. (kinds, R)"""
+    kind: NDArray[np.intp]
+    """Of each weight. (weights,)"""
+    number: ArrayN
+    hole: ArrayN
+    room: ArrayN
+    """Segments of all that are alike, once copied and let go."""
+    owned: ArrayN
+    """How many of them a rank of the distributed optimizer steps, on average over the ranks. [-]"""
+    state: ArrayN
+    taken: ArrayN
+    """A state of each of these, and what it takes of segments."""
+
+    def staged(self, of_weights: ArrayN) -> ArrayN:
+        """Sums over the weights of each stage. (weights, g) -> (g, R)"""
+        of_kinds = np.zeros((len(self.layers), of_weights.shape[1]))
+        np.add.at(of_kinds, self.kind, of_weights)
+        return np.asarray(of_kinds.T @ self.layers)
+
+
+def weights_made(rows: Rows) -> WeightsMade:
+    """What the start makes of the weights of every grid of ranks."""
+    weights, ranks, counts = rows.costs.weights, rows.shards, rows.layout.stages.counts[:, rows.layout.shown.stage]
+    layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
+    k = rows.k[rows.first]  # a weight is the same for all candidates of a grid
+    number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
+    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    shared = np.where(rows.grids.zero >= 1, shared, 1.0)
+    # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
+    dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
+    apart = rows.grids.ep > 1
+    buffer = np.where(weights.expert[:, None] & apart, expert, dense + np.where(apart, 0.0, expert))
+    each = rows.framework.states_bytes_per_param / 6.0
+    state = each * np.minimum(hole, 2.0 * buffer / shared)
+    owned = number * each * hole / shared / np.maximum(state, 1.0)
+    room = number * taken_bytes(hole) * (hole > SMALL)
+    return WeightsMade(layers, weights.kind, number, hole, room, owned, state, taken_bytes(state))
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What Megatron's start makes on each stage, of each grid of ranks. (g, R) each [B]"""
+
+    holes: ArrayN
+    """Segments of the parameters that were copied and let go."""
+    small: ArrayN
+    """Blocks of states of up to 1 MiB, which are in a pool of their own."""
+    waste: ArrayN
+    """What of them the pool's segments take beyond their bytes."""
+    fitting: ArrayN
+    large: ArrayN
+    """Larger states, that find a hole and that find none."""
+
+
+def _start(made: WeightsMade) -> _Start:
+    """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids."""
+    hole, state, room, layers = block_bytes(made.hole), made.state, made.room, made.layers
+    is_small = state <= SMALL
+    needed = 3.0 * made.owned * made.taken
+    large = np.zeros((hole.shape[1], layers.shape[1]))
+    w, some = np.nonzero((state > SMALL) & (state > hole))  # where states are hardly shared out
+    if len(w):
+        wider = made.staged(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
+        np.add.at(large, some, np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0))
+    waste = np.where(is_small, needed - 3.0 * made.owned * state, 0.0)
+    return _Start(
+        made.staged(room), made.staged(np.where(is_small, needed, 0.0)), made.staged(waste),
+        made.staged(np.where(is_small, 0.0, needed)) - large, large,
+    )  # fmt: skip
+
+
+def _unsharded(rows: Rows, alive: Alive, moments: ArrayN, bulk: ArrayN) -> ArrayN:
+    """What FSDP's groups and all else reserve under pipelines. (n, R) [B]
+
+    - The gather stream's pool keeps what two groups' gathers held at once, the reduction stream's sharded gradients.
+    - Groups are reduced from one fp32 buffer each, when all activations have gone: it fits into none of their blocks. A
+      stage with the embedding takes the embedding's, one with the head has the loss's blocks for it where they are as
+      large, any other takes two layers', of which one is reduced while the last is let go. In the second step these lie
+      under what the optimizer's states have displaced, and the same is taken once more.
+    - So are on the first stage the tensors of the embedding's backward and its whole fp32 gradient, where they are
+      larger than any of a layer, as far as the states displace them: that is what the second step takes, no less than
+      the states.
+    - Unsharded gradients that are larger than any activation of a layer do not fit where activations were; others do.
+    - What comes while a layer's forward holds most lies in the loss's blocks as well, and all but temporaries stays: of
+      these the widest is gone by the next loss.
+    """
+    model, lay, table, costs, at = rows.workload.model, rows.layout, rows.grids, rows.costs, rows.grid
+    p = layer_params(model, lay.stages.kinds[-1].moe)
+    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[at, None]
+    end = (embedding_params(model) / table.tp)[at, None]
+    first, head = rows.is_first > 0, rows.is_head > 0
+    ends = np.where(end > layer, np.where(first, 2.0 * (end + layer), 4.0 * layer + 2.0 * end), 4.0 * layer)
+    ends = ends + np.where(first & (end <= layer), 2.0 * end, 0.0)  # the first, which no layer's gather fits
+    source = 2.0 / rows.shards.dense_ranks[at] * np.where(first, np.maximum(end, layer), layer)
+    pools = np.where(first | head, ends, 4.0 * layer) + source
+    pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[at]
+    largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
+    widest = rows.most_of_layers(rows.layers.largest)
+    whole = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[at]
+    whole = (4.0 * end + whole) * first
+    whole = np.where(whole > widest, whole, 0.0)
+    apart = bulk + whole + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
+    again = np.clip(moments, np.maximum(largest, whole) * first, np.maximum(apart, largest * first))
+    once = alive.layers - moments + np.maximum(apart - whole, 0.0)  # by the first step, which has no states yet
+    embedding = np.where(first, once + np.maximum(again, moments), -np.inf)
+    group = np.maximum(end, layer)
+    two = np.where(loss >= 4.0 * layer, 4.0 * end, 4.0 * (group + layer))
+    buffer = np.where(head, np.where(loss >= 4.0 * group, 0.0, two), 8.0 * layer) * ~first
+    late = np.maximum(alive.no_grads + _apart(rows)[rows.k] * alive.grads - alive.most, 0.0)
+    held = alive.most + late + 2.0 * buffer + np.where(late > 0, loss * head, 0.0)
+    beside = alive.forward - widest + _bulk(costs.head.memory)[rows.k][:, None]
+    loss_first = replace(alive, loss=np.maximum(alive.loss, beside))
+    held = np.maximum(held, _with_loss(rows, loss_first, alive.forward_no_grads - moments, widest))
+    return np.asarray(np.maximum(held, embedding) + pools)
+
+
+def _apart(rows: Rows) -> ArrayN:
+    """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
+    weights, shown = rows.costs.weights, rows.layout.shown.stage
+    largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
+    counts = np.concatenate([rows.layout.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]])[
+        weights.kind
+    ]  # (weights, R)
+    params = weights.params * weights.numbers
+    larger = np.where(4.0 * weights.params > largest, params, 0.0)
+    return np.asarray((larger.T @ counts) / (params.T @ counts))
+
+
+def shards_waste(rows: Rows) -> ArrayN:
+    """What the segments of FSDP's shards of the parameters take beyond their bytes. (n, R) [B]
+
+    Parameters come one by one, as do without pipelines their gradients' shards in the reduction stream's pool. What no
+    op of a tape names (norms) is taken to be spread over those that are named: each is a little more than its bytes.
+    """
+    weights, ranks = rows.costs.weights, rows.shards
+    counts = rows.layout.stages.counts[:, rows.layout.shown.stage].sum(axis=2)
+    layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
+    k = rows.k[rows.first]
+    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    narrow = held_width(rows.workload, rows.mode.precision) / 4.0
+    shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
+    waste = weights.numbers[:, k] * (taken_bytes(shard + 1.0) - shard)
+    return np.asarray((waste.T @ layers)[rows.grid])

@@ -1,0 +1,46 @@
+"""What PyTorch's watchdog still holds when a pass is through: closed form of :mod:`mofa.cost.allocations.watchdog`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import anywhere
+from mofa.cost.allocations.watchdog import QUEUE, WATCHDOG_S
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+
+
+def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+    """What layers have given up and the watchdog has not let go, behind a forward and behind a backward. (n, R) [B]
+
+    What was given up in its tenth of a second before, and in the lead that the host has, spread evenly over the passes:
+    of a forward in front of a loss, then of the backward before it, and so on, or the other way round.
+    """
+    lay, layers = rows.layout, rows.layers
+    if not anywhere(layers.shelved > 0):
+        return 0.0, 0.0
+
+    def summed(grid: ArrayN) -> ArrayN:
+        return rows.over_layers(grid, lay.plain, lay.full, "nkr,nk->nr")
+
+    forward, backward = (summed(layers.shelved[..., i]) for i in range(2))
+    (device_f, host_f), (device_b, host_b) = (
+        (summed(grid[..., 0]), summed(grid[..., 3])) for grid in (layers.forward_clocks, layers.backward_clocks)
+    )
+    launched = summed(layers.sent_and_launched[..., 2]) + summed(layers.sent_and_launched[..., 3])
+    took_f, took_b = np.maximum(device_f, host_f), np.maximum(device_b, host_b)
+    turn = np.maximum(took_f + took_b, 1e-9)
+    ratio = np.maximum((device_f + device_b) / np.maximum(host_f + host_b, 1e-9), 1.0)
+    turns = rows.num_micro_batches[:, None] - 1.0 + took_f / turn  # behind the last forward
+    lead_s = np.minimum(QUEUE / np.maximum(launched, 1.0), turns * (1.0 - 1.0 / ratio)) * turn
+    since = WATCHDOG_S + lead_s
+
+    def within(first: ArrayN, first_s: ArrayN, second: ArrayN, second_s: ArrayN) -> ArrayN:
+        whole, rest = np.divmod(since, turn)
+        some = first * np.minimum(rest / np.maximum(first_s, 1e-9), 1.0)
+        more = second * np.maximum(rest - first_s, 0.0) / np.maximum(second_s, 1e-9)
+        return np.asarray(whole * (first + second) + some + more)
+
+    return within(forward, took_f, backward, took_b), within(backward, took_b, forward, took_f)

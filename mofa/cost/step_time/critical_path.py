@@ -1,0 +1,198 @@
+"""The longest path through a pipeline's own order of computations and hand-overs, for many plans at once.
+
+The replay's clock: a computation starts when the one before it on its rank is done and its input has come, and ends
+no sooner than the host's lead lets it; a hand-over takes ``hop_s`` from when both sides have launched it and their
+streams are free. What can start once so many others are done forms a level, and a level is one pass over arrays. Rounds
+of a steady state take equally long, so that only :data:`ROUNDS` of them are walked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.step_time.dependency_levels import KINDS, Levels, levels_of
+from mofa.schedules.interleaved import rounds
+from mofa.specs.framework import PYTORCH_MODULES
+
+ArrayN = NDArray[np.float64]
+IntA = NDArray[np.intp]
+IntN = NDArray[np.int64]
+
+WALKED = tuple(KINDS)
+"""Schedules whose steps are found so."""
+ROUNDS = 3
+"""Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
+_AT_ONCE = 1 << 21
+"""Entries of the array of ends that are held at once, 16 MiB. [-]"""
+
+
+@dataclass(frozen=True)
+class OncePerStep:
+    """What data parallelism does once a step for each chunk of a rank, on a stream beside computing. (n, pp, vpp) [s]
+
+    ``gather_s`` of parameters, ``held_s`` what of it comes before anything of the first forward, ``reduce_s`` of
+    gradients.
+    """
+
+    gather_s: ArrayN
+    held_s: ArrayN
+    reduce_s: ArrayN
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What computations and hand-overs take.
+
+    ``forward_s`` and ``backward_s`` are of one micro-batch on each chunk of each rank, or of those that differ,
+    ``weights_s`` the part of the backward that makes weights' gradients, (n, R, vpp); ``hop_s`` is one hand-over, (n,).
+    ``slowdown`` is what computing loses of its rate beside one. With ``once`` the time goes from the first gather to
+    the last reduction: Megatron's, which all ranks launch at once, a chunk's gather when the first forward of the
+    chunk before begins on rank 0, the first two at the start, a reduction as many backwards behind the chunk's last as
+    the rank counts. ``host`` are both clocks of each kind of computation, where the host may be late. [s]
+    """
+
+    forward_s: ArrayN
+    backward_s: ArrayN
+    weights_s: ArrayN
+    hop_s: ArrayN
+    slowdown: float = 0.0
+    once: OncePerStep | None = None
+    host: tuple[Clocks, ...] | None = None
+
+    def take(self, at: IntA, host: tuple[Clocks, ...]) -> Durations:
+        """Those of some plans, with the clocks of their hosts."""
+        once = self.once and OncePerStep(self.once.gather_s[at], self.once.held_s[at], self.once.reduce_s[at])
+        return Durations(
+            self.forward_s[at], self.backward_s[at], self.weights_s[at], self.hop_s[at], self.slowdown, once, host
+        )
+
+    def table(self, schedule: str) -> ArrayN:
+        """All of them, in the order that :class:`Levels` has them; n last. [s]"""
+        kinds = [self.forward_s, self.backward_s]
+        if KINDS[schedule] != ("F", "B"):
+            by_weights = self.weights_s.copy()
+            by_weights[:, 0, 0] = self.backward_s[:, 0, 0]  # the first stage has no input to differentiate by
+            kinds = [self.forward_s, self.backward_s - by_weights, by_weights]
+        alone = np.stack(kinds, axis=1).reshape(len(self.hop_s), -1).T
+        parts = [self.hop_s[None], alone, alone + self.slowdown * np.minimum(self.hop_s, alone)]
+        if self.once is not None:
+            each = (self.once.gather_s, self.once.held_s, self.once.reduce_s)
+            parts += [part.reshape(len(part), -1).T for part in each]
+        return np.concatenate(parts)
+
+    def host_tables(self, durations: ArrayN) -> tuple[ArrayN, ArrayN, ArrayN] | None:
+        """The other three of both clocks' four numbers, in the same order; nothing where the host plays no part."""
+        if self.host is None:
+            return None
+        out: list[ArrayN] = []
+        size = len(self.host) * self.forward_s[0].size
+        for of_kinds in list(zip(*self.host, strict=True))[1:]:
+            table = np.full_like(durations, NEVER)
+            alone = np.stack(of_kinds, axis=1).reshape(len(self.hop_s), -1).T
+            table[1 : 1 + size] = alone
+            beside = durations[1 + size : 1 + 2 * size] - durations[1 : 1 + size]
+            table[1 + size : 1 + 2 * size] = alone + (beside if len(out) < 2 else 0.0)
+            out.append(table)
+        return out[0], out[1], out[2]
+
+
+def critical_path_s(
+    plan: tuple[str, str, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
+) -> ArrayN:
+    """Time of a schedule, from the first forward to the end of the last backward.
+
+    Parameters
+    ----------
+    plan
+        Schedule (one of :data:`WALKED`), framework, pp and vpp.
+    given
+        What of each plan takes how long.
+    num_micro_batches
+        (n,) [-]
+    of
+        Which of the ranks that are given each one is like; all are given where absent. (pp,)
+
+    Returns
+    -------
+    ArrayN
+        (n,) [s]
+
+    Notes
+    -----
+    Assumes that the clocks of all ranks have found their common period before the last of :data:`ROUNDS` rounds.
+
+    Examples
+    --------
+    Even chunks: ``m t + (pp - 1) t / vpp`` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), with m of 8 and 800:
+
+    >>> f = np.ones((2, 4, 2))
+    >>> given = Durations(f, 2 * f, f, np.zeros(2))
+    >>> critical_path_s(("interleaved", "megatron", 4, 2), given, np.array([8, 800]))
+    array([  57., 4809.])
+    """
+    schedule, framework, pp, vpp = plan
+    shown = given.forward_s.shape[1]
+    like = np.arange(shown) if of is None else of
+    # where the durations of each of all ranks' chunks are among the given
+    blocks = np.arange(2 * len(KINDS[schedule]) + 3)
+    place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
+    rows = np.concatenate([[0], 1 + place.ravel()])
+    durations = given.table(schedule)
+    host = given.host_tables(durations)
+    total, runtime = np.empty(durations.shape[1]), framework in PYTORCH_MODULES
+    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
+    in_rounds = runtime and schedule != "zbv"
+    per_round = np.array([rounds(pp, num) if in_rounds else pp for num in nums.tolist()])
+    # plans of one order are walked together, however many rounds each leaves out
+    kinds, kind = np.unique(np.stack([np.minimum(nums, ROUNDS * per_round), per_round]), axis=1, return_inverse=True)
+    kind_of = kind.ravel()[inverse]
+    for which, (walked, each) in enumerate(kinds.T.tolist()):
+        mine = np.flatnonzero(kind_of == which)
+        walk = levels_of(*plan, walked, each, given.once is not None)
+        step = max(1, _AT_ONCE // walk.size)
+        for start in range(0, len(mine), step):
+            some = mine[start : start + step]
+            now = np.ascontiguousarray(durations[:, some])
+            hosts = None if host is None else tuple(table[:, some] for table in host)
+            total[some], period = _walk(walk, rows, now, hosts)
+            behind = (num_micro_batches[some] - walked) / each
+            if runtime and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
+                fewer = levels_of(*plan, walked - each, each, given.once is not None)
+                period = total[some] - _walk(fewer, rows, now, hosts)[0]
+            total[some] += behind * period
+    return total
+
+
+def _walk(
+    walk: Levels, place: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None = None
+) -> tuple[ArrayN, ArrayN]:
+    """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]"""
+    done = np.empty((walk.size, durations.shape[1]))
+    done[0] = 0.0
+    issued = np.zeros_like(done) if hosts is not None else done
+    for first, waits, sent, which, before in walk.levels:
+        latest = _latest(done, waits)
+        if len(sent):
+            handed = _latest(done, sent)
+            handed += durations[0]
+            np.maximum(latest, handed, out=latest)
+        here, rows = slice(first, first + len(which)), place.take(which)
+        np.add(latest, durations.take(rows, axis=0), out=done[here])
+        if hosts is not None:
+            held, woken, host = (table.take(rows, axis=0) for table in hosts)
+            issued_before = issued.take(before, axis=0)
+            np.maximum(done[here], issued_before + held, out=done[here])
+            np.maximum(latest + woken, issued_before + host, out=issued[here])
+    return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
+
+
+def _latest(done: ArrayN, waits: IntA) -> ArrayN:
+    """The last of the ends that each node waits for."""
+    latest: ArrayN = done.take(waits[0], axis=0)
+    for wait in waits[1:]:
+        np.maximum(latest, done.take(wait, axis=0), out=latest)
+    return latest

@@ -1,0 +1,272 @@
+"""What data parallelism leaves exposed outside the blocks: gradients reduced and parameters gathered once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import row_max
+from mofa.blocks.op import CollectiveKind
+from mofa.cost.block.host_clock import NEVER
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.kernels.topology import Group, stacked_groups
+from mofa.cost.rows import Rows
+from mofa.cost.step_time.critical_path import OncePerStep
+from mofa.cost.step_time.micro_batch import LateHost
+from mofa.specs.framework import PYTORCH_MODULES
+
+ArrayN = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
+
+    ``once`` is what the pipeline's own path goes through, ``on_path`` about how much of it is exposed there; through
+    ``in_passing`` of ``exposed`` the host issues on. (n,)
+    """
+
+    exposed: ArrayN
+    hidden: ArrayN
+    before_forward: ArrayN
+    once: OncePerStep | None = None
+    on_path: ArrayN | float = 0.0
+    in_passing: ArrayN | float = 0.0
+    each_s: ArrayN | float = 0.0
+    """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
+
+
+def _of_chunks(group: Group) -> Group:
+    """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
+    return Group(*(of[:, None, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
+
+
+def outside_blocks(rows: Rows, fwd: ArrayN, bwd: ArrayN, m: ArrayN, late: LateHost | None = None) -> Outside:
+    """Gathers and reductions outside the tapes, and how much of them computing hides.
+
+    Parameters
+    ----------
+    fwd, bwd
+        Of one micro-batch on each stage. (n, R) [s]
+    m
+        Micro-batches. (n,)
+    late
+        The rows whose host is late.
+    """
+    zero = np.zeros_like(m)
+    none = Outside(zero, zero, np.zeros_like(fwd))
+    if rows.framework.name not in PYTORCH_MODULES:
+        return _megatron(rows, fwd, bwd)
+    if rows.mode.amp:
+        return _ddp(rows, bwd, m, none)
+    if rows.mode.precision != "mixed":
+        return none
+    if rows.mode.pipelined:
+        return _pipelined_fsdp(rows, fwd, bwd, late)
+    exposed, hidden = _replicas(rows, bwd)
+    return replace(none, exposed=m * exposed, hidden=m * hidden, each_s=exposed)
+
+
+def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
+    """Seconds of collectives of so many bytes a parameter over all parameters of each chunk, dense and expert ones one
+    after the other. (g, R, vpp) each [s]"""
+    group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
+    fabric = rows.costs.machine.fabric
+    return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
+
+
+def _slowdown(rows: Rows) -> ArrayN:
+    """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
+    computing = rows.over_stages(rows.layers.computing_s)
+    total = np.maximum(rows.over_stages(rows.layers.exposed_s), 1e-12)
+    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
+
+
+def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What computing of ``room_s`` loses beside communication, and how long both last together. (n,) each [s]
+
+    Where communication takes longer than computing, what is lost is waited for anyway.
+    """
+    beside = np.minimum(communication_s, room_s)
+    return np.minimum(slow * beside, np.maximum(room_s * (1.0 + slow) - communication_s, 0.0)), beside
+
+
+def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp: int) -> ArrayN:
+    """What is left of reductions when the last rank has ended: each chunk's begins behind its last backward.
+
+    The last chunk's begins at the rank's end; the one before it ``pp`` backwards of a chunk earlier, and so on. (n, R)
+    """
+    late = np.maximum(seconds / vpp, seconds - (vpp - 1) * pp * chunk_s)
+    return np.asarray(np.maximum(late - drain_s, 0.0))
+
+
+def _megatron(rows: Rows, fwd: ArrayN, bwd: ArrayN) -> Outside:
+    """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
+
+    Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
+    interleaving, where all ranks begin at once, ``grad_sync_func``). Parameters are gathered bucket by bucket ahead of
+    the first forward there; a later stage of 1F1B begins to gather when its first input has come
+    (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
+    """
+    fw, s, stages = rows.framework, rows.shards, rows.layout.stages
+    pp, vpp, width = stages.pp, stages.vpp, fw.reduced_bytes_per_param
+    slow = _slowdown(rows)
+    zero = rows.grids.zero[:, None, None]
+    scatters = (zero >= 1) & (fw.deepspeed != "bf16")  # whose fp32 gradients are summed whole (_bf16_reduce_grads)
+    each = fw.gathered_bytes_per_param(rows.workload.precision.gemm)
+    reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
+    if not scatters.all():
+        reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
+    reduces, gathers = reduces[rows.grid], np.where(zero >= 1, gathers, 0.0)[rows.grid]
+    gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
+    size = np.maximum(40e6, 1e6 * s.dense_ranks[:, 0])
+    buckets = np.maximum((s.dense + s.expert)[:, 0] / vpp / size, 1.0)[rows.grid]
+    before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
+    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
+    held = np.zeros_like(fwd)
+    exposed, hidden, on_path, in_passing = np.zeros((4, len(fwd)))
+    worst = row_max(reduce)
+    if fw.overlap_grad_reduce:
+        late = _after_last(reduce, bwd / vpp, before_b / vpp, pp, vpp)
+        if vpp == 1:
+            late[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - bwd[:, 0])
+        worst = row_max(late)
+        beside = np.maximum(reduce[:, 0] - worst, 0.0)
+        lost = slow[:, 0] * beside
+        if vpp > 1:  # the last chunk's is beside nothing
+            lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * bwd[:, 0] / vpp, slow[:, 0])
+        exposed, hidden, in_passing = exposed + lost, hidden + beside, in_passing + lost
+    if fw.overlap_grad_reduce and vpp > 1:
+        on_path = on_path + worst
+    else:
+        exposed = exposed + worst
+    first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - fwd[:, 0] / vpp)
+    if not fw.overlap_param_gather:
+        exposed = exposed + row_max(gather * gathers_per_step(rows)[rows.grid])
+    elif vpp == 1:
+        held = gather.copy()
+        held[:, 0] = first
+        hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
+        exposed = exposed + slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
+    else:
+        late = np.maximum(gather / vpp, gather - (vpp - 1) * pp * fwd / vpp)
+        late[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * fwd[:, 0] / vpp)
+        worst = row_max(np.maximum(late - before_f / vpp, 0.0))
+        lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * fwd[:, 0] / vpp, slow[:, 0])
+        exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
+        in_passing = in_passing + lost
+    if rows.workload.model.tied_embeddings and pp > 1:
+        tied = rows.workload.model.vocab * rows.workload.model.hidden * width / rows.grids.tp
+        embedding = collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)
+        exposed = exposed + embedding[rows.grid]
+    once = None
+    if vpp > 1:
+        gathers = gathers * fw.overlap_param_gather
+        starts = gathers.copy()
+        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - fwd[:, 0] / vpp)
+        once = OncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
+    return Outside(exposed, hidden, held, once, on_path, in_passing if vpp > 1 else 0.0)
+
+
+def gathers_per_step(rows: Rows) -> ArrayN:
+    """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
+
+    Experts that are split have an optimizer of their own beside the dense parameters', and each of the two gathers all
+    parameters of its model chunks, dense and expert, when it has stepped (distrib_optimizer.py, step_with_ready_grads;
+    ChainedOptimizer): twice 2.3 ms in the trace of mc2-ep2-qwen30b-4l-traced.
+    """
+    chained = (rows.grids.ep > 1) & (rows.framework.name != "megatron-2022")
+    return np.asarray(1.0 + (chained[:, None] & (rows.shards.expert > 0)))
+
+
+def _pipelined_fsdp(rows: Rows, fwd: ArrayN, bwd: ArrayN, late_host: LateHost | None) -> Outside:
+    """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
+
+    A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
+    each reduction, or each copy where a rank has its experts alone, the host writes down where gradients lie: 1.7 of
+    the 2.1 ms that a layer takes behind the last backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
+    """
+    stages = rows.layout.stages
+    pp, vpp = stages.pp, stages.vpp
+    each = _over(rows, ("all_gather", 2.0), ("reduce_scatter", 4.0))
+    gather, reduce = (seconds.sum(axis=2)[rows.grid] for seconds in each)
+    before_f, before_b = rows.ahead_of(fwd), rows.ahead_of(bwd)
+    pieces = np.maximum(rows.layout.counts.sum(axis=1) / vpp, 1.0)
+    slow = _slowdown(rows)
+    fwd, bwd = fwd / (1 - slow), bwd / (1 - slow)  # beside communication
+    chunk_f = fwd / vpp
+    late = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
+    late = np.maximum(late, gather - (vpp - 1) * pp * chunk_f - chunk_f)
+    gathered = row_max(np.maximum(late - before_f / vpp, 0.0))
+    if late_host is not None and vpp == 1:
+        # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
+        # of the first micro-batch's way, all but what computing has left of a layer by then
+        at, ahead = late_host.at, late_host.forward
+        waits = (ahead.woken_s > NEVER / 2)[:, :, 0]
+        lead = np.maximum(ahead.device_s - ahead.woken_s, 0.0)[:, :, 0]
+        first = np.where(rows.is_first > 0, 0.0, gather[at] / pieces[at])
+        alone = waits * np.maximum(gather[at] - first - pieces[at] * lead, 0.0)
+        gathered[at] = np.maximum(gathered[at], rows.over_all(alone))
+    written = np.maximum(reduce, _listing_s(rows)[rows.grid]) + _replicas_s(rows)
+    reduced = row_max(_after_last(written, bwd / vpp, before_b / vpp, pp, vpp))
+    hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
+    beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
+    in_passing = gathered + slow[:, 0] * beside
+    return Outside(in_passing + reduced, hidden, np.zeros_like(fwd), in_passing=in_passing)
+
+
+def _listing_s(rows: Rows) -> ArrayN:
+    """What the host takes to write down the gradients of each stage's chunks, of which each rank keeps a share. [s]"""
+    host = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.listing_s.value
+    group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
+    return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
+
+
+def ddp_width(rows: Rows) -> float:
+    """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
+    return 4.0 if rows.mode.precision == "autocast" else 2.0
+
+
+def _ddp(rows: Rows, bwd: ArrayN, m: ArrayN, none: Outside) -> Outside:
+    """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
+
+    The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
+    is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
+    """
+    s, model, width = rows.shards, rows.workload.model, ddp_width(rows)
+    params = s.dense + s.expert
+    payload = params[..., None] * width
+    once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
+        rows.grid, 0, 0
+    ]
+    params = params[rows.grid]
+    last = max(100 * 2.0**20, width * model.vocab * model.hidden)
+    last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
+    # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
+    # beside it makes nothing later
+    room = np.maximum(bwd[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
+    beside = np.minimum(once - last_s, room)
+    late = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
+    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / stream_rate(rows.cluster.gpu, "copy"), 0.0)
+    each = late + copies
+    return Outside(m * each, m * np.minimum(once, room), none.before_forward, each_s=each)
+
+
+def _replicas_s(rows: Rows) -> ArrayN:
+    """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
+    if rows.framework.dp_replicate <= 1:
+        return np.zeros((len(rows.table), len(rows.layout.shown.stage)))
+    group = rows.groups["dp_replicate"]
+    group = Group(*(of[:, None] for of in (group.size, group.ranks_per_domain, group.ranks_per_node)))
+    payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
+    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid]
+
+
+def _replicas(rows: Rows, bwd: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]"""
+    once = _replicas_s(rows)[:, 0]
+    late = np.maximum(once - bwd[:, 0], 0.0)
+    return late + row_max(_slowdown(rows)) * (once - late), once - late

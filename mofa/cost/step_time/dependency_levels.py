@@ -1,0 +1,261 @@
+"""What a pipeline's computations and hand-overs wait for, in levels of what can start together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules.point_to_point import received
+from mofa.specs.framework import PYTORCH_MODULES
+
+IntA = NDArray[np.intp]
+KINDS = {"interleaved": ("F", "B"), "zbv": ("F", "I", "W"), "interleaved-zb": ("F", "I", "W")}
+"""Computations of the schedules that are walked: forwards, backwards, or those by inputs and by weights."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A program's computations and hand-overs by level.
+
+    Each level is the first of its nodes, the nodes whose ends they wait for (waits, nodes), those that a hand-over
+    follows, which of the durations each takes, and the computation before it on its rank. Durations: 0 is a hand-over,
+    then by rank and chunk those of each kind of computation alone, the same beside a hand-over, and gathers, what of
+    them holds up a forward, and reductions. Node 0 is the start.
+    """
+
+    levels: tuple[tuple[int, IntA, IntA, IntA, IntA], ...]
+    size: int
+    ends: IntA
+    """The last computation and the last reduction of each rank."""
+    late: IntA
+    """The last backward of each rank's steady state; ``early`` the one a round before it."""
+    early: IntA
+
+
+@dataclass(frozen=True)
+class _Acts:
+    """The computations of an order as arrays; every rank has as many. ``kind`` says which of ``num_kinds`` it is.
+
+    Arrays of shape (pp, n).
+    """
+
+    order: Order
+    num_kinds: int
+    kind: IntA
+    stage: IntA
+    micro_batch: IntA
+
+    @classmethod
+    def of(cls, order: Order, kinds: tuple[str, ...]) -> _Acts:
+        columns = np.array([(kinds.index(a.kind), a.stage, a.micro_batch) for acts in order.ranks for a in acts])
+        return cls(order, len(kinds), *columns.T.reshape(3, order.pp, -1))
+
+    @property
+    def backward(self) -> NDArray[np.bool_]:
+        return self.kind > 0
+
+    @property
+    def chunk(self) -> IntA:
+        return self.stage // self.order.pp
+
+    def weight(self, beside: NDArray[np.bool_]) -> IntA:
+        """Which duration each takes, alone or beside a hand-over. (pp, n)"""
+        pp, vpp = self.order.pp, self.order.vpp
+        rank = np.arange(pp)[:, None]
+        return 1 + (self.kind * pp + rank) * vpp + self.chunk + self.num_kinds * pp * vpp * beside
+
+
+@dataclass
+class _Graph:
+    """Which duration each node takes, and pairs of a node and one whose end it waits for, itself or a hand-over behind
+    it. Node 0 is the start; ``acts`` are the computations. (N,), (pairs, 2), (pairs, 2), (pp, n)"""
+
+    weight: IntA
+    waits: IntA
+    sent: IntA
+    acts: IntA
+
+
+@lru_cache(maxsize=256)
+def levels_of(
+    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
+) -> Levels:  # fmt: skip
+    """The levels of a program, whose rounds are of ``each`` micro-batches.
+
+    ``once``: with Megatron's gathers of parameters and reductions of gradients.
+    """
+    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
+    acts = _Acts.of(order, KINDS[schedule])
+    queued = framework in PYTORCH_MODULES
+    graph = _queued(acts, program_of(order, schedule, framework)) if queued else _beside(acts)
+    reduced = _add_once(graph, acts) if once else []
+    size = len(graph.weight)
+    level = _level(size, np.concatenate([graph.waits, graph.sent]))
+    handed = np.bincount(graph.sent[:, 0], minlength=size) > 0
+    in_order = np.lexsort((handed, level))
+    place = np.empty(size, dtype=np.intp)
+    place[in_order] = np.arange(size)
+    new = (np.diff(level[in_order]) > 0) | (handed[in_order][1:] != handed[in_order][:-1])
+    firsts = 1 + np.flatnonzero(new)  # node 0 is a level of its own
+    bounds = list(zip(firsts.tolist(), [*firsts[1:].tolist(), size], strict=True))
+    waits, sent = (_tables(place[pairs], bounds) for pairs in (graph.waits, graph.sent))
+    weight = graph.weight[in_order]
+    before = np.zeros(size, dtype=np.intp)
+    before[graph.acts[:, 1:]] = graph.acts[:, :-1]
+    before = place[before[in_order]]
+    late, early = [], []
+    for rank, mine in enumerate(graph.acts):
+        last = len(mine) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(mine) // 2)
+        late.append(mine[last])
+        early.append(mine[max(last - 2 * each * vpp, 0)])
+    return Levels(
+        tuple((a, w, s, weight[a:b], before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), size,
+        place[[*graph.acts[:, -1], *reduced]], place[late], place[early],
+    )  # fmt: skip
+
+
+def _tables(pairs: IntA, bounds: Sequence[tuple[int, int]]) -> list[IntA]:
+    """What the nodes of each level wait for, for fewer the last repeated; of none an empty table. (most, nodes) each"""
+    size = bounds[-1][1]
+    code = np.unique(pairs[:, 0] * size + pairs[:, 1])
+    node, before = np.divmod(code, size)
+    count = np.bincount(node, minlength=size)
+    start = np.concatenate([[0], np.cumsum(count)[:-1]])
+    most = np.maximum.reduceat(count, [a for a, _ in bounds])
+    out = []
+    for (a, b), width in zip(bounds, most.tolist(), strict=True):
+        which = start[a:b] + np.minimum(np.arange(width)[:, None], count[a:b] - 1)
+        out.append(before[which])
+    return out
+
+
+def _level(size: int, pairs: IntA) -> IntA:
+    """How many nodes are behind each other at most before each. (N,)"""
+    by_source = pairs[np.argsort(pairs[:, 1], kind="stable")]
+    first = np.searchsorted(by_source[:, 1], np.arange(size + 1)).tolist()
+    readers = by_source[:, 0].tolist()
+    missing = np.bincount(pairs[:, 0], minlength=size).tolist()
+    level = [0] * size
+    ready = [0]
+    for at in ready:
+        behind = level[at] + 1
+        for reader in readers[first[at] : first[at + 1]]:
+            if level[reader] < behind:
+                level[reader] = behind
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    assert len(ready) == size
+    return np.array(level)
+
+
+def _beside(acts: _Acts) -> _Graph:
+    """Computations alone: on streams of their own for each pair of ranks hand-overs do not queue, as one is shorter
+    than a computation, and each is a part of the computation that needs it.
+
+    Follows :func:`mofa.schedules.point_to_point.overlapped`: behind every forward the next one's receive is launched,
+    backwards likewise, the first backward's behind the last forward but one.
+    """
+    order, (pp, n) = acts.order, acts.stage.shape
+    last = order.num_stages - 1
+    node = 1 + np.arange(pp * n).reshape(pp, n)
+    before = np.concatenate([np.zeros((pp, 1), dtype=np.intp), node[:, :-1]], axis=1)
+    of = np.zeros((2, order.num_stages, order.num_micro_batches), dtype=np.intp)
+    of[acts.backward * 1, acts.stage, acts.micro_batch] = node
+    source = acts.stage + np.where(acts.backward, 1, -1)
+    receives, sends = (source >= 0) & (source <= last), np.where(acts.backward, acts.stage > 0, acts.stage < last)
+    launched = _launched_behind(acts.backward)
+    behind = np.where(launched < 0, 0, np.take_along_axis(node, np.maximum(launched, 0), axis=1))
+    beside = np.zeros((pp, n + 1), dtype=bool)
+    beside[np.nonzero(receives)[0], launched[receives] + 1] = True
+    beside[:, 1:] |= sends
+    beside = beside[:, :n]
+    made = of[acts.backward * 1, np.clip(source, 0, last), acts.micro_batch]
+    sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
+    return _Graph(
+        np.concatenate([[0], acts.weight(beside).ravel()]), np.stack([node.ravel(), before.ravel()], axis=1),
+        np.concatenate(sent), node,
+    )  # fmt: skip
+
+
+def _launched_behind(backward: NDArray[np.bool_]) -> IntA:
+    """Behind which computation of its rank each one's input is begun to be received, -1 before the first. (pp, n)"""
+    at = np.arange(backward.shape[1])
+    behind = np.full(backward.shape, -1)
+    for which in (~backward, backward):
+        latest = np.maximum.accumulate(np.where(which, at, -1), axis=1)
+        earlier = np.concatenate([np.full((len(backward), 1), -1), latest[:, :-1]], axis=1)
+        behind = np.where(which, np.where(earlier < 0, np.maximum(at - 2, -1), earlier), behind)
+    return behind
+
+
+def _queued(acts: _Acts, program: Program) -> _Graph:
+    """Computations and hand-overs where all of a rank's run one after the other on one stream: a send and its receive
+    are one node, as both end at once."""
+    order, (pp, n) = acts.order, acts.stage.shape
+    of: dict[Action, int] = {}
+    waits: list[tuple[int, int]] = []
+    node, beside = np.empty((pp, n), dtype=np.intp), np.zeros((pp, n), dtype=bool)
+    for rank, items in enumerate(program.ranks):
+        before, queue, i, handed = 0, 0, 0, False
+        for item in items:
+            exchange = isinstance(item, Exchange)
+            one = of.setdefault(_receive(item.ops[0]) if isinstance(item, Exchange) else item, len(of) + 1)
+            waits.append((one, before))
+            if exchange:
+                waits.append((one, queue))
+                queue, handed = one, True
+                continue
+            node[rank, i], beside[rank, i] = one, handed
+            before, handed, i = one, False, i + 1
+    for key, one in of.items():
+        need = received(order, key) if key.kind in ("F", "B", "I") else None
+        if need is not None:
+            waits.append((one, of[need]))
+    weight = np.zeros(len(of) + 1, dtype=np.intp)
+    weight[node] = acts.weight(beside)
+    return _Graph(weight, np.array(waits), np.zeros((0, 2), dtype=np.intp), node)
+
+
+def _receive(op: Action) -> Action:
+    """The receive that an exchange is, or that its send belongs to."""
+    if op.kind == "SEND_F":
+        return Action("RECV_F", op.stage + 1, op.micro_batch)
+    if op.kind == "SEND_B":
+        return Action("RECV_B", op.stage - 1, op.micro_batch)
+    return op
+
+
+def _add_once(graph: _Graph, acts: _Acts) -> list[int]:
+    """Add Megatron's gathers and reductions (``param_sync_func``, ``grad_sync_func``); the last reductions."""
+    pp, vpp = acts.order.pp, acts.order.vpp
+    size, new, last = pp * vpp, len(graph.weight), []
+    weight: list[int] = []
+    waits: list[tuple[int, int]] = []
+    for rank, mine in enumerate(graph.acts.tolist()):
+        forwards, backwards = (np.flatnonzero(which) for which in (~acts.backward[rank], acts.backward[rank]))
+        chunks = np.arange(vpp)[:, None]
+        first = np.argmax(acts.chunk[rank, forwards] == chunks, axis=1)
+        final = len(backwards) - 1 - np.argmax(acts.chunk[rank, backwards[::-1]] == chunks, axis=1)
+        stream = 0
+        for c in range(vpp):
+            at = int(forwards[max(first[c - 1] - rank, 0)]) if c > 1 else 0
+            gather, held = new + len(weight), new + len(weight) + 1
+            weight += [1 + 4 * size + rank * vpp + c, 1 + 5 * size + rank * vpp + c]
+            waits += [(one, before) for one in (gather, held) for before in (mine[at - 1] if at else 0, stream)]
+            waits.append((mine[forwards[first[c]]], held))
+            stream = gather
+        for c in np.argsort(final, kind="stable").tolist():
+            at = int(backwards[min(int(final[c]) + rank, len(backwards) - 1)])
+            waits += [(new + len(weight), mine[at]), (new + len(weight), stream)]
+            stream = new + len(weight)
+            weight.append(1 + 6 * size + rank * vpp + c)
+        last.append(stream)
+    graph.weight = np.concatenate([graph.weight, weight])
+    graph.waits = np.concatenate([graph.waits, waits])
+    return last

@@ -1,0 +1,288 @@
+"""How long forward and backward of one micro-batch take on each chunk of each stage, with the host's lead carried over.
+
+A host that is late in one pass gets ahead in the other, and while its device waits for a neighbour. So where any layer
+is bound by the host, what a pass takes depends on how far ahead the host is when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import row_max
+from mofa.blocks.tapes import label
+from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.tape_clock import PhaseTime
+from mofa.cost.rows import Rows
+from mofa.specs.framework import PYTORCH_MODULES
+
+ArrayN = NDArray[np.float64]
+IntA = NDArray[np.intp]
+
+APART = ("zbv", "interleaved-zb")
+"""Schedules that run backwards by inputs and by weights apart."""
+_BARELY = 0.01
+"""A device that waits by less of a layer's time for a host that has no lead is taken not to wait. [-]"""
+
+
+@dataclass(frozen=True)
+class LateHost:
+    """Passes of the rows ``at`` which the host is late in any layer, on both clocks. (late rows, R, vpp)"""
+
+    at: IntA
+    forward: Clocks
+    backward: Clocks
+
+    waits: NDArray[np.bool_]
+    """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
+
+    apart: tuple[Clocks, Clocks] | None = None
+    """Backwards by inputs and by weights, where a schedule runs them apart."""
+
+    @property
+    def kinds(self) -> tuple[Clocks, ...]:
+        """Each kind of computation."""
+        return (self.forward, *(self.apart or (self.backward,)))
+
+    def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
+        """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
+
+        The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
+        ``of`` says which of the stages that are shown each one is like. (pp,)
+        """
+        issue = np.sum([one.host_s for one in self.kinds], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([one.device_s for one in self.kinds[1:]], axis=0)[:, of, 0]
+        ahead_s = np.cumsum(backward_s, axis=1) - backward_s
+        return row_max(num_micro_batches[:, None] * issue + ahead_s)
+
+    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN) -> ArrayN:
+        """What the device of a single stage waits for the host in a step. (late rows,) [s]
+
+        Parameters
+        ----------
+        behind_s
+            What the device waits for behind each backward while the host goes on. (late rows,)
+
+        Notes
+        -----
+        The first forward and backward begin with a host that has no lead, those behind with what it has got by then.
+        """
+        wait_s = behind_s[:, None, None]
+        nothing = np.zeros_like(wait_s)
+        turn = self.forward.then(self.backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
+        alone_s = self.forward.device_s + self.backward.device_s + wait_s
+        first_s = np.maximum(np.maximum(turn.device_s, turn.held_s), turn.cycle_s)
+        each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
+        waited = (first_s - turn.cycle_s)[:, 0, 0] + num_micro_batches * each_s[:, 0, 0]
+        return np.asarray(waited)
+
+    def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
+        """Forward and backward of 1F1B in its steady state, and both of a stage that had to wait, where the host waits
+        for the device at every exchange. (late rows, R, 1) each [s]
+
+        Both clocks begin together behind an exchange, and what is handed on is there once both have ended. The
+        ``first`` stage goes from a backward on to the next forward, the ``last`` from a forward to its backward. (R,)
+        """
+        forward, backward = self.forward, self.backward
+        ended = [one.ended_s for one in (forward, backward)]
+        before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
+        steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
+        return *steady, ended[0] + steady[1]
+
+    def held_s(self) -> tuple[ArrayN, ArrayN]:
+        """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
+
+        What a turn of both takes more than the device does, by how late the host is in either; nothing where it
+        waits for nothing, as then the whole step counts.
+        """
+        forward, backward = self.forward, self.backward
+        held = np.maximum(forward.then(backward).cycle_s - forward.device_s - backward.device_s, 0.0)
+        held *= self.waits[:, None, None]
+        late = [np.maximum(one.host_s - one.device_s, 1e-12) for one in (forward, backward)]
+        return held * late[0] / (late[0] + late[1]), held * late[1] / (late[0] + late[1])
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What one micro-batch takes. ``forward_s``, ``backward_s`` and ``weights_s``, the part of the backward that makes
+    weights' gradients, are of chunks, (n, R, vpp); ``regained_s`` is what layers alone wait more for the host, (n, R).
+    ``late`` is None where no host is. [s]
+
+    Where the pipeline's walk carries the host's clock, passes are those of a host far ahead; else they have what a turn
+    of both takes more.
+    """
+
+    forward_s: ArrayN
+    backward_s: ArrayN
+    weights_s: ArrayN
+    regained_s: ArrayN | float
+    late: LateHost | None
+    waited_s: ArrayN | None = None
+    more_s: ArrayN | None = None
+    """What backwards by inputs and by weights take more than whole ones. (n, R) [s]"""
+    """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
+
+    def of_stages(self) -> tuple[ArrayN, ArrayN]:
+        """Forward and backward of all chunks of a stage. (n, R) each [s]"""
+        return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
+
+    def rested_s(self) -> ArrayN:
+        """Forward and backward of all chunks of a stage that had to wait for others: behind a host that is far ahead,
+        or at an exchange. (n, R) [s]"""
+        if self.waited_s is not None:
+            return self.waited_s
+        rested: ArrayN = (self.forward_s + self.backward_s).sum(axis=2)
+        if self.late is not None:
+            rested[self.late.at] = (self.late.forward.device_s + self.late.backward.device_s).sum(axis=2)
+        return rested
+
+
+def passes(rows: Rows) -> Passes:
+    """The passes of every chunk."""
+    c = rows.costs
+    forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
+    backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
+    weights = np.zeros_like(forward)
+    apart = rows.schedule in APART
+    if apart:
+        weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
+    at = np.flatnonzero(_is_late(rows))
+    if not len(at):
+        return Passes(forward, backward, weights, 0.0, None)
+    clocks = _clocks_of(rows, at, "forward"), _clocks_of(rows, at, "backward")
+    waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
+    # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
+    exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
+    waits |= rows.layout.stages.pp == 1 or exchanges
+    host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
+    before, waited = (forward + backward).sum(axis=2), None
+    more: ArrayN | None = None
+    forward[at], backward[at] = host.forward.device_s, host.backward.device_s
+    if host.apart is not None:
+        by_inputs, by_weights = host.apart
+        both = by_inputs.device_s + by_weights.device_s
+        more = np.zeros_like(before)
+        more[at] = (both - backward[at]).sum(axis=2)
+        before += more
+        backward[at], weights[at] = both, by_weights.device_s
+    elif exchanges and rows.layout.stages.pp > 1:
+        waited = before.copy()
+        ends = rows.is_first > 0, rows.is_last > 0
+        forward[at], backward[at], both = host.between_exchanges_s(*ends)
+        waited[at] = both[:, :, 0]
+    elif rows.schedule != "interleaved":
+        held_forward, held_backward = host.held_s()
+        forward[at] += held_forward
+        backward[at] += held_backward
+    return Passes(forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, more)
+
+
+def _is_late(rows: Rows) -> NDArray[np.bool_]:
+    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it; all rows
+    where backwards by inputs and by weights are more than whole ones. (n,)"""
+    if rows.schedule in APART:
+        return np.ones(len(rows.table), dtype=bool)
+    layers, lay = rows.layers, rows.layout
+    late = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
+    chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
+    handed_s = sum(handing_seconds(rows)) / chunk if rows.schedule == "interleaved" else 0.0
+    for clocks in (layers.forward_clocks, layers.backward_clocks):
+        late |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
+    if not late.any():
+        return np.zeros(len(rows.table), dtype=bool)
+    plain, full = (late[mode, rows.k] for mode in (rows.base, rows.full))
+    found = plain & (lay.plain > 0).any(axis=2) | full & (lay.full > 0).any(axis=2)
+    return np.asarray(found.any(axis=1))
+
+
+def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
+    """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
+    stages, shown = rows.layout.stages, rows.layout.shown
+    depth, head_stage = rows.workload.model.num_mtp_layers, shown.of[stages.head_stage]
+    plain, full = rows.gather(getattr(rows.layers, name))
+    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.stage], plain)
+    for kind in range(len(stages.kinds) if rows.layout.any_full else 0):
+        whole = rows.layout.full_by_chunk[:, kind][rows.layout.choice]
+        chunks += whole * (full - plain)[:, kind, None, None]
+    chunks[:, 0, 0] += first[rows.k]
+    chunks[:, head_stage, -1] += (1 + depth) * head[rows.k]
+    mtp = rows.of_mtp(name)
+    if mtp is not None:
+        chunks[:, head_stage, -1] += depth * mtp
+    return np.asarray(chunks)
+
+
+def _clocks_of(rows: Rows, at: IntA, way: str) -> Clocks:
+    """The forward or the backward of each chunk of the rows ``at``."""
+    name, c = f"{way}_clocks", rows.costs
+    ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
+    grid: ArrayN = getattr(rows.layers, name)
+    return _clocks(rows, at, grid, [end.clocks for end in ends], rows.of_mtp(name), forward=way == "forward")
+
+
+def _layers_apart(rows: Rows) -> tuple[ArrayN, ArrayN]:
+    """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
+    whole ones."""
+    c, kinds = rows.costs, rows.layout.stages.kinds
+    both = np.array([[c.apart[label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
+    return grids[0], grids[1]
+
+
+def _apart(rows: Rows, at: IntA, whole: Clocks) -> tuple[Clocks, Clocks]:
+    """The backward of each chunk of the rows ``at`` by inputs and by weights; the first stage has no input to
+    differentiate by, and does all of it with its weights'."""
+    grids, c = _layers_apart(rows), rows.costs
+    parts = [
+        _clocks(rows, at, grid, [c.apart[end][n] for end in ("embedding", "head")], None, forward=False)
+        for n, grid in enumerate(grids)
+    ]
+    for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0), strict=True):
+        none[:, 0, 0], by_weights[:, 0, 0] = nothing, both[:, 0, 0]
+    return parts[0], parts[1]
+
+
+def _clocks(
+    rows: Rows, at: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
+) -> Clocks:  # fmt: skip
+    """Passes of each chunk of the rows ``at``: its layers by kind, between its ends."""
+    stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
+    counts = stages.counts[:, shown.stage].astype(float)
+    whole = rows.layout.full_by_chunk[rows.layout.choice[at]]
+    first, last = np.zeros((2, 1, *counts.shape[1:]))
+    first[0, 0, 0] = 1.0
+    last[0, shown.of[stages.head_stage], -1] = 1.0
+    k, plain, full = rows.k[at], rows.base[at], rows.full[at]
+    pieces = [(ends[0][:, k].T, first)]
+    for kind in range(len(stages.kinds)):
+        pieces.append((grid[plain, k, kind], counts[kind] - whole[:, kind]))
+        if rows.layout.any_full:
+            pieces.append((grid[full, k, kind], whole[:, kind]))
+    if mtp is not None:
+        pieces.append((mtp[at], model.num_mtp_layers * last))
+    pieces.append((ends[1][:, k].T, (1 + model.num_mtp_layers) * last))
+    out: Clocks | None = None
+    for clocks, count in pieces if forward else reversed(pieces):
+        here = Clocks(*clocks.T[:, :, None, None]).times(count)
+        out = here if out is None else out.then(here)
+    assert out is not None
+    behind_s, ahead_s = handing_seconds(rows)
+    # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
+    only_host = behind_s + (ahead_s if rows.schedule == "interleaved" else 0.0)
+    return out.then(Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))) if only_host else out
+
+
+def handing_seconds(rows: Rows) -> tuple[float, float]:
+    """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
+    [s]
+
+    Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
+    are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
+    """
+    if rows.framework.name in PYTORCH_MODULES or rows.layout.stages.pp == 1:
+        return 0.0, 0.0
+    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
+    return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

@@ -1,0 +1,252 @@
+"""From blocks to a step, for candidates of one pp x vpp: stages, micro-batches, data parallelism, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import first_largest, row_max
+from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.optimizer import device_parts, optimizer_host_seconds, optimizer_seconds, weight_cast_seconds
+from mofa.cost.rows import Rows, params_in_layers
+from mofa.cost.step_time.bubble import pipeline_s
+from mofa.cost.step_time.critical_path import WALKED, Durations, critical_path_s
+from mofa.cost.step_time.data_parallel import Outside, outside_blocks
+from mofa.cost.step_time.micro_batch import LateHost, Passes, handing_seconds, passes
+from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.params import layer_tensors
+
+ArrayN = NDArray[np.float64]
+_T = {name: i for i, name in enumerate(TIME_COMPONENTS)}
+_H = {name: i for i, name in enumerate(HIDDEN_COMPONENTS)}
+_OF_TAPES = [_T[name] for name in EXPOSED]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a step: ``exposed`` (13, n) sums to it. [s]"""
+
+    exposed: ArrayN
+    hidden: ArrayN
+    stage_s: ArrayN
+    slowest: NDArray[np.intp]
+
+
+def step_time(rows: Rows) -> StepTime:
+    """Time of one optimizer step.
+
+    ``m * max_r t_r + bubble``: the slowest stage runs all micro-batches, and the pipeline fills and drains through the
+    others (:func:`mofa.cost.step_time.bubble.pipeline_s`). Then what data parallelism
+    (:mod:`mofa.cost.step_time.data_parallel`) and the optimizer leave exposed.
+    """
+    c, lay, table = rows.costs, rows.layout, rows.table
+    n = len(table)
+    rowsel = np.arange(n)
+    each = passes(rows)
+    fwd, bwd = each.of_stages()
+    stage_s = fwd + bwd
+    slowest = first_largest(stage_s)
+    exposed = np.zeros((len(TIME_COMPONENTS), n))
+    hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
+    m = rows.num_micro_batches.astype(float)
+    # the slowest stage's own micro-batches
+    shares = lay.plain[rowsel, :, slowest], lay.full[rowsel, :, slowest]
+    per_batch = rows.over_layers(rows.layers.exposed, *shares, "nk,nkf->fn")
+    per_batch_hidden = rows.over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
+    depth = rows.workload.model.num_mtp_layers
+    for cost, there, times in ((c.embedding, rows.is_first, 1), (c.head, rows.is_head, 1 + depth)):
+        at = np.flatnonzero(there[slowest])
+        per_batch[:, at] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[at]]
+        per_batch_hidden[:, at] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[at]]
+    mtp_exposed, mtp_hidden = rows.of_mtp("exposed"), rows.of_mtp("hidden")
+    if mtp_exposed is not None and mtp_hidden is not None:
+        at_head = rows.is_head[slowest]
+        per_batch += at_head * depth * mtp_exposed.T
+        per_batch_hidden += at_head * depth * mtp_hidden.T
+    exposed[_OF_TAPES] += m * per_batch
+    regained = each.regained_s
+    exposed[_T["host_idle"]] -= m * (regained if isinstance(regained, float) else regained[rowsel, slowest])
+    if each.more_s is not None:  # blocks made again for each weight, or sums of one gradient
+        more = m * each.more_s[rowsel, slowest]
+        again = np.max(lay.full > 0, axis=1)[rowsel, slowest]
+        exposed[_T["recompute"]] += np.where(again, more, 0.0)
+        exposed[_T["memory_bound"]] += np.where(again, 0.0, more)
+    hidden += m * per_batch_hidden
+    outside = outside_blocks(rows, fwd, bwd, m, each.late)
+    exposed[_T["dp"]] += outside.exposed
+    hidden[_H["dp"]] += outside.hidden
+    _pipeline(rows, exposed, hidden, each, slowest, m, outside)
+    if each.late is not None and rows.layout.stages.pp == 1:
+        at = each.late.at
+        counted = stage_s[at, 0] - (each.late.forward.device_s + each.late.backward.device_s)[:, 0, 0]
+        behind_s = np.broadcast_to(outside.each_s, len(m))[at]
+        exposed[_T["host_idle"], at] += each.late.single_stage_s(m[at], behind_s) - m[at] * counted
+    elif each.late is not None:
+        _catch_up(rows, exposed, each.late, m, outside)
+    late = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
+    exposed[_T["dp"]] += late
+    exposed[_T["host_idle"]] -= late
+    exposed[_T["dp"]] += amax_seconds(rows)
+    exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
+    return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
+
+
+def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
+    """The optimizer step of each stage and the host that it and the next step wait for, but for the norm. (n, R) [s]
+
+    torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
+    train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
+    (context_parallel.py). ``stage_s`` is the forward and backward of each stage, where it is known. (n, R) [s]
+    """
+    c = rows.costs
+    given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
+    issue = rows.over_stages(rows.layers.issue_s) + rows.ends(
+        c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
+        rows.of_mtp("issue_s"),
+    )  # fmt: skip
+    lead = np.maximum((sum(passes(rows).of_stages()) if stage_s is None else stage_s) - issue, 0.0)
+    parts = device_parts(*given)
+    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
+    seconds = optimizer_seconds(*given, parts)[rows.grid] + waited
+    if rows.workload.precision.fp8_recipe:
+        linears = params_in_layers(rows.workload, rows.grids, rows.layout)
+        owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
+        casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
+        seconds = seconds + casts[rows.grid]
+    if rows.framework.name in PYTORCH_MODULES:
+        starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
+        start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
+        seconds = seconds + (starts * start_s)[:, None]
+    return np.asarray(seconds)
+
+
+def _distributed(rows: Rows) -> NDArray[np.bool_]:
+    """Whether torchtitan's parameters are distributed tensors, of each grid of ranks. (g, 1)"""
+    grids = rows.grids
+    sharded = (rows.shards.dense_ranks > 1) & (rows.mode.precision == "mixed")
+    return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
+
+
+def _tensors(rows: Rows) -> ArrayN:
+    """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
+    model, packed = rows.workload.model, rows.framework.name not in PYTORCH_MODULES
+    stages, shown = rows.layout.stages, rows.layout.shown.stage
+    counts = stages.counts[:, shown].sum(axis=2)
+    total = np.zeros((len(rows.grids), len(shown)))
+    for i, kind in enumerate(stages.kinds):
+        dense, expert = layer_tensors(model, kind.moe, packed=packed)
+        local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
+        total += counts[i] * (dense + expert * local)[:, None]
+    norm = 2 if model.norm == "layernorm" else 1
+    return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
+
+
+def norm_seconds(rows: Rows) -> ArrayN:
+    """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
+    if not rows.workload.optimizer.clip_grad_norm:
+        return np.zeros(len(rows.table))
+    reduce = collective_s("all_reduce", np.full(len(rows.grids), 4.0), rows.groups["world"], rows.costs.machine.fabric)
+    return np.asarray(reduce[rows.grid] + rows.cluster.sync_s)
+
+
+def _pipeline(
+    rows: Rows, exposed: ArrayN, hidden: ArrayN, each: Passes, slowest: NDArray[np.intp], m: ArrayN, outside: Outside
+) -> None:
+    """Bubble and the hand-over of activations between stages."""
+    stages, before = rows.layout.stages, outside.before_forward
+    if stages.pp == 1:
+        exposed[_T["dp"]] += before[:, 0]
+        return
+    runtime = rows.framework.name in PYTORCH_MODULES
+    hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
+    fwd, bwd = each.of_stages()
+    busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
+    turns = 2.0 * m * stages.vpp
+    # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
+    fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if rows.schedule == "zbv" else stages.pp))
+    if rows.schedule in WALKED:
+        sent = fill * hop + slow * turns * hop
+        plan = (rows.schedule, rows.framework.name, stages.pp, stages.vpp)
+        given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
+        total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
+        if each.late is not None:
+            late = each.late.at
+            with_host = given.take(late, each.late.kinds)
+            until = critical_path_s(plan, with_host, rows.num_micro_batches[late], of=rows.layout.shown.of)
+            ahead = np.where(each.late.waits, 0.0, np.broadcast_to(outside.in_passing, len(m))[late])
+            exposed[_T["host_idle"], late] += np.maximum(until - total[late] - ahead, 0.0)
+        idle = np.maximum(total - busy, 0.0)
+        for name, part in (("pp", sent), ("dp", outside.on_path)):
+            shown = np.minimum(part, idle)
+            exposed[_T[name]] += shown
+            idle = idle - shown
+        exposed[_T["bubble"]] += idle
+        hidden[_H["pp"]] += turns * hop
+        return
+    fwd, bwd = rows.on_every_stage(fwd), rows.on_every_stage(bwd)
+    # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
+    rested = rows.on_every_stage(each.rested_s()) if each.late is not None else None
+    if rows.schedule == "1f1b" and not runtime:
+        _exchanging(rows, exposed, (fwd, bwd, rested), busy, m, before, hop)
+        return
+    alone = pipeline_s(rows.schedule, fwd, bwd, m, rested_s=rested)
+    exposed[_T["bubble"]] += alone - busy
+    if np.any(before):
+        before = rows.on_every_stage(before)
+        held = pipeline_s(rows.schedule, fwd, bwd, m, before_s=before, rested_s=rested)
+        exposed[_T["dp"]] += held - alone
+    exposed[_T["pp"]] += fill * hop + (slow * turns * hop if rows.schedule != "1f1b" else turns * hop)
+    if rows.schedule != "1f1b":
+        hidden[_H["pp"]] += turns * hop
+
+
+def _exchanging(
+    rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN, m: ArrayN,
+    before: ArrayN, hop: ArrayN,
+) -> None:  # fmt: skip
+    """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
+    (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
+    a forward, the last none for a backward."""
+    fwd, bwd, rested = passes_s
+    pp = rows.layout.stages.pp
+    wait_s = rows.cluster.sync_s + handing_seconds(rows)[1]
+    each = (hop + wait_s)[:, None]
+    receives = [each * (np.arange(pp) > 0), each * (np.arange(pp) < pp - 1)]
+    given = fwd + receives[0], bwd + receives[1], m
+    waited = (fwd + bwd if rested is None else rested) + receives[0] + receives[1]
+    total = pipeline_s("1f1b", *given, rested_s=waited)
+    if np.any(before):
+        held = pipeline_s("1f1b", *given, before_s=rows.on_every_stage(before), rested_s=waited)
+        exposed[_T["dp"]] += held - total
+    idle = total - busy
+    share = hop / each[:, 0]
+    sent = np.minimum((m * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
+    exposed[_T["pp"]] += share * sent
+    exposed[_T["host_idle"]] += (1.0 - share) * sent
+    exposed[_T["bubble"]] += idle - sent
+
+
+def _catch_up(rows: Rows, exposed: ArrayN, late: LateHost, m: ArrayN, outside: Outside) -> None:
+    """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
+    gone, but whatever the device waits for meanwhile counts as well."""
+    at = late.at
+    reduced = np.broadcast_to(outside.exposed - outside.in_passing, len(m))[at]
+    more = late.issued_s(rows.layout.shown.of, m[at]) + reduced - exposed[:, at].sum(axis=0)
+    exposed[_T["host_idle"], at] += np.where(late.waits, 0.0, np.maximum(more, 0.0))
+
+
+def hop_seconds(rows: Rows) -> ArrayN:
+    """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
+    payload, groups = rows.costs.boundary[rows.k], {name: rows.groups[name].take(rows.grid) for name in ("pp", "tp")}
+    whole = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
+    if not rows.framework.scatters_pipeline_sends:
+        return whole
+    tp = rows.table.tp.astype(float)
+    part = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.fabric)
+    part = part + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.fabric)
+    return np.where(rows.table.sp | (tp == 1), whole, part)

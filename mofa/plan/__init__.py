@@ -1,0 +1,1 @@
+"""What a search or an estimate returns: result types and the JSON contract."""

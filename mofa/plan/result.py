@@ -1,0 +1,389 @@
+"""What a search or an estimate returns, and the JSON contract of ``mofa plan`` and ``mofa estimate``.
+
+Every number is SI. The parts of a step sum to the step and the parts of a rank's memory to the rank's memory; a result
+that breaks this cannot be built. ``docs/json.md`` describes the JSON field by field,
+:mod:`mofa.plan.schema` formally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from mofa.plan.long_run import LongRunFigures
+from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
+from mofa.plan.step_band import Band
+from mofa.specs.base import Provenance, Spec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import num_active_params, num_mtp_params, num_params
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = "2.6"
+
+TimeComponent = Literal[
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
+    "bubble", "optimizer",
+]  # fmt: skip
+TIME_COMPONENTS: tuple[TimeComponent, ...] = get_args(TimeComponent)
+FlopsConvention = Literal["causal", "full"]
+
+
+class StageTime(Spec):
+    """Where the step of one pipeline stage's rank goes."""
+
+    stage: int = Field(ge=0, description="Index of the pipeline stage.")
+    exposed: dict[TimeComponent, float] = Field(description="As the plan's; sums to step_s. [s]")
+    idle: dict[str, float] = Field(
+        description="Seconds in which the device computes nothing, by what it waits for: fill, forward input, backward "
+        "input, exchange and drain of the pipeline, communication of a group, host_idle. [s]"
+    )
+
+
+class Time(Spec):
+    """Where the step of the slowest rank goes."""
+
+    exposed: dict[TimeComponent, float] = Field(
+        description=f"Seconds that the step waits for each of {', '.join(TIME_COMPONENTS)}; sums to step_s. [s]"
+    )
+    hidden: dict[str, float] = Field(
+        default_factory=dict, description="Seconds of communication (tp, cp, ep, pp, dp) behind computing. [s]"
+    )
+    by_stage: tuple[StageTime, ...] = Field(
+        default=(), description="Each pipeline stage's rank, where the plan was played out; else empty."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if missing := [name for name in TIME_COMPONENTS if name not in self.exposed]:
+            raise ValueError(f"time.exposed lacks {', '.join(missing)}")
+        check_not_negative("time.exposed", self.exposed)
+        check_not_negative("time.hidden", self.hidden)
+        step_s = math.fsum(self.exposed.values())
+        for stage in self.by_stage:
+            if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=REL_TOL):
+                raise ValueError(
+                    f"time.by_stage: the parts of stage {stage.stage} must sum to the step ({step_s:.9g} s)"
+                )
+        return self
+
+    def stages_to_frame(self) -> pd.DataFrame:
+        """One row per pipeline stage: columns ``<component>_s`` of the step, ``idle_<cause>_s`` of waiting."""
+        import pandas as pd
+
+        rows = [
+            {"stage": stage.stage, **{f"{name}_s": value for name, value in stage.exposed.items()},
+             **{f"idle_{cause.replace(' ', '_')}_s": value for cause, value in stage.idle.items()}}
+            for stage in self.by_stage
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per component: component, exposed_s, hidden_s, fraction of the step that is exposed."""
+        import pandas as pd
+
+        step_s = math.fsum(self.exposed.values())
+        names = [*TIME_COMPONENTS, *(name for name in self.hidden if name not in TIME_COMPONENTS)]
+        exposed: dict[str, float] = {str(name): value for name, value in self.exposed.items()}
+        rows = [(n, exposed.get(n, 0.0), self.hidden.get(n, 0.0), exposed.get(n, 0.0) / step_s) for n in names]
+        return pd.DataFrame(rows, columns=["component", "exposed_s", "hidden_s", "fraction"])
+
+
+class Plan(LongRunFigures):
+    """One strategy, costed."""
+
+    strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
+    step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
+    step_s_band: tuple[float, float] | None = Field(
+        default=None, description="Within which 8 of 10 measured steps like it would lie; what says so is in band. [s]"
+    )
+    band: Band | None = Field(
+        default=None, description="The runs that step_s_band rests on, and which hosts it covers; null without one."
+    )
+    tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
+    tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")
+    mfu: float = Field(ge=0, description="Model FLOP/s over the dense peak of the GEMM format used. [-]")
+    hfu: float = Field(ge=0, description="As mfu, with the FLOPs of recomputation counted. [-]")
+    memory: Memory = Field(description="Memory of the fullest rank.")
+    time: Time = Field(description="Where the step of the slowest rank goes.")
+    provenance: dict[Provenance, float] = Field(
+        description="Fraction of the step that rests on numbers of each provenance; sums to 1. [-]"
+    )
+    library_fraction: dict[str, float] | None = Field(
+        default=None,
+        description="Fraction of the step that rests on kernels and hosts measured under the framework's library of "
+        "layers (Transformer Engine), by component; what is absent does not. Null where it runs none. [-]",
+    )
+    costed_by: CostedBy = Field(description="What predicted the numbers.")
+    flops_convention: FlopsConvention = Field(
+        default="causal",
+        description="causal halves the FLOPs of causal attention in tflops_per_gpu, mfu, hfu; full does not.",
+    )
+    notes: tuple[str, ...] = Field(default=(), description="Assumptions that this prediction rests on, in words.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
+        check_not_negative("provenance", self.provenance)
+        check_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
+        if self.hfu < self.mfu * (1 - REL_TOL):
+            raise ValueError(f"hfu ({self.hfu:.6g}) must be at least mfu ({self.mfu:.6g})")
+        return self
+
+    @property
+    def assumed_fraction(self) -> float:
+        """Share of the step that rests on assumed numbers. [-]"""
+        return self.provenance.get("assumed", 0.0)
+
+    @property
+    def layers_by_chunk(self) -> tuple[int, ...]:
+        """Layers of each chunk in the order in which a micro-batch passes them: over the stages, vpp times. [-]
+
+        Of ``zbv`` every other time back. Empty where the result does not say.
+        """
+        stages, back = self.memory.by_stage, self.strategy.schedule == "zbv"
+        if any(len(stage.layers_by_chunk) != self.strategy.vpp for stage in stages):
+            return ()
+        turns = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))
+        return tuple(stage.layers_by_chunk[turn] for turn, passed in enumerate(turns) for stage in passed)
+
+    def to_row(self) -> dict[str, Any]:
+        """The plan as one flat row: strategy columns, results, ``memory_*``, ``exposed_*`` and ``hidden_*`` parts."""
+        memory = self.memory
+        return {
+            **self.strategy.model_dump(),
+            **{
+                name: getattr(self, name)
+                for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
+            },
+            **self.long_run_row(),
+            **{
+                name: getattr(memory, name)
+                for name in (
+                    "allocated_bytes", "reserved_bytes", "device_bytes", "margin_bytes", "capacity_bytes", "fits"
+                )
+            },
+            **{f"exposed_{name}_s": value for name, value in self.time.exposed.items()},
+            **{f"hidden_{name}_s": value for name, value in self.time.hidden.items()},
+            **{f"memory_{name}_bytes": value for name, value in memory.by_component.items()},
+            "assumed_fraction": self.assumed_fraction,
+            "library_fraction": None if self.library_fraction is None else math.fsum(self.library_fraction.values()),
+            "costed_by": self.costed_by,
+            "flops_convention": self.flops_convention,
+        }  # fmt: skip
+
+    def to_frame(self) -> pd.DataFrame:
+        """The plan as a table of one row."""
+        return plans_to_frame([self])
+
+
+def plans_to_frame(plans: Iterable[Plan]) -> pd.DataFrame:
+    """Plans as a table, one row each, in order; a part that a plan does not have is 0.
+
+    Examples
+    --------
+    >>> plans_to_frame([]).empty
+    True
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame([plan.to_row() for plan in plans])
+    parts = [c for c in frame.columns if c.startswith(("exposed_", "hidden_", "memory_"))]
+    return frame.fillna(dict.fromkeys(parts, 0.0))
+
+
+class NearestMiss(Spec):
+    """The strategy that came closest to passing one reason for rejection."""
+
+    strategy: StrategySpec = Field(description="The strategy that was rejected.")
+    short_by: float = Field(ge=0, description="How far it is from passing, in unit.")
+    unit: str = Field(min_length=1, description="Unit of short_by: B for memory, else the thing counted.")
+
+
+class WorkloadSummary(Spec):
+    """The training job that was planned for."""
+
+    name: str = Field(description="Name of the workload.")
+    num_params: int = Field(gt=0, description="Parameters of the model without multi-token prediction. [params]")
+    num_active_params: int = Field(
+        gt=0, description="Parameters that one token uses: all but the routed experts it is not sent to. [params]"
+    )
+    num_mtp_params: int = Field(ge=0, description="Parameters of the multi-token-prediction layers. [params]")
+    num_layers: int = Field(gt=0, description="Transformer layers. [-]")
+    seq_len: int = Field(gt=0, description="Sequence length. [tokens]")
+    global_batch: int = Field(gt=0, description="Sequences per optimizer step. [-]")
+    tokens: float | None = Field(default=None, description="Tokens to train on; null where not given. [tokens]")
+    gemm_format: str = Field(description="Number format of the matrix products.")
+    moments_format: str = Field(description="Number format of the optimizer's moments.")
+    routing: str = Field(description="Distribution of tokens over experts.")
+
+    @classmethod
+    def of(cls, workload: WorkloadSpec) -> Self:
+        """The summary of a workload."""
+        return cls(
+            name=workload.name,
+            num_params=num_params(workload.model),
+            num_active_params=num_active_params(workload.model),
+            num_mtp_params=num_mtp_params(workload.model),
+            num_layers=workload.model.num_layers,
+            seq_len=workload.batch.seq_len,
+            global_batch=workload.batch.global_batch,
+            tokens=workload.tokens,
+            gemm_format=workload.precision.gemm,
+            moments_format=workload.precision.moments,
+            routing=workload.routing.kind,
+        )
+
+
+class ClusterSummary(Spec):
+    """The cluster that was planned for."""
+
+    name: str = Field(description="Name of the cluster or its node type.")
+    gpu: str = Field(description="Name of the GPU.")
+    num_gpus: int = Field(gt=0, description="GPUs of the cluster. [-]")
+    gpus_per_node: int = Field(gt=0, description="GPUs of one node. [-]")
+    gpus_per_domain: int = Field(gt=0, description="GPUs of one fast (NVLink) domain. [-]")
+    capacity_bytes: float = Field(gt=0, description="Memory that CUDA reports for one GPU. [B]")
+    capacity_provenance: Provenance = Field(description="Where capacity_bytes comes from.")
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> Self:
+        """The summary of a cluster."""
+        capacity = cluster.gpu.usable_memory_bytes
+        return cls(
+            name=cluster.name,
+            gpu=cluster.gpu.name,
+            num_gpus=cluster.num_gpus,
+            gpus_per_node=cluster.node.gpus_per_node,
+            gpus_per_domain=cluster.node.gpus_per_domain,
+            capacity_bytes=capacity.value,
+            capacity_provenance=capacity.provenance,
+        )
+
+
+class FrameworkSummary(Spec):
+    """The training framework that was planned for."""
+
+    name: str = Field(description="Name of the framework.")
+    version: str = Field(description="Version that its facts describe.")
+    compile: bool = Field(description="Whether blocks are compiled.")
+    allocator: str = Field(description="Memory allocator: native or expandable segments.")
+    dispatcher: str = Field(description="How tokens are sent to experts.")
+    experts: str = Field(description="grouped matrix products of all local experts, or sequential ones.")
+    routed_copies: str = Field(description="Whether experts read copies of their tokens or gather them by index.")
+    attention: str = Field(description="Attention kernels.")
+    data_parallel: str = Field(description="distributed-optimizer, fsdp, hsdp (in replicas) or ddp.")
+    dp_replicate: int = Field(ge=1, description="Replicas of a shard group under hsdp; 1 otherwise. [-]")
+    optimizer: str = Field(description="Optimizer kernels: fused, foreach, te (Transformer Engine's) or for-loop.")
+    provenance: Provenance = Field(description="read from its source, or measured: shown by a run.")
+    source: str = Field(description="Where its facts come from.")
+
+    @classmethod
+    def of(cls, framework: FrameworkSpec) -> Self:
+        """The summary of a framework."""
+        facts = {name: getattr(framework, name) for name in cls.model_fields}
+        if framework.dp_replicate > 1:
+            facts["data_parallel"] = "hsdp"
+        return cls(**facts)
+
+
+def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
+    """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
+    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus
+    if s.tp * s.cp * s.pp * s.dp != gpus:
+        less = f", without {plan.spare_gpus} that stand by" if plan.spare_gpus else ""
+        raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
+    tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
+    check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
+
+
+class Estimate(Plan):
+    """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
+
+    schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
+    workload: WorkloadSummary = Field(description="The training job.")
+    cluster: ClusterSummary = Field(description="The cluster.")
+    framework: FrameworkSummary = Field(description="The training framework.")
+    defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of the plan, after the run's id."""
+        return {"id": self.id, **super().to_row()}
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        _check_consistent(self, self.workload, self.cluster)
+        return self
+
+
+class PlanReport(Spec):
+    """What a search found: what ``mofa plan --json`` prints."""
+
+    schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    workload: WorkloadSummary = Field(description="The training job.")
+    cluster: ClusterSummary = Field(description="The cluster.")
+    framework: FrameworkSummary = Field(description="The training framework.")
+    objective: str = Field(
+        default="tokens_per_s_per_gpu", description="What is maximised; ties go to the smaller memory."
+    )
+    space: int = Field(ge=0, description="Strategies before any mask. [-]")
+    searched: int = Field(ge=0, description="Strategies whose time and memory were fully costed. [-]")
+    rejected: dict[str, int] = Field(
+        default_factory=dict,
+        description="Strategies per reason, in the order of the checks; each has one, its first. [-]",
+    )
+    nearest_miss: dict[str, NearestMiss] = Field(
+        default_factory=dict, description="Per reason the strategy that came closest to passing."
+    )
+    min_gpus: int | None = Field(
+        default=None, gt=0,
+        description="Where nothing fits: the smallest number of GPUs that would do, spares included; else null. [-]",
+    )  # fmt: skip
+    min_gpus_note: str | None = Field(default=None, description="What min_gpus means here, or why there is none.")
+    elapsed_s: float = Field(ge=0, description="Duration of the search, without imports and loading. [s]")
+    plans: tuple[Plan, ...] = Field(default=(), description="The best plans that fit, best first.")
+    defaults: dict[str, str] = Field(default_factory=dict, description="What was not asked for and taken by default.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rejected = sum(self.rejected.values())
+        if self.searched > self.space:
+            raise ValueError(f"searched ({self.searched}) must be at most space ({self.space})")
+        if rejected + len(self.plans) > self.space:
+            raise ValueError(
+                f"rejected ({rejected}) and plans ({len(self.plans)}) must be at most space ({self.space})"
+            )
+        if unknown := set(self.nearest_miss) - set(self.rejected):
+            raise ValueError(f"nearest_miss has reasons that rejected nothing: {', '.join(sorted(unknown))}")
+        for plan in self.plans:
+            _check_consistent(plan, self.workload, self.cluster)
+        return self
+
+    @property
+    def feasible(self) -> int:
+        """Strategies that no reason rejected. [-]"""
+        return self.space - sum(self.rejected.values())
+
+    def to_frame(self) -> pd.DataFrame:
+        """The plans as a table, one row each, best first."""
+        return plans_to_frame(self.plans)
+
+    def rejected_to_frame(self) -> pd.DataFrame:
+        """One row per reason: reason, count, the nearest miss's short_by and unit and its strategy columns."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for reason, count in self.rejected.items():
+            row: dict[str, Any] = {"reason": reason, "count": count}
+            if (miss := self.nearest_miss.get(reason)) is not None:
+                row |= {"short_by": miss.short_by, "unit": miss.unit, **miss.strategy.model_dump()}
+            rows.append(row)
+        return pd.DataFrame(rows)

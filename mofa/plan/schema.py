@@ -1,0 +1,38 @@
+"""The JSON Schema of all that commands print with ``--json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from mofa.faults.calculator import Calculation
+from mofa.faults.events import LogReport
+from mofa.faults.level_calculator import LevelCalculation
+from mofa.plan.goodput_by_scale import GoodputReport
+from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of everything that ``mofa plan``, ``estimate`` and ``goodput`` print with ``--json``.
+
+    Examples
+    --------
+    >>> sorted(json_schema()["$defs"])[:3]
+    ['Band', 'Calculation', 'CheckpointLevel']
+    """
+    printed = (PlanReport, Estimate, GoodputReport, Calculation, LevelCalculation, LogReport)
+    _, schema = models_json_schema([(model, "serialization") for model in printed])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mofa",
+        "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
+        "mofa goodput --json: a GoodputReport, without a workload a Calculation, of levels of checkpoints a "
+        "LevelCalculation, of a log alone a LogReport.",
+        "schema_version": SCHEMA_VERSION,
+        "anyOf": [
+            *({"$ref": f"#/$defs/{model.__name__}"} for model in printed),
+            {"type": "array", "items": {"$ref": "#/$defs/Estimate"}},
+        ],
+        "$defs": schema["$defs"],
+    }

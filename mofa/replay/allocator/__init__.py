@@ -1,0 +1,1 @@
+"""PyTorch's CUDA caching allocator, and a timeline of what was allocated."""

@@ -1,0 +1,251 @@
+"""A timeline of allocations: what was alive at any event, by tensor and by kind."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.op import KINDS
+
+GROUPS = ("parameters", "gradients", "optimizer_states", "buffers", "activations", "weight_copies", "temporaries")
+GROUP_OF = tuple(
+    {"activation": 4, "weight_copy": 5, "grad": 1, "state": 2, "buffer": 3, "scratch": 6}[kind] for kind in KINDS
+)
+"""The group of each kind of tensor of a tape."""
+PARAMETERS, GRADIENTS, STATES, BUFFERS, ACTIVATIONS, COPIES, TEMPORARIES = range(len(GROUPS))
+
+
+class Act(NamedTuple):
+    """What is done to a slot: ``code`` says what, ``op`` in which op, ``group`` and ``name`` with which tensor. [B]"""
+
+    code: int
+    slot: int
+    size: int
+    stream: int
+    group: int
+    name: str
+    op: str
+    expert: int = -1
+
+
+OUTSIDE = -1
+"""The code of an act that belongs to no tape: its ``op`` is the whole of where it happens."""
+
+
+def outside(group: int, name: str, where: str, stream: int = 0) -> Act:
+    """An act that belongs to no tape."""
+    return Act(OUTSIDE, 0, 0, stream, group, name, where)
+
+
+@dataclass(frozen=True)
+class Live:
+    """Tensors of one name that are alive together: how many, and their bytes in all. [B]"""
+
+    name: str
+    group: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An instant: what ran, and the bytes alive by group and by tensor, largest first. [B]"""
+
+    step: int
+    where: str
+    allocated: int
+    reserved: int
+    alive: dict[str, int]
+    tensors: tuple[Live, ...]
+
+
+Stretch = tuple[Sequence[Act], Sequence[int]]
+"""Events: what was done, and signed bytes. [B]"""
+
+
+Passage = tuple[int, str, str]
+"""An event, the phase and the piece that begin with it."""
+
+
+class _Events(NamedTuple):
+    """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
+
+    acts: list[Act]
+    numbers: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+@dataclass
+class Journal:
+    """Every allocation and free: acts with their signed sizes, and marks of where they happened. [B]
+
+    ``new_acts`` and ``new_sizes`` are those behind the last computation that was repeated from notes; what is in front
+    of them is ``closed``, ``num_closed`` events: one entry for a computation however often it was repeated.
+    ``larger`` says by how much sizes there are larger than noted. ``new_passages`` are (event, phase, piece) of what
+    was not repeated, ``noted`` the first event of each repetition, how many of those are in front of it and its own
+    passages, events counted from there;
+    ``computations`` (event, kind, chunk, micro-batch); ``left_out`` are (number of computations in front, those left
+    out, the length of what would have been repeated).
+    """
+
+    new_acts: list[Act] = field(default_factory=list)
+    new_sizes: list[int] = field(default_factory=list)
+    closed: list[Stretch] = field(default_factory=list)
+    num_closed: int = 0
+    larger: dict[int, int] = field(default_factory=dict)
+    new_passages: list[Passage] = field(default_factory=list)
+    noted: list[tuple[int, int, Sequence[Passage]]] = field(default_factory=list)
+    computations: list[tuple[int, str, int, int]] = field(default_factory=list)
+    left_out: list[tuple[int, int, int]] = field(default_factory=list)
+    grown: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    _read: _Events | None = None
+
+    # -- writing
+    @property
+    def num_events(self) -> int:
+        """How many are written down."""
+        return self.num_closed + len(self.new_sizes)
+
+    def since(self, event: int) -> tuple[list[Act], list[int]]:
+        """Acts and sizes from an event on, none of which was repeated from notes."""
+        assert event >= self.num_closed
+        return self.new_acts[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
+
+    def repeated(self, acts: Sequence[Act], sizes: Sequence[int], passages: Sequence[Passage]) -> int:
+        """A computation that was written down before; the event after its last."""
+        self.noted.append((self.num_events, len(self.new_passages), passages))
+        if self.new_acts:
+            self.closed.append((self.new_acts, self.new_sizes))
+            self.num_closed += len(self.new_acts)
+            self.new_acts, self.new_sizes = [], []
+        self.closed.append((acts, sizes))
+        self.num_closed += len(acts)
+        return self.num_closed
+
+    def mark(self) -> tuple[int, ...]:
+        """Where it ends."""
+        return tuple(map(len, self._growing()))
+
+    def cut(self, mark: tuple[int, ...]) -> None:
+        """Forget what came behind a mark, since which nothing was repeated from notes."""
+        for items, length in zip(self._growing(), mark, strict=True):
+            del items[length:]
+        self._read = None
+
+    def _growing(self) -> tuple[list[Any], ...]:
+        return self.new_acts, self.new_sizes, self.new_passages, self.computations, self.grown, self.steps
+
+    # -- reading
+    @property
+    def acts(self) -> list[Act]:
+        """What was done in every event."""
+        events = self._events()
+        return [events.acts[number] for number in events.numbers.tolist()]
+
+    @property
+    def sizes(self) -> list[int]:
+        """What every event allocated (negative: freed). [B]"""
+        sizes: list[int] = self._events().sizes.tolist()
+        return sizes
+
+    @property
+    def passages(self) -> list[Passage]:
+        """(event, phase, piece) of all that was played."""
+        out: list[Passage] = []
+        done = 0
+        for start, before, passages in self.noted:
+            out += self.new_passages[done:before]
+            out += [(start + at, phase, piece) for at, phase, piece in passages]
+            done = before
+        return out + self.new_passages[done:]
+
+    def highest(self, start: int, end: int, before: int) -> tuple[int, int]:
+        """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
+        them, and the number of events in front of when that is so first. [B]"""
+        levels = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
+        at = int(levels.argmax())
+        return int(levels[at]), start + at
+
+    def _events(self) -> _Events:
+        """All events as arrays; an act is one object however often it is done."""
+        if self._read is None or len(self._read.sizes) < self.num_events:
+            self._read = _read((*self.closed, (self.new_acts, self.new_sizes)), self.larger)
+        return self._read
+
+    def where(self, event: int, act: Act | None = None) -> str:
+        """What ran when an event happened; ``act`` is what was to be done in one that did not."""
+        if act is None:
+            events = self._events()
+            act = events.acts[events.numbers[event]]
+        if act.code == OUTSIDE:
+            return act.op
+        passages = self.passages
+        _, phase, piece = passages[bisect_right(passages, (event, "~")) - 1]
+        return f"{phase} of {piece}: {act.op}"
+
+    def step_of(self, event: int) -> int:
+        """The step that an event belongs to, 0 for the start."""
+        return bisect_right(self.steps, event)
+
+    def live(self, event: int) -> tuple[Live, ...]:
+        """The tensors alive after an event, by name, largest first."""
+        events = self._events()
+        numbers, sizes = events.numbers[: event + 1], events.sizes[: event + 1]
+        # sums stay far below 2**53, so that they are exact
+        totals = np.bincount(numbers, weights=sizes).tolist()
+        counts = np.bincount(numbers, weights=np.where(sizes > 0, 1, -1)).tolist()
+        sums: dict[tuple[int, str], list[int]] = {}
+        for act, total, count in zip(events.acts, totals, counts, strict=False):
+            item = sums.setdefault((act.group, act.name), [0, 0])
+            item[0] += int(total)
+            item[1] += int(count)
+        found = [Live(name, GROUPS[g], count, total) for (g, name), (total, count) in sums.items() if total]
+        return tuple(sorted(found, key=lambda live: (-live.bytes, live.name)))
+
+    def moment(self, event: int, reserved: int) -> Moment:
+        """What was alive after an event, and where."""
+        tensors = self.live(event)
+        alive = dict.fromkeys(GROUPS, 0)
+        for live in tensors:
+            alive[live.group] += live.bytes
+        return Moment(self.step_of(event), self.where(event), sum(alive.values()), reserved, alive, tensors)
+
+    def by_group(self, start: int) -> NDArray[np.int64]:
+        """Bytes alive by group after every event from ``start`` on. (events, groups) [B]"""
+        events = self._events()
+        groups = np.array([act.group for act in events.acts], dtype=np.int64)[events.numbers]
+        deltas = np.zeros((len(groups), len(GROUPS)), dtype=np.int64)
+        deltas[np.arange(len(groups)), groups] = events.sizes
+        return np.asarray(np.cumsum(deltas, axis=0)[start:])
+
+    def spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
+        """(first event, event after the last, kind, chunk, micro-batch) of each computation from an event on."""
+        marks = [mark for mark in self.computations if mark[0] >= start]
+        for i, (event, kind, c, m) in enumerate(marks):
+            yield event, marks[i + 1][0] if i + 1 < len(marks) else self.num_events, kind, c, m
+
+
+def _read(stretches: Iterable[Stretch], larger: dict[int, int]) -> _Events:
+    acts: list[Act] = []
+    number_of: dict[int, int] = {}
+    known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    found = []
+    for some, sizes in stretches:
+        if id(some) not in known:
+            ids = list(map(id, some))
+            for key, act in dict(zip(ids, some, strict=True)).items():
+                if number_of.setdefault(key, len(acts)) == len(acts):
+                    acts.append(act)
+            numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
+            known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
+        found.append(known[id(some)])
+    numbers, all_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if larger:
+        all_sizes[np.array([*larger])] += np.array([*larger.values()])
+    return _Events(acts, numbers, all_sizes)

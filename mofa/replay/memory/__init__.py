@@ -1,0 +1,1 @@
+"""A rank's training steps played through the allocator."""

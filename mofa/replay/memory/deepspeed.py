@@ -1,0 +1,296 @@
+"""What DeepSpeed's optimizers allocate around a rank's computations, in the order in which they do.
+
+Read in deepspeed/runtime: ``zero/stage_1_and_2.py``, ``bf16_optimizer.py``, ``fp16/fused_optimizer.py``,
+``pipe/engine.py``, as of early 2022. States are there before the first step (``initialize_optimizer_states``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.rank.program import GRADIENT, INPUT
+
+if TYPE_CHECKING:
+    from mofa.replay.allocator.pools import Block
+    from mofa.replay.allocator.timeline import Act
+    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.memory.rank_state import RankState
+    from mofa.replay.memory.recording import Waiting
+    from mofa.replay.memory.stage_outputs import Sends
+    from mofa.replay.rank.description import Weight
+
+BUCKET = 2 * 500_000_000
+"""ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
+
+
+def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
+    """Which parameters each group of the optimizer has, which DeepSpeed flattens one by one.
+
+    Those that decay in two halves, then norms and biases: Apex's FusedAdam crashes on tensors of more than 2^31
+    elements, which "we hit at 200B over 80 A100" (bigscience-workshop/Megatron-DeepSpeed, pull request 249 of 18
+    February 2022, megatron/optimizer/__init__.py, ``_get_params_for_weight_decay_optimization``).
+
+    Examples
+    --------
+    >>> from mofa.replay.rank.description import Weight
+    >>> groups_of([Weight(name, 2, 0, 0, 0, flat=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    ((0,), (2, 3), (1,))
+    """
+    decayed = [n for n, w in enumerate(weights) if not w.flat]
+    half = len(decayed) // 2
+    rest = (n for n, w in enumerate(weights) if w.flat)
+    return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
+
+
+def totals(state: RankState) -> list[int]:
+    """16-bit bytes of the parameters of each group. [B]"""
+    weights = state.rank.weights
+    return [sum(weights[n].param for n in members) for members in groups_of(weights)]
+
+
+def start(state: RankState) -> None:
+    """Parameters group by group into a flat buffer, and their fp32 copy; then the optimizer's states.
+
+    The parameters' old blocks are left to the allocator: DeepSpeed empties the cache only since its pull request 2620
+    of December 2022, and ZeRO 1 left them on the device meanwhile (``move_params_to_cpu_during_init: false`` in
+    tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
+    """
+    r, where, begun = state.rank, "start", state.note()
+    params = [state.new(w.param, outside(PARAMETERS, "parameter", where)) for w in r.weights]
+    parts = [int(total / r.optimizer_ranks) for total in totals(state)]
+    for members, total, part in zip(groups_of(r.weights), totals(state), parts, strict=True):
+        copies = outside(TEMPORARIES, "copy of a parameter", where)
+        copied = [state.new(r.weights[n].param, copies) for n in members] if r.deepspeed == "zero0" else []
+        state.new(total, outside(PARAMETERS, "buffer of the parameters", where))
+        state.drop_all([*(params[n] for n in members), *copied])
+        clone = state.new(part, outside(STATES, "16-bit copy of the partition", where))
+        state.new(2 * part, outside(STATES, "fp32 copy of the partition", where))
+        state.drop(clone)
+        if r.deepspeed == "bf16":
+            state.new(2 * total, outside(GRADIENTS, "fp32 buffer of the gradients", where))
+    zeros = outside(GRADIENTS, "fp32 zeros of the partition", where)
+    steps = [state.new(2 * part, zeros) for part in parts] if r.deepspeed != "bf16" else []
+    for part in parts:
+        for name in ("first", "second"):
+            state.new(2 * part, outside(STATES, f"Adam's {name} moments", where))
+    state.drop_all(steps)
+    state.look(begun)
+
+
+def before_backward(state: RankState) -> None:
+    """The BF16 optimizer lets the 16-bit gradients of the backward before go (``clear_lp_grads``)."""
+    if state.rank.deepspeed == "bf16":
+        _drop_grads(state)
+
+
+def after_backward(state: RankState) -> None:
+    """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
+    if state.rank.deepspeed == "bf16":
+        begun = state.note()
+        act = outside(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
+        for w in state.rank.weights:
+            state.drop(state.new(2 * w.param, act))
+        state.look(begun)
+
+
+def waiting(state: RankState) -> list[Waiting]:
+    """The 16-bit gradients that a backward of the BF16 optimizer's finds, and what was asked for each. [B]"""
+    return [(block, act.size) for block, act in state.grads] if state.rank.deepspeed == "bf16" else []
+
+
+def replace(state: RankState, blocks: Sequence[Block]) -> None:
+    """They are in these blocks now."""
+    state.grads = [(block, act) for block, (_, act) in zip(blocks, state.grads, strict=True)]
+
+
+def sent(state: RankState, output: Kept) -> Kept:
+    """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
+    if not state.rank.sent_bytes:
+        return output
+    part = state.new(state.rank.sent_bytes, outside(ACTIVATIONS, INPUT, "send of an output"))
+    state.drop(output)
+    return part
+
+
+def gathered(state: RankState, sends: Sends, name: str, where: str) -> Kept:
+    """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
+
+    It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
+    it as it is. The host waits for the device first, which has its parts' sizes (``from_meta``).
+    """
+    act = outside(ACTIVATIONS, name, where)
+    size = state.rank.boundary_bytes
+    if not state.rank.sent_bytes:
+        return state.new(size, act)
+    sends.synchronized()
+    flat = state.new(size, act)
+    output = state.new(size, outside(BUFFERS, "all-gather output", where))
+    sends.issued(3 + size // state.rank.sent_bytes)  # zeros, the gather, a copy for each part, the clone
+    sends.drop_late(output)
+    whole = state.new(size, act)
+    sends.drop_late(flat)
+    return whole
+
+
+def restored(state: RankState, sends: Sends) -> list[Kept]:
+    """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
+
+    The gradient is received into a buffer that stays; the ranks' part of it where there are several.
+    """
+    r, where = state.rank, "receive of a gradient"
+    if "gradient" not in state.threads:
+        state.threads.add("gradient")
+        state.new(r.sent_bytes or r.boundary_bytes, outside(BUFFERS, "buffer of a received gradient", where))
+    return [gathered(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
+
+
+def optimize(state: RankState) -> None:
+    """Gradients reduced bucket by bucket, the part's checked, normed in fp64 and made fp32, then the gather.
+
+    The BF16 optimizer's fp32 gradients are reduced in bf16, each group's in one copy: ``allreduce_bucket`` casts what
+    is not of the engine's ``communication_data_type``, which bf16 without a stage of ZeRO makes bf16
+    (runtime/engine.py).
+    """
+    r, where = state.rank, "optimizer step"
+    scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
+    if r.deepspeed == "bf16":  # norm and update read the buffer in place
+        _communicate(state, totals(state), outside(TEMPORARIES, "16-bit gradients to reduce", where))
+        _gather(state, scratch)
+        return
+    _reduce(state, buckets([r.weights[n].param for members in groups_of(r.weights) for n in members]), scratch)
+    if r.deepspeed == "zero1":
+        _step_in_parts(state, scratch)
+        _gather(state, scratch)
+        return
+    for w in r.weights:  # looked through in fp32 for what is not finite
+        state.drop(state.new(2 * w.param, scratch))
+    wide = []
+    grads = _by_group(state)
+    for members, total, mine in zip(groups_of(r.weights), totals(state), grads, strict=True):
+        each = [state.new(2 * r.weights[n].param, scratch) for n in members]
+        wide.append(state.new(2 * total, scratch))
+        state.drop_all(each)
+        state.drop_all(mine)
+    state.grads = []
+    state.drop_all(wide)
+
+
+def _step_in_parts(state: RankState, scratch: Act) -> None:
+    """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
+    other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for Adam."""
+    ranks = state.rank.optimizer_ranks
+    parts = [int(total / ranks) for total in totals(state)]
+    found = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
+    for _, mine in found:
+        for size in mine:
+            state.drop(state.new(2 * size, scratch))
+    wide = []
+    for part, (kept, mine) in zip(parts, found, strict=True):
+        for size in mine if state.rank.norms_gradients else ():
+            state.drop(state.new(4 * size, scratch))
+        flat = state.new(part, scratch)
+        wide.append(state.new(2 * part, scratch))
+        state.drop(flat)
+        state.drop_all(kept)
+    state.grads = []
+    state.drop_all(wide)
+
+
+def _gather(state: RankState, scratch: Act) -> None:
+    ranks = state.rank.optimizer_ranks
+    _communicate(state, [size for total in totals(state) for size in gathers(int(total / ranks), ranks)], scratch)
+
+
+def _reduce(state: RankState, filled: list[list[int]], scratch: Act) -> None:
+    """Each bucket flat, copied to fp16 where gradients are bf16 (ZeRO's ``communication_data_type``), and reduced."""
+    if not state.rank.casts_to_reduce:
+        _communicate(state, [sum(bucket) for bucket in filled if len(bucket) > 1], scratch)
+        return
+    pending = []
+    for bucket in filled:
+        flat = [state.new(sum(bucket), scratch)] if len(bucket) > 1 else []
+        pending.append(state.new(sum(bucket), scratch))
+        if state.rank.launch_blocking:
+            state.drop(pending.pop())
+        state.drop_all(flat)  # which no collective has seen
+    state.drop_all(pending)
+
+
+def _communicate(state: RankState, sizes: Sequence[int], act: Act) -> None:
+    """Flat tensors of collectives one after the other, each let go behind its launch.
+
+    A collective runs on a stream of its own, which the allocator is told of (``recordStream``, PyTorch's
+    ProcessGroupNCCL.cpp): what is let go is free once that stream has passed. The host launches all of them before the
+    device has come to the first, and finds none of the earlier ones free; where launches block it finds the last one.
+    """
+    flats = []
+    for size in sizes:
+        flats.append(state.new(size, act))
+        if state.rank.launch_blocking:
+            state.drop(flats.pop())
+    state.drop_all(flats)
+
+
+def _by_group(state: RankState) -> list[list[Kept]]:
+    """The 16-bit gradients of each group in the order of the parameters, the embedding's first: of a tied one the
+    head's, which a backward makes first. Norms and biases have none of their own here."""
+    first = state.grads[:1] if state.rank.tied else []
+    ordered = [*first, *state.grads[len(first) :][::-1]]
+    out = []
+    for members in groups_of(state.rank.weights):
+        flat = state.rank.weights[members[0]].flat
+        out.append([] if flat else ordered[: len(members)])
+        ordered = ordered[len(out[-1]) :]
+    return out
+
+
+def buckets(grads: list[int]) -> list[list[int]]:
+    """The 16-bit gradients of each bucket, reduced as one flat copy; one alone is reduced where it is. [B]
+
+    Examples
+    --------
+    >>> buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
+    [[600000000, 300000000], [200000000], [1200000000]]
+    """
+    out: list[list[int]] = []
+    held: list[int] = []
+    for size in grads:
+        if held and sum(held) + size > BUCKET:
+            out.append(held)
+            held = []
+        held.append(size)
+    return [*out, held] if held else out
+
+
+def gathers(part: int, ranks: float) -> list[int]:
+    """The flat outputs of the all-gathers of parameters, in pieces of at most a bucket. [B]"""
+    pieces = max(1, int(part * ranks / BUCKET))
+    return [int(part * ranks / pieces)] * pieces
+
+
+def _part_of(state: RankState, grads: list[Kept], part: int) -> tuple[list[Kept], list[int]]:
+    """Lets the 16-bit gradients of a group go but those that the rank's part reaches into; they, and its bytes in each.
+
+    ``p.grad`` of all parameters is dropped; the list of the part's gradients holds views.
+    """
+    first = state.rank.optimizer_rank * part
+    held: list[Kept] = []
+    mine: list[int] = []
+    seen = 0
+    for kept in grads:
+        size = kept[0].size
+        inside = min(seen + size, first + part) - max(seen, first)
+        seen += size
+        if inside > 0:
+            mine.append(inside)
+            held.append(kept)
+        else:
+            state.drop(kept)
+    return held, mine
+
+
+def _drop_grads(state: RankState) -> None:
+    state.drop_all(state.grads)
+    state.grads = []

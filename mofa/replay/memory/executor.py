@@ -1,0 +1,469 @@
+"""Executes a rank's training steps on an allocator: start, forwards and backwards, reduction, optimizer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from mofa.cost.allocations.initialization import built
+from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
+from mofa.replay.allocator.timeline import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADIENTS,
+    PARAMETERS,
+    STATES,
+    TEMPORARIES,
+    Act,
+    outside,
+)
+from mofa.replay.memory import deepspeed
+from mofa.replay.memory.dispatcher_retention import BLOCKS, Lingering
+from mofa.replay.memory.fsdp_and_optimizer import fetch, gather, gather_ends, in_optimizer, optimize, reduce, wanted
+from mofa.replay.memory.pass_state import Kept, Pass, Slots, short_name
+from mofa.replay.memory.rank_state import RankState
+from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.memory.stage_outputs import Sends
+from mofa.replay.memory.steady_state import Steady
+from mofa.replay.rank.description import Piece, Rank, Weight
+from mofa.replay.rank.program import (
+    CACHE,
+    CLAIM,
+    DROP_CARRIED,
+    FREE,
+    FREE_REDUCED,
+    FREE_SENT,
+    GRADIENT,
+    HOLD,
+    INPUT,
+    KEEP,
+    LASTING,
+    LATE,
+    NEW,
+    PRODUCT,
+    RENEW,
+    REPLACED,
+    SHELVE,
+    SUM,
+    Bound,
+    Script,
+)
+from mofa.replay.rank.routing_drift import Drawn
+
+
+class Player:
+    """Plays a rank's steps on an allocator and records them. Begin with :func:`mofa.replay.memory.rank_memory.play`."""
+
+    def __init__(
+        self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, repertoire: Repertoire | None = None
+    ) -> None:
+        self.state = RankState(rank, allocator)
+        self.rank = rank
+        self.repertoire = repertoire or Repertoire()
+        self.held: dict[str, Kept] = {}
+        self.cache: list[Kept] = []
+        self.first = True
+        self.taken: set[tuple[int, str]] = set()
+        self.lasts = False
+        self.received = 0
+        self.late: list[Kept] = []
+        self.drawn: Drawn | None = None
+        self.lingering = Lingering(lambda: self.scripts)
+        self.sends = Sends(self.state)
+        self.steady = self._steady(skip_rounds=skip_rounds)
+
+    def _steady(self, *, skip_rounds: bool) -> Steady:
+        return Steady(self.state, self.sends, self.lingering, self.repertoire, self.play, skip_rounds=skip_rounds)
+
+    @cached_property
+    def scripts(self) -> list[list[Script]]:
+        """Those of its pieces, per chunk."""
+        return self.repertoire.scripts(self.rank)
+
+    def codes(self, c: int, i: int) -> list[Script]:
+        """The scripts of a chunk's pieces in a micro-batch."""
+        return self.scripts[c] if self.drawn is None else self.drawn.scripts(c, i)
+
+    def wander(self) -> None:
+        """The next step has tokens of its own, as have all after it, and nothing repeats."""
+        if self.drawn is None:
+            assert self.rank.wander is not None
+            self.drawn = Drawn(self.rank.wander, self.repertoire.script, self.scripts)
+            self.steady = self._steady(skip_rounds=False)
+            self.state.a.forget_bins()
+        self.drawn.step()
+
+    # -- a step
+    def start(self) -> None:
+        """Parameters, then what the framework keeps beside them."""
+        r, where = self.rank, "start"
+        self.state.highest.append((0, 0, 0, 0))
+        start = self.state.note()
+        if r.deepspeed:
+            deepspeed.start(self.state)
+            return
+        if r.preallocated:
+            wanted(self.state, built(r.weights, r.rotations), where)
+            self.state.look(start)
+            return
+        params = [self.parameter(w, n, where) for n, w in enumerate(r.weights)]
+        for flat in r.flat_buffers:
+            if flat.params:
+                self.state.new(flat.params, outside(PARAMETERS, "buffer of the parameters", where))
+            self.state.new(flat.grads, outside(GRADIENTS, "buffer of the gradients", where))
+            for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
+                self.state.drop(params[n])
+        copy = outside(TEMPORARIES, "copy of a parameter", where)
+        for w in in_optimizer(r):
+            if w.main:  # made of a copy (distrib_optimizer.py: clone().float())
+                narrow = self.state.new(w.main // 2, copy)
+                self.state.new(w.main, outside(STATES, f"fp32 copy of {short_name(w.name)}", where))
+                self.state.drop(narrow)
+        self.state.look(start)
+
+    def parameter(self, w: Weight, n: int, where: str) -> Kept:
+        """The n-th parameter of a rank, and what is built beside it. In fp8 it is cast from a 16-bit tensor, which
+        goes, and has a transposed copy."""
+        wide = self.state.new(w.draft, outside(TEMPORARIES, "draft of a first value", where)) if w.draft else None
+        kept = self.state.new(w.param, outside(PARAMETERS, f"parameter {short_name(w.name)}", where))
+        if w.transposed:
+            self.state.new(w.transposed, outside(BUFFERS, f"transposed {short_name(w.name)}", where))
+        if wide is not None:
+            self.state.drop(wide)
+        for behind, nbytes in self.rank.built:
+            if behind == n:
+                self.state.new(nbytes, outside(BUFFERS, "buffer kept for good", where))
+        return kept
+
+    def run_step(self) -> None:
+        """Forwards and backwards of all micro-batches, then the optimizer."""
+        r = self.rank
+        self.state.step += 1
+        self.state.journal.steps.append(self.state.journal.num_events)
+        self.state.a.peak_allocated = self.state.a.allocated
+        self.state.highest.append((0, 0, 0, 0))
+        start = self.state.note()
+        self.state.journal.computations.append((start[0], "start", 0, 0))
+        if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
+            for kept in self.state.grads:
+                self.state.drop(kept)
+            self.state.grads = []
+        self.state.begun = set()
+        self.state.look(start)
+        if r.preallocated and self.state.step == 1:
+            self.prepare()
+        else:
+            fetch(self.state)
+        self.steady.compute()
+        start = self.state.note()
+        if self.state.unsharded:
+            self.state.journal.computations.append((start[0], "reduce", 0, 0))
+            for c in list(self.state.unsharded):
+                reduce(self.state, c)
+            start = self.state.note()
+        self.state.journal.computations.append((start[0], "optimizer", 0, 0))
+        optimize(self.state)
+        self.state.look(start)
+
+    def prepare(self) -> None:
+        """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
+        buffers that it receives inputs in; then those for gradients (torch/distributed/pipelining/stage.py,
+        ``_shape_inference``)."""
+        r = self.rank
+        if not any((*r.receives, *r.sends)):
+            return
+        act = outside(BUFFERS, "pipeline's receive buffers", "start of the step")
+        for c, pieces in enumerate(r.chunks):
+            zeros = None if c in r.first_chunks else self.state.new(r.boundary_bytes, act)
+            self.lasting()
+            x = zeros[0] if zeros is not None else None
+            for g, (piece, code) in enumerate(zip(pieces, self.scripts[c], strict=True)):
+                gather(self.state, c, g)
+                slots: Slots = [None] * code.num_slots
+                if zeros is None or x is not zeros[0]:
+                    slots[code.x] = x
+                self.run(code, code.dry, slots, "trial forward", piece)
+                out = code.logits if code.logits >= 0 else code.out
+                after, slots[out] = slots[out], None
+                self.clear(code.rest, slots)
+                x = after
+            gather_ends(self.state)
+            for kept in self.held.values():
+                self.state.drop(kept)
+            self.held = {}
+            if x is not None:
+                self.state.drop((x, outside(ACTIVATIONS, self.sends.name(c), "end of a trial forward")))
+            if zeros is not None:
+                self.state.drop(zeros)
+            start = self.state.note()
+            for _ in range(r.num_micro_batches if r.receives[c] else 0):
+                self.state.new(r.boundary_bytes, act)
+            self.state.look(start)
+        start = self.state.note()
+        for c in range(len(r.chunks)):
+            for _ in range(r.num_micro_batches if r.sends[c] else 0):
+                self.state.new(r.boundary_bytes, act)
+        self.state.look(start)
+
+    def between(self) -> object:
+        """Equal for the ends of two steps after which all goes alike."""
+        kept = (block for block, _ in self.state.grads)
+        late = (block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items()))
+        return self.state.a.fingerprint(), tuple(b.address for b in (*kept, *late)), self.lingering.places()
+
+    def play(self, kind: str, c: int, i: int) -> None:
+        """A computation op by op."""
+        if (c, i) in self.state.passes:
+            self.state.passes[c, i].unfold()
+        if kind == "F":
+            self.forward(c, i)
+        elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
+            self.backward(c, i)
+        elif kind == "W":
+            self.backward_weights(c, i)
+        elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
+            self.backward(c, i, hold=True)
+
+    # -- computations
+    def workspace(self, thread: str) -> None:
+        """cuBLAS takes a workspace for each thread that launches products, the main one and autograd's, at its first.
+
+        From torch's allocator since its pull request 86167 of autumn 2022, after the DeepSpeed that is played here.
+        """
+        if thread in self.state.threads:
+            return
+        self.state.threads.add(thread)
+        start = self.state.note()
+        if not self.rank.deepspeed:
+            self.state.new(
+                PYTORCH_WORKSPACE, outside(BUFFERS, "cuBLAS's workspace", f"first {thread}: workspace of cuBLAS")
+            )
+            self.state.look(start)
+
+    def last(self, act: Act, index: int) -> None:
+        """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
+        key = index if act.slot else -1, act.name
+        if key not in self.taken:
+            self.taken.add(key)
+            self.state.new(act.size, act)
+
+    def lasting(self) -> None:
+        """What the first forward takes for good."""
+        if self.state.step == 1 and not self.lasts:
+            self.lasts = True
+            for nbytes in self.rank.lazy_buffers:
+                self.state.new(nbytes, outside(BUFFERS, "buffer kept for good", "first forward"))
+
+    def forward(self, c: int, i: int) -> None:
+        r = self.rank
+        x: Block | None = None
+        self.lasting()
+        if r.receives[c] and not r.preallocated:
+            x, _ = deepspeed.gathered(self.state, self.sends, INPUT, "receive of an input")
+        at = Pass()
+        sharded = r.gathered_params is not None and c not in self.state.unsharded
+        for g, (piece, code) in enumerate(zip(r.chunks[c], self.codes(c, i), strict=True)):
+            if sharded:
+                gather(self.state, c, g)
+            slots: Slots = [None] * code.num_slots
+            if x is not None:
+                slots[code.x] = x
+            self.run(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
+            x = None
+            given = code.logits if code.logits >= 0 else code.out
+            if given >= 0:
+                x, slots[given] = slots[given], None
+            at.slots.append(slots)
+        gather_ends(self.state)
+        for kept in self.held.values():
+            self.state.drop(kept)
+        self.held = {}
+        for kept in self.cache:
+            self.state.drop(kept)
+        self.cache = []
+        if x is not None and r.turns[c]:  # the next stage is here: its input buffer becomes this tensor for good
+            self.replace(self.state.turned, c, i, x, outside(ACTIVATIONS, INPUT, "turn of the pipeline"))
+        elif x is not None and r.sends[c] and not r.preallocated:
+            output = x, outside(ACTIVATIONS, INPUT, "send of an output")
+            if r.deepspeed:
+                at.out = deepspeed.sent(self.state, output)[0]
+            else:
+                self.state.drop(output)
+        else:
+            at.out = x
+        self.state.passes[c, i] = at
+
+    def replace(self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, act: Act) -> None:
+        """Keep a tensor until the next step's takes its place."""
+        old = where.get((c, i))
+        where[c, i] = block
+        if old is not None:
+            self.state.drop((old, act))
+
+    def backward_weights(self, c: int, i: int) -> None:
+        """The weights' gradients that were put off, then all that was kept for them goes."""
+        self.first = c not in self.state.begun
+        self.state.begun.add(c)
+        at, pieces = self.state.passes[c, i], self.rank.chunks[c]
+        for n, (code, slots) in enumerate(zip(self.scripts[c], at.slots, strict=True)):
+            acts = code.weights_of_last if n == len(pieces) - 1 else code.weights
+            self.run(code, acts, slots, "backward by weights", pieces[n], c * BLOCKS + n)
+        for code, slots in zip(self.scripts[c], at.slots, strict=True):
+            self.clear(code.rest, slots)
+        at.slots, at.place = [[None]], -1
+
+    def backward(self, c: int, i: int, hold: bool = False) -> None:
+        r = self.rank
+        at = self.state.passes[c, i]
+        dy: Block | None = None
+        to_the_end: list[Kept] = []
+        sent = (at.out, outside(ACTIVATIONS, self.sends.name(c), "backward")) if at.out is not None else None
+        if not r.preallocated:
+            at.out = None
+        if r.deepspeed and r.sends[c]:
+            assert sent is not None
+            to_the_end = [*deepspeed.restored(self.state, self.sends), sent]
+        elif sent is not None and not r.preallocated:
+            self.state.drop(sent)
+        if r.sends[c] and not r.preallocated and not r.deepspeed:
+            dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "receive of a gradient"))
+        # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
+        self.received = r.boundary_bytes if r.sends[c] and r.preallocated and not r.apart else 0
+        if not hold:
+            self.first = c not in self.state.begun or r.deepspeed == "bf16"
+            self.state.begun.add(c)
+        deepspeed.before_backward(self.state)
+        for n in range(len(at.slots) - 1, -1, -1):
+            code, slots = self.codes(c, i)[n], at.slots[n]
+            if dy is not None and code.given >= 0:
+                slots[code.given] = dy
+            phase = "backward by inputs" if hold else "backward"
+            self.run(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
+            dy = None
+            if code.lingers:
+                self.lingering.leave(c * BLOCKS + n, code, slots)
+            if code.back >= 0:
+                dy, slots[code.back] = slots[code.back], None
+                if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
+                    dy, _ = self.state.new(r.boundary_bytes, outside(ACTIVATIONS, GRADIENT, "gradient of an input"))
+            self.clear(code.loose if hold else code.rest, slots)
+        for kept in self.late:
+            self.state.drop(kept)
+        self.late = []
+        act = outside(ACTIVATIONS, GRADIENT, "end of a backward")
+        if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
+            self.replace(self.state.input_grads, c, i, dy, act)
+        elif dy is not None and not (r.preallocated and r.receives[c]):
+            self.state.drop((dy, act))
+            dy = None
+        for kept in self.held.values():
+            self.state.drop(kept)
+        self.held = {}
+        if hold:
+            if at.slots:
+                self.clear(self.scripts[c][-1].above, at.slots[-1])
+            if sent is not None and not r.sends[c]:  # the loss stands for it in what is put off (backward_state)
+                self.state.drop(sent)
+                at.out = None
+            at.place = -1
+        elif r.preallocated:  # until the schedule lets them go (Sends)
+            at.slots, at.place = [[dy]], -1
+        else:
+            del self.state.passes[c, i]
+        deepspeed.after_backward(self.state)
+        for kept in to_the_end:
+            self.state.drop(kept)
+
+    def run(self, code: Script, acts: Bound, slots: Slots, phase: str, piece: Piece, index: int = 0) -> None:
+        """Play a tape. What other ranks and blocks share is done by their own functions, the rest here: it is the
+        innermost loop."""
+        start = self.state.journal.num_events, self.state.a.allocated
+        self.state.journal.new_passages.append((start[0], phase, piece.name))
+        take, free = self.state.take, self.state.free
+        did, sizes = self.state.journal.new_acts.append, self.state.journal.new_sizes.append
+        carried, self.held = self.held, {}
+        for act, kind, slot, size, pool in acts:
+            if kind == NEW:
+                try:
+                    block = take(size, pool)
+                except OutOfDeviceMemory as full:
+                    block = self.state.overflow(full, act, self.state.journal.num_events)
+                slots[slot] = block
+                did(act)
+                sizes(block.size)
+                continue
+            old = slots[slot]
+            if kind == FREE:
+                if old is not None:
+                    did(act)
+                    sizes(-old.size)
+                    free(old)
+                    slots[slot] = None
+            elif kind == PRODUCT:
+                self.workspace("backward" if phase.startswith("backward") else "forward")
+            elif kind == LASTING:
+                self.last(act, index)
+            elif kind == REPLACED:
+                self.sends.replaced()
+                if (
+                    self.state.notes is not None and self.rank.output_stays
+                ):  # another pass's output goes, if there is one
+                    self.state.notes.clean = False
+            elif kind == RENEW:
+                for gone in self.lingering.renewed(index):
+                    self.state.drop(gone)
+            elif kind == SUM:
+                if old is None and self.received:
+                    slots[slot], _ = self.state.new(self.received, act)
+                    self.received = 0
+            elif kind == CLAIM:
+                kept = carried.pop(code.claims[slot], None)
+                slots[slot] = (self.state.new(size, act) if kept is None else self.state.rename(kept, act))[0]
+            elif kind == DROP_CARRIED:  # but what this block takes over later on: the gradients that are being reduced
+                later = {name: kept for name, kept in carried.items() if name in code.claims.values()}
+                for name, kept in carried.items():
+                    if name not in later:
+                        self.state.drop(kept)
+                carried = later
+            elif old is not None:
+                if kind == HOLD:
+                    self.held[code.holds[slot]] = (old, act)
+                    slots[slot] = None
+                elif kind == CACHE:
+                    self.cache.append((old, act))
+                    slots[slot] = None
+                elif kind == KEEP:
+                    self.keep(old, act, slots, index, piece)
+                elif kind == LATE:
+                    self.late.append((old, act))
+                    slots[slot] = None
+                elif kind == SHELVE:
+                    self.sends.shelve((old, act))
+                    slots[slot] = None
+                elif kind in (FREE_REDUCED, FREE_SENT):
+                    self.sends.drop_late((old, act), sent=kind == FREE_SENT)
+                    slots[slot] = None
+        for kept in carried.values():
+            self.state.drop(kept)
+        self.sends.passed(phase, piece)
+        self.state.look(start)
+
+    def clear(self, acts: tuple[Act, ...], slots: Slots) -> None:
+        """Free what is left in slots."""
+        for act in acts:
+            block = slots[act.slot]
+            if block is not None:
+                self.state.drop((block, act))
+                slots[act.slot] = None
+
+    def keep(self, block: Block, act: Act, slots: Slots, index: int, piece: Piece) -> None:
+        """The first micro-batch's gradients become the parameters'; under FSDP's pipelines as fp32 copies."""
+        if self.rank.grads_always or not self.first:
+            return
+        mine = act._replace(group=GRADIENTS)
+        if self.rank.gathered_params is not None:
+            self.state.accumulators.setdefault(index, []).append(self.state.new(2 * (act.size or block.size), mine))
+        elif not (self.rank.tied and piece.life.name == "embedding"):
+            self.state.grads.append(self.state.rename((block, act), mine))
+            slots[act.slot] = None

@@ -1,0 +1,183 @@
+"""What a rank's step allocates around its computations: FSDP's gathers and reductions of a pipeline, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, Want, broadcast
+from mofa.cost.allocations.weight_buffers import stepped
+from mofa.cost.memory.fsdp_gathered import AHEAD
+from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GRADIENTS, PARAMETERS, STATES, TEMPORARIES, outside
+from mofa.replay.memory import deepspeed
+from mofa.replay.memory.pass_state import short_name
+
+if TYPE_CHECKING:
+    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.memory.rank_state import RankState
+    from mofa.replay.rank.description import Rank, Weight
+
+GATHER, REDUCE = 1, 2
+"""FSDP's streams."""
+
+
+def wanted(state: RankState, wants: Iterable[Want], where: str) -> None:
+    """What is allocated and freed before there is a computation."""
+    kept: dict[int, Kept] = {}
+    for slot, nbytes, name in wants:
+        if not nbytes:
+            state.drop(kept.pop(slot))
+            continue
+        lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
+        shown = f"parameter {short_name(name)}" if lasts == PARAMETERS else name
+        kept[slot] = state.new(nbytes, outside(lasts, shown, where))
+
+
+def gather(state: RankState, c: int, g: int) -> None:
+    """A group's weights in front of its first forward of a step, and they stay; what was gathered before it goes when
+    this is copied (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``wait_for_unshard``)."""
+    groups = state.rank.gathered_params
+    if groups is None:
+        return
+    start = state.note()
+    whole = _gathered(state, groups[c][g], GATHER)
+    _let_go(state)
+    state.unsharded.setdefault(c, []).append(_copied(state, groups[c][g]))
+    state.gathered = whole
+    state.look(start)
+
+
+def gather_ends(state: RankState) -> None:
+    """Behind a chunk's forward the last group's goes as well."""
+    _let_go(state)
+
+
+def fetch(state: RankState) -> None:
+    """torch's schedules of several chunks begin a step by gathering all groups of each (``UNSHARD``,
+    torch/distributed/pipelining/schedules.py), up to three: on the stream that computes."""
+    groups = state.rank.gathered_params
+    if groups is None or not state.rank.unshards:
+        return
+    start = state.note()
+    for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:AHEAD]:
+        state.fetched[c] = [_gathered(state, weights, 0) for weights in groups[c]]
+    state.look(start)
+
+
+def awaited(state: RankState, c: int) -> None:
+    """In front of a chunk's first forward what was fetched for it is copied, group by group."""
+    groups = state.rank.gathered_params
+    if groups is None or c in state.unsharded:
+        return
+    start = state.note()
+    fetched = state.fetched.pop(c, None) or [_gathered(state, weights, 0) for weights in groups[c]]
+    for weights, whole in zip(groups[c], fetched, strict=True):
+        state.unsharded.setdefault(c, []).append(_copied(state, weights))
+        state.drop(whole)
+    state.look(start)
+
+
+def _gathered(state: RankState, weights: tuple[tuple[float, float], ...], stream: int) -> Kept:
+    where = "gather of parameters"
+    source = state.new(int(2 * sum(share for _, share in weights)), outside(BUFFERS, "all-gather input", where, stream))
+    whole = state.new(int(2 * sum(n for n, _ in weights)), outside(BUFFERS, "all-gather output", where, stream))
+    state.drop(source)
+    return whole
+
+
+def _copied(state: RankState, weights: tuple[tuple[float, float], ...]) -> list[Kept]:
+    copy = outside(PARAMETERS, "gathered weights", "gather of parameters")
+    return [state.new(int(2 * n), copy) for n, _ in weights]
+
+
+def _let_go(state: RankState) -> None:
+    if state.gathered is not None:
+        state.drop(state.gathered)
+        state.gathered = None
+
+
+def buckets(state: RankState) -> None:
+    """DDP's buckets: made at the first forward, all gradients in one; made anew at the first behind a backward.
+
+    ``bucket_cap_mb`` holds from then on, for the order in which gradients became ready
+    (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
+    """
+    act = outside(GRADIENTS, "bucket of gradients", "DDP's buckets")
+    start = state.note()
+    if not state.whole_buckets and "backward" not in state.threads:
+        wanted(state, broadcast(state.rank.weights), "DDP's beginning")
+        state.whole_buckets = [state.new(sum(sizes), act) for sizes in state.rank.buckets]
+    elif state.whole_buckets and "backward" in state.threads:
+        for kept, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
+            state.drop(kept)
+            for size in sizes:
+                state.new(size, act)
+        state.whole_buckets = []
+    state.look(start)
+
+
+def reduce(state: RankState, c: int) -> None:
+    """Behind a chunk's last backward FSDP reduces its unsharded gradients group by group.
+
+    The weights go first, then what was sent before, then there is what is sent (_fsdp_param_group.py,
+    ``post_backward``; _fsdp_collectives.py, ``foreach_reduce``).
+    """
+    groups = state.rank.gathered_params
+    assert groups is not None
+    where = "reduction of gradients"
+    sent = outside(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
+    sharded = outside(GRADIENTS, "sharded gradients", where, REDUCE)
+    previous: Kept | None = None
+    start = state.note()
+    for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
+        for kept in copies:
+            state.drop(kept)
+        if previous is not None:
+            state.drop(previous)
+        previous = state.new(int(4 * sum(n for n, _ in weights)), sent)
+        for kept in state.accumulators.pop(c * 10_000 + g, ()):
+            state.drop(kept)
+        shares = sum(share for _, share in weights)
+        summed = state.new(int(4 * shares), sharded)
+        if state.rank.stored_bytes < 4.0:  # cast to the parameters' format
+            wide, summed = summed, state.new(int(state.rank.stored_bytes * shares), sharded)
+            state.drop(wide)
+        state.grads.append(summed)
+    if previous is not None:
+        state.drop(previous)
+    state.look(start)
+
+
+def in_optimizers(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
+    """The weights of each optimizer, in its order."""
+    return stepped(rank.weights, rank.flat_buffers)
+
+
+def in_optimizer(rank: Rank) -> tuple[Weight, ...]:
+    """All weights in the order of the optimizers."""
+    return tuple(w for of_one in in_optimizers(rank) for w in of_one)
+
+
+def optimize(state: RankState) -> None:
+    """The optimizer's step; its states appear in the first, and fp32 copies of 16-bit gradients stay to the next."""
+    where = "optimizer step"
+    if state.rank.deepspeed:
+        deepspeed.optimize(state)
+        return
+    inputs = outside(ACTIVATIONS, "last input of a chunk, with its gradient", where)
+    state.grads += [state.new(state.rank.boundary_bytes, inputs) for _ in range(state.rank.inputs_at_end)]
+    widened = outside(TEMPORARIES, "fp32 copies of gradients", where)
+    state.grads += [state.new(w.widened, widened) for w in in_optimizer(state.rank) if w.widened]
+    scratch = outside(TEMPORARIES, "temporaries of the optimizer", where)
+    moments = [outside(STATES, f"Adam's {name} moments", where) for name in ("first", "second")]
+    for w in in_optimizer(state.rank) if state.rank.flat_buffers else ():
+        if w.temporary:  # clipping scales each gradient into a temporary (utils.py:1212)
+            state.drop(state.new(w.state, scratch))
+    for weights in in_optimizers(state.rank):
+        if state.step == 1:
+            for w in weights:
+                for moment in moments if w.state else ():
+                    state.new(w.state, moment)
+        temporaries = [state.new(w.temporary, scratch) for w in weights if w.temporary]
+        for kept in temporaries:
+            state.drop(kept)

@@ -1,0 +1,107 @@
+"""State that all modules share which play a rank's steps: its memory, its timeline, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import MIN_BLOCK, SMALL_SIZE, Block, OutOfDeviceMemory
+from mofa.replay.allocator.timeline import Act, Journal
+from mofa.replay.memory.pass_state import Kept, Pass
+from mofa.replay.memory.recording import Notes
+from mofa.replay.rank.description import Rank
+
+
+class RankState:
+    """A rank's memory on an allocator, and what its steps hold between computations.
+
+    ``take`` and ``free`` are the allocator's, or those of the ``notes`` that are taken of a computation. ``failed`` is
+    where the device was full first. ``highest`` are, per step, its peak, the first event and its bytes, and the
+    event after. [B]
+    """
+
+    def __init__(self, rank: Rank, allocator: Allocator) -> None:
+        self.rank, self.a = rank, allocator
+        self.take: Callable[[int, int], Block] = allocator.take
+        self.free: Callable[[Block], None] = allocator.free
+        self.journal = Journal()
+        self.notes: Notes | None = None
+        self.failed: tuple[int, OutOfDeviceMemory, Act] | None = None
+        self.step = 0
+        self.highest: list[tuple[int, int, int, int]] = []
+        self.grads: list[Kept] = []
+        self.passes: dict[tuple[int, int], Pass] = {}
+        self.accumulators: dict[int, list[Kept]] = {}
+        self.gathered: Kept | None = None
+        self.fetched: dict[int, list[Kept]] = {}
+        self.unsharded: dict[int, list[list[Kept]]] = {}
+        self.begun: set[int] = set()
+        """Chunks of which a backward of this step has begun."""
+        self.threads: set[str] = set()
+        self.turned: dict[tuple[int, int], Block] = {}
+        self.input_grads: dict[tuple[int, int], Block] = {}
+        self.whole_buckets: list[Kept] = []
+
+    def new(self, nbytes: int, act: Act) -> Kept:
+        """Allocate what belongs to no slot."""
+        try:
+            size = MIN_BLOCK if nbytes <= MIN_BLOCK else (nbytes + 511) & -512
+            block = self.take(size, act.stream << 1 | (size <= SMALL_SIZE))
+        except OutOfDeviceMemory as full:
+            block = self.overflow(full, act, self.journal.num_events)
+        self.journal.new_acts.append(act)
+        self.journal.new_sizes.append(block.size)
+        return block, act
+
+    def overflow(self, full: OutOfDeviceMemory, act: Act, event: int) -> Block:
+        """The device is full: remember where that was first, and play on without end."""
+        if self.failed is None:
+            self.failed = (event, full, act)
+        self.a.capacity = None
+        return self.take(full.size, act.stream << 1 | (full.size <= SMALL_SIZE))
+
+    def drop(self, kept: Kept) -> None:
+        """Free."""
+        block, act = kept
+        self.journal.new_acts.append(act)
+        self.journal.new_sizes.append(-block.size)
+        self.free(block)
+
+    def drop_all(self, many: Iterable[Kept]) -> None:
+        """Free one after the other."""
+        for kept in many:
+            self.drop(kept)
+
+    def rename(self, kept: Kept, act: Act) -> Kept:
+        """The same memory under another name."""
+        block, old = kept
+        self.journal.new_acts += (old, act)
+        self.journal.new_sizes += (-block.size, block.size)
+        if self.notes is not None:
+            self.notes.renamed(block)
+        return block, act
+
+    def note(self) -> tuple[int, int]:
+        """Where the journal and the allocated memory stand, before something is done."""
+        return self.journal.num_events, self.a.allocated
+
+    @contextmanager
+    def noting(self, notes: Notes) -> Iterator[None]:
+        """While all that is taken and freed is noted down."""
+        self.notes, self.take, self.free = notes, notes.take, notes.free
+        try:
+            yield
+        finally:
+            self.notes, self.take, self.free = None, self.a.take, self.a.free
+
+    def look(self, start: tuple[int, int]) -> None:
+        """Whether what was done since then went higher than anything in this step."""
+        peak = self.a.peak_allocated
+        if peak > self.highest[-1][0]:
+            self.highest[-1] = (peak, *start, self.journal.num_events)
+        grown = self.journal.grown
+        if not grown or grown[-1][1] != self.a.reserved:
+            grown.append((start[0], self.a.reserved))
+        if self.notes is not None:
+            self.notes.looked(start[0])

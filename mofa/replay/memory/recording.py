@@ -1,0 +1,218 @@
+"""A computation's allocations and frees, recorded when it is played and repeated from the recording.
+
+Micro-batches allocate and free the same sizes in the same order; only the places differ, and how much larger than asked
+a block is. So from the second on a computation is a list of requests, and what is written down of it a copy of the
+first one's but for those rests. What comes out is what :class:`mofa.replay.memory.executor.Player` would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from mofa.replay.allocator.caching import Allocator
+from mofa.replay.allocator.pools import FREE, Block, Pool
+from mofa.replay.allocator.timeline import Act, Journal
+
+Request = tuple[int, int, list[Block], Pool]
+"""Bytes (0: a free; negative: what is freed at once), a slot, the free blocks of that size, of which the first is taken
+if there is one, and the pool."""
+Order = tuple[int, int, int]
+"""A request: bytes, slot, and the pool's index (:meth:`mofa.replay.allocator.caching.Allocator.take`)."""
+NEAR = 32 << 20
+"""What blocks that are larger than asked take more, together, is less than this. [B]"""
+Places = tuple[tuple[int, ...], ...]
+"""The slot of a routine behind each slot of a pass's pieces, and last behind its output; -1 for none."""
+Waiting = tuple[Block | None, int]
+"""A block that lingers of a chunk, or None, and its rounded size as it was asked for. [B]"""
+NOTHING = Block(Pool(0, False), 0, 0, FREE)
+"""In slots that nothing was taken for yet."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A computation of a chunk, to be repeated.
+
+    ``slots`` are the bytes asked for by every slot up to its end, those of the pass's earlier computations first, and
+    ``kept`` those that hold something then. ``taken`` is the event at which a slot is, ``entries`` where a slot's bytes
+    are in ``sizes``, with their sign. Events are counted from the computation's first. ``rise`` is how far the sizes go
+    up, ``tops`` the numbers of events after which they are less than :data:`NEAR` lower, with how far they are up then,
+    ``net`` what they come to. ``passages`` are (event, phase, piece), ``looks`` (first event, event after the last)
+    between looks at what is reserved. ``requests`` are the ``orders`` to one allocator, none before :meth:`to` says to
+    which: many are noted down that nothing repeats, and a pool keeps the bins that requests know. ``left`` are the
+    slots of what lingers of the chunk then (:mod:`mofa.replay.memory.dispatcher_retention`). [B]
+    """
+
+    orders: tuple[Order, ...]
+    requests: tuple[Request, ...]
+    acts: tuple[Act, ...]
+    sizes: tuple[int, ...]
+    slots: tuple[int, ...]
+    kept: tuple[int, ...]
+    freed: frozenset[int]
+    taken: dict[int, int]
+    entries: dict[int, tuple[tuple[int, int], ...]]
+    rise: int
+    tops: tuple[tuple[int, int], ...]
+    net: int
+    passages: tuple[tuple[int, str, str], ...]
+    looks: tuple[tuple[int, int], ...]
+    places: Places
+    left: tuple[int, ...]
+
+    def to(self, a: Allocator) -> Routine:
+        """The same with its requests to an allocator."""
+        return replace(self, requests=_requests(self.orders, a))
+
+    def of(self, names: dict[str, str]) -> Routine:
+        """The same of pieces of other ``names``."""
+        return replace(self, passages=tuple((at, phase, names[name]) for at, phase, name in self.passages))
+
+
+def _requests(orders: Sequence[Order], a: Allocator) -> tuple[Request, ...]:
+    pools = {index: a.pool(index) for index in {order[2] for order in orders}}
+    return tuple(
+        (size, slot, pools[index].bin(size) if size > 0 and not a.expandable else [], pools[index])
+        for size, slot, index in orders
+    )
+
+
+class Held:
+    """What a pass holds, by the slots of its routines; ``rests`` are how much larger than asked some blocks are. [B]"""
+
+    __slots__ = ("blocks", "last", "rests")
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.rests: dict[int, int] = {}
+        self.last: Routine | None = None
+        """The last computation of the pass."""
+
+    def await_(self, waiting: Sequence[Waiting]) -> None:
+        """Have what lingers of the chunk in the next slots."""
+        for block, size in waiting:
+            if block is not None and block.size > size:
+                self.rests[len(self.blocks)] = block.size - size
+            self.blocks.append(block or NOTHING)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where it lies."""
+        assert self.last is not None
+        return tuple([self.blocks[slot].address for slot in self.last.kept])
+
+    def slots(self) -> Iterator[list[Block | None]]:
+        """The blocks of each piece's slots, and last the output."""
+        assert self.last is not None
+        for piece in self.last.places:
+            yield [self.blocks[slot] if slot >= 0 else None for slot in piece]
+
+
+class Notes:
+    """Watches a computation being played: ``take`` and ``free`` stand for the allocator's."""
+
+    def __init__(
+        self, allocator: Allocator, journal: Journal, held: Held | None, waiting: Sequence[Waiting]
+    ) -> None:  # fmt: skip
+        self.a, self.journal = allocator, journal
+        self.start, self.passages = journal.num_events, len(journal.new_passages)
+        self.held = held or Held()
+        last = self.held.last
+        self.asked = list(last.slots) if last else []
+        self.live = {id(self.held.blocks[slot]): slot for slot in last.kept} if last else {}
+        self.held.await_(waiting)
+        for block, size in waiting:
+            if block is not None:
+                self.live[id(block)] = len(self.asked)
+            self.asked.append(size)
+        self.num_before = len(self.asked)
+        self.orders: list[Order] = []
+        self.entries: dict[int, list[tuple[int, int]]] = {}
+        self.looks: list[tuple[int, int]] = []
+        self.clean = True
+        """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
+
+    def take(self, size: int, index: int) -> Block:
+        """Allocate."""
+        block = self.a.take(size, index)
+        slot = len(self.asked)
+        self.asked.append(size)
+        self.live[id(block)] = slot
+        self.held.blocks.append(block)
+        self.held.rests[slot] = block.size - size
+        self.entries.setdefault(slot, []).append((self.journal.num_events - self.start, 1))
+        self.orders.append((size, slot, index))
+        return block
+
+    def free(self, block: Block) -> None:
+        """Free; what is written down of it has been."""
+        slot = self.live.pop(id(block), -1)
+        if slot < 0:
+            self.clean = False
+        else:
+            self.entries.setdefault(slot, []).append((self.journal.num_events - self.start - 1, -1))
+            self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
+        self.a.free(block)
+
+    def renamed(self, block: Block) -> None:
+        """Its bytes were taken from one name and given to another."""
+        slot = self.live.get(id(block), -1)
+        if slot < 0:
+            self.clean = False
+        else:
+            at = self.journal.num_events - self.start
+            self.entries.setdefault(slot, []).extend([(at - 2, -1), (at - 1, 1)])
+
+    def looked(self, start: int) -> None:
+        """What is reserved was looked at, for what was done since an event."""
+        self.looks.append((start - self.start, self.journal.num_events - self.start))
+
+    def routine(self, pieces: Sequence[Sequence[Block | None]], lingering: Sequence[Block]) -> Routine | None:
+        """The computation as it was played; None where it cannot be repeated.
+
+        ``pieces`` are what the pass holds now: that, what is ``lingering`` and nothing else must be what is left of it.
+        """
+        left = tuple(self.live.get(id(block), -2) for block in lingering)
+        places = tuple(tuple(-1 if b is None else self.live.get(id(b), -2) for b in piece) for piece in pieces)
+        found = [*left, *(slot for piece in places for slot in piece if slot != -1)]
+        kept = tuple(sorted(self.live.values()))
+        if not self.clean or tuple(sorted(found)) != kept:
+            return None
+        start = self.start
+        acts, sizes = self.journal.since(start)
+        freed = []
+        for slot, entries in self.entries.items():
+            for at, sign in entries:
+                sizes[at] = sign * self.asked[slot]
+            if entries[-1][1] < 0:
+                freed.append(slot)
+        self.held.rests = {slot: rest for slot, rest in self.held.rests.items() if rest and slot not in freed}
+        levels = list(accumulate(sizes, initial=0))
+        rise = max(levels)
+        orders = self._short()
+        self.held.last = Routine(
+            orders, (), tuple(acts), tuple(sizes), tuple(self.asked), kept,
+            frozenset(freed), {slot: self.entries[slot][0][0] for slot in range(self.num_before, len(self.asked))},
+            {slot: tuple(entries) for slot, entries in self.entries.items()},
+            rise, tuple((done, level) for done, level in enumerate(levels) if level > rise - NEAR), levels[-1],
+            tuple((at - start, phase, name) for at, phase, name in self.journal.new_passages[self.passages :]),
+            tuple(self.looks), places, left,
+        )  # fmt: skip
+        return self.held.last
+
+    def _short(self) -> tuple[Order, ...]:
+        """The requests, what is freed before its pool is asked for more having become a look for room.
+
+        Where rests are split off, such a pair changes nothing unless memory has to be asked of the device.
+        """
+        out: list[Order | None] = list(self.orders)
+        before: dict[int, int] = {}
+        for i, (size, slot, index) in enumerate(self.orders):
+            last = before.get(index, -1)
+            if not size and last >= 0:
+                asked, of, _ = self.orders[last]
+                if asked and of == slot and not self.a.pool(index).most_kept and not self.a.expandable:
+                    out[last], out[i] = (-asked, slot, index), None
+            before[index] = i
+        return tuple(order for order in out if order is not None)

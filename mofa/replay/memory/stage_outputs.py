@@ -1,0 +1,208 @@
+"""What PyTorch's pipeline schedules hold of a stage's outputs and input gradients, and until when; and what of
+DeepSpeed's, and of a ring of context parallelism, comes back late because NCCL has it.
+
+A schedule holds an output until the backward of its micro-batch is through (torch/distributed/pipelining/stage.py,
+``backward_one_chunk``). ``Schedule1F1B`` has the latest output and the latest input gradient in variables besides,
+until the next one takes their place: the last stage holds one micro-batch's logits through the next one's forward.
+
+NCCL's sends and collectives use their tensors on a stream of their own, which the allocator is told of
+(``recordStream``): memory that is let go comes back only once the device has got that far, and the host is ahead of it
+by up to as many launches as the device's queue takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mofa.cost.allocations.host_lead import lag, launches
+from mofa.cost.allocations.watchdog import Shelf
+from mofa.replay.allocator.pools import WAITING, Block
+from mofa.replay.allocator.timeline import ACTIVATIONS, outside
+from mofa.replay.rank.program import GRADIENT, INPUT
+
+if TYPE_CHECKING:
+    from mofa.replay.memory.pass_state import Kept
+    from mofa.replay.memory.rank_state import RankState
+    from mofa.replay.rank.description import Piece
+
+
+class Sends:
+    """Lets go what a rank's finished backwards leave of their passes."""
+
+    def __init__(self, state: RankState) -> None:
+        self.state = state
+        rank = state.rank
+        self.pipelined = rank.preallocated and any((*rank.sends, *rank.receives))
+        self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
+        """Whether what tensor parallelism sums comes back late."""
+        self.rings = any(piece.life.sent for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        """Whether blocks send what comes back late."""
+        self.shelves = any(piece.life.shelved for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+        """Whether blocks leave something to PyTorch's watchdog."""
+        self.shelf: Shelf[Kept] = Shelf()
+        self.launched = 0.0
+        self.waiting: deque[tuple[float, Block]] = deque()
+        self.output: tuple[int, int] | None = None
+        """The pass whose output the schedule has in its variable."""
+        self.lingering: Block | None = None
+        """That output, where its backward is through."""
+        self.gradient: Block | None = None
+        self.launches = [launches([piece.life for piece in chunk]) for chunk in rank.chunks]
+
+    def begin(self, kind: str) -> None:
+        """A computation begins.
+
+        DeepSpeed's host waits for the device where a micro-batch is loaded: a copy to the device that is not
+        ``non_blocking``.
+        """
+        if kind == "F":
+            self.synchronized()
+        self.before()
+
+    def synchronized(self) -> None:
+        """DeepSpeed's host waits for the device."""
+        if self.reduces:
+            self.wait()
+
+    def issued(self, launches: float) -> None:
+        """DeepSpeed's host has launched as many kernels outside a block."""
+        if self.reduces:
+            self.launched += launches
+
+    def wait(self) -> None:
+        """The host waits for the device."""
+        self.launched = float("inf")
+        self.before()
+        self.launched = 0.0
+
+    def before(self) -> None:
+        """What the device is through with can be used again."""
+        while self.waiting and self.waiting[0][0] <= self.launched:
+            self.state.a.join(self.waiting.popleft()[1])
+
+    def after(self, kind: str, c: int, i: int) -> None:
+        """A computation is through."""
+        state = self.state
+        if not state.rank.preallocated:
+            return
+        self.launched += self.launches[c].get(kind, 0.0)
+        stays = state.rank.output_stays
+        if kind == "F" and stays:
+            self.replaced()
+            self.output = c, i
+        if kind not in "BW":
+            return
+        at = state.passes.pop((c, i))
+        at.unfold()
+        out, (dy,) = at.out, at.slots[0]
+        if out is not None and stays and self.output == (c, i):
+            self.lingering = out
+        elif out is not None:
+            self.let_go(out, self.name(c), sent=state.rank.sends[c])
+        if stays:
+            dy, self.gradient = self.gradient, dy
+        if dy is not None:
+            self.let_go(dy, GRADIENT, sent=True)
+
+    def passed(self, phase: str, piece: Piece) -> None:
+        """A block is through, where something of its inside comes back late: as :meth:`before`."""
+        life = piece.life
+        if self.shelves:
+            issued = life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
+            for kept in self.shelf.passed(piece.paces[phase != "forward"], issued):
+                self.state.drop(kept)
+        if self.reduces or self.rings:
+            self.launched += life.launches[0] if phase == "forward" else life.launches[1] + life.launches[2]
+            self.before()
+
+    @property
+    def late_inside(self) -> bool:
+        """Whether something that blocks let go comes back late."""
+        return self.reduces or self.rings or self.shelves
+
+    def shelve(self, kept: Kept) -> None:
+        """Leave something to the watchdog; a first step's goes at once, whose host compiles and loads."""
+        if self.shelves and self.state.step > 1:
+            self.shelf.put(kept)
+        else:
+            self.state.drop(kept)
+
+    def free_late(self, block: Block, *, sent: bool = False) -> None:
+        """Free what tensor parallelism has summed, or what was ``sent`` by a ring: at once, or once the device has."""
+        behind = self.lag() if (self.rings if sent else self.reduces) else 0.0
+        if not behind:
+            self.state.free(block)
+            return
+        self.state.a.allocated -= block.size
+        block.state = WAITING
+        self.waiting.append((self.launched + behind, block))
+
+    def drop_late(self, kept: Kept, *, sent: bool = False) -> None:
+        """The same, written down."""
+        block, act = kept
+        self.state.journal.new_acts.append(act)
+        self.state.journal.new_sizes.append(-block.size)
+        self.free_late(block, sent=sent)
+
+    def replaced(self) -> None:
+        """The schedule's variable has another output."""
+        if self.lingering is not None:
+            self.let_go(self.lingering, self.name(0), sent=self.state.rank.sends[0])
+            self.lingering = None
+
+    def end(self) -> None:
+        """The schedule's step is through, and the host waits for the gradients' norm."""
+        self.replaced()
+        if self.gradient is not None:
+            self.let_go(self.gradient, GRADIENT, sent=True)
+            self.gradient = None
+        self.output = None
+        self.shelf.synchronized()
+        self.wait()
+
+    def let_go(self, block: Block, name: str, *, sent: bool) -> None:
+        """Free a block: at once, or once the device has sent it."""
+        state = self.state
+        state.journal.new_acts.append(outside(ACTIVATIONS, name, "end of a backward"))
+        state.journal.new_sizes.append(-block.size)
+        behind = self.lag() if sent else 0.0
+        if not behind:
+            state.free(block)
+            return
+        state.a.allocated -= block.size
+        block.state = WAITING
+        self.waiting.append((self.launched + behind, block))
+
+    def name(self, c: int) -> str:
+        """What the output of a chunk is called."""
+        return self.state.rank.chunks[c][-1].life.logits.split("#")[0] or INPUT
+
+    def lag(self) -> float:
+        """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads
+        kernels; DeepSpeed's of 2022 does neither: CUDA before 11.7 loads them with the context."""
+        leads = self.reduces or self.state.step > 1
+        return lag(self.launched, self.state.rank.device_per_host) if leads else 0.0
+
+    def moved(self, shift: int) -> None:
+        """So many micro-batches were left out."""
+        if self.output is not None:
+            self.output = self.output[0], self.output[1] + shift
+
+    def fingerprint(self, last: int) -> object:
+        """Equal for two instants at which the same is held, and is let go alike from then on; ``last`` is the latest
+        micro-batch.
+
+        The lag stands for ``launched``: it grows with each computation until the queue is full, so that two instants
+        with equal ones have none or a full queue, and all later ones are equal too.
+        """
+        blocks = tuple(block.address if block is not None else -1 for block in (self.lingering, self.gradient))
+        output = (self.output[0], self.output[1] - last) if self.output is not None else None
+        shelved = tuple((round(at - self.shelf.host_s, 6), kept[0].address) for at, kept in self.shelf.waiting)
+        return (
+            blocks,
+            output,
+            self.lag(),
+            shelved,
+            tuple((limit - self.launched, block.address) for limit, block in self.waiting),
+        )

@@ -1,0 +1,1 @@
+"""What each rank of a plan holds and does, as programs of allocations."""

@@ -1,0 +1,89 @@
+"""What one pipeline rank holds and does: its parameters, pieces, computations and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mofa.cost.allocations.allocation_trace import Life
+from mofa.cost.allocations.watchdog import Pace
+from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
+from mofa.replay.rank.routing_drift import Wander
+
+__all__ = ["FlatBuffer", "Piece", "Rank", "Weight"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something of a model that runs as one on a rank: an embedding, a layer, a head."""
+
+    name: str
+    life: Life
+    paces: tuple[Pace, Pace] = Pace(), Pace()
+    """Of its forward and its backward."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank holds and does.
+
+    ``chunks`` are its pieces per virtual stage, ``computations`` those of a step as (kind, chunk, micro-batch).
+    ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank, ``turns``
+    whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the model's first, if any.
+    ``rotations`` are the table of each model part and what it is made of
+    (:func:`mofa.cost.allocations.initialization.rotations`), ``lazy_buffers`` are what the first forward takes. [B]
+    """
+
+    weights: tuple[Weight, ...]
+    chunks: tuple[tuple[Piece, ...], ...]
+    computations: tuple[tuple[str, int, int], ...]
+    num_micro_batches: int
+    receives: tuple[bool, ...]
+    sends: tuple[bool, ...]
+    turns: tuple[bool, ...]
+    first_chunks: frozenset[int]
+    boundary_bytes: int
+    rotations: tuple[int, ...]
+    lazy_buffers: tuple[int, ...]
+    grads_always: bool
+    flat_buffers: tuple[FlatBuffer, ...]
+    preallocated: bool
+    apart: bool = False
+    """Whether weights' gradients are put off, as zero-bubble schedules do."""
+    round_length: int = 1
+    """Forwards in a round of the schedule's steady state. [-]"""
+    tied: bool = False
+    """Whether the embedding and the head are one weight, here: it has one gradient."""
+    gathered_params: tuple[tuple[tuple[tuple[float, float], ...], ...], ...] | None = None
+    """Under pipelines the weights of FSDP's groups per chunk, and this rank's share of each: gathered for the step,
+    reduced at its end. [params]"""
+    stored_bytes: float = 4.0
+    """Of a parameter of torchtitan's, and so of its reduced gradient. [B/param]"""
+    unshards: bool = False
+    """Whether FSDP's weights are gathered and gradients reduced chunk by chunk, as torch's schedules of several do."""
+    deepspeed: str = ""
+    """Which of DeepSpeed's optimizers keeps gradients and states, if any."""
+    optimizer_ranks: float = 1.0
+    """Ranks that DeepSpeed's optimizer states are shared out over. [-]"""
+    norms_gradients: bool = True
+    """DeepSpeed's ZeRO 1: whether this rank takes part in the gradients' norm."""
+    optimizer_rank: int = 0
+    """DeepSpeed's ZeRO 1: whose part of the optimizer's states this rank has."""
+    output_stays: bool = False
+    """Whether the schedule holds the latest output and input gradient of a stage (torch's Schedule1F1B)."""
+    device_per_host: float = 0.0
+    """What the device takes for a turn of all chunks, by what the host takes to issue it. [-]"""
+    buckets: tuple[tuple[int, ...], ...] = ()
+    """DDP's buckets of gradients per chunk, in the order in which they fill; one of all until the second forward. [B]
+    """
+    sent_bytes: int = 0
+    """What DeepSpeed keeps of a stage's output until its backward. [B]"""
+    launch_blocking: bool = False
+    """Whether the host waits behind each launch."""
+    casts_to_reduce: bool = False
+    """DeepSpeed's ZeRO 1: whether gradients are copied to another type to be reduced."""
+    inputs_at_end: int = 0
+    """Tensors of the boundary's size that Megatron's chunks hold from a step's last backward to the next step. [-]"""
+    built: tuple[tuple[int, int], ...] = ()
+    """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
+    wander: Wander | None = None
+    """What moves from step to step, where routers' counts are known."""

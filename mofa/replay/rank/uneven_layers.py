@@ -1,0 +1,168 @@
+"""Layers whose experts get more or fewer tokens than other layers': the same allocation traces in other sizes.
+
+What a layer frees then fits the next one only where that is no larger: the allocator's blocks are torn and new segments
+taken, which layers of one size never show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.allocations.allocation_trace import Deed, Life, New
+from mofa.cost.allocations.sequential_experts import one_by_one
+from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.kernel_selection import wandering
+from mofa.replay.rank.routing_drift import MOST_STEPS, Moving, Routers
+
+FloatA = NDArray[np.float64]
+LivesOf = Callable[[Estimator], dict[str, Life]]
+
+
+def rows_by_layer(estimator: Estimator) -> FloatA | None:
+    """Rows of every rank over the mean by layer, None where all layers are played alike. (L, ep) [-]"""
+    if int(estimator.table.balancing[0]) > 0:
+        return None
+    ep = int(estimator.table.ep[0])
+    if ep == 1 and estimator.framework.experts != "sequential":  # every rank has all experts in blocks of one size
+        return None
+    return estimator.loads.by_layer.get(ep)
+
+
+def by_chance(estimator: Estimator) -> FloatA | None:
+    """Shares of the experts of each layer and rank where balanced tokens choose at random, None where they don't or
+    every rank has all experts. (L, ep, experts of a rank) [-]
+
+    Megatron's ``moe_router_force_load_balancing`` puts random logits in the router's place (moe_utils.py, RandomSTE):
+    even in the mean, but each layer and micro-batch has other numbers.
+    """
+    model, routing, ep = estimator.workload.model, estimator.workload.routing, int(estimator.table.ep[0])
+    even = routing.kind == "balanced" and estimator.loads.memory.get(ep, 1.0) == 1.0
+    if model.moe is None or ep == 1 or not even or estimator.framework.balances_by != "chance":
+        return None
+    if int(estimator.table.balancing[0]) > 0:
+        return None
+    experts = model.moe.num_experts
+    return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
+
+
+class Routed:
+    """The lives of the layers of one strategy, each with the tokens that its own experts get on one rank.
+
+    Parameters
+    ----------
+    estimator
+        Of one strategy.
+    lives
+        Lives by kind of block with the rows that memory must hold.
+    lives_of
+        Makes those of another estimator.
+    """
+
+    def __init__(self, estimator: Estimator, lives: Mapping[str, Life], lives_of: LivesOf) -> None:
+        self.lives, self.estimator = lives, estimator
+        ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
+        self.rows, drawn_evenly = rows_by_layer(estimator), by_chance(estimator)
+        if self.rows is None and drawn_evenly is not None:
+            self.rows = np.ones(drawn_evenly.shape[:2])
+        self.whole = {label: one_by_one(one) for label, one in lives.items()}
+        self.shares: FloatA | None = None
+        if self.rows is None:
+            return
+        self.held = loads.memory.get(ep, 1.0)
+        routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
+        self.place = {layer: i for i, layer in enumerate(routed)}
+        more = replace(loads, memory={**loads.memory, ep: self.held + 1.0})
+        given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
+        self.fuller = lives_of(Estimator(*given, more))
+        self.more = {label: one_by_one(one) for label, one in self.fuller.items()}
+        self.made: dict[tuple[str, float, int], Life] = {}
+        drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
+        shares = loads.shares if drawn else None
+        shares = drawn_evenly if shares is None else shares
+        if shares is not None:
+            self.shares = shares.reshape(len(routed), ep, -1)
+
+    def of_rank(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], Life]:
+        """What gives the life of a layer by its kind and number, on the rank that these layers give most tokens to, or
+        the ``emptiest``: its blocks are torn as well, and it may reserve more."""
+        here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
+        if self.rows is None or not here:
+            return lambda label, layer: self.whole[label]
+        rank = self._rank(here, emptiest)
+
+        def of(label: str, layer: int) -> Life:
+            return self._at(label, self.place[layer], rank) if layer in self.place else self.whole[label]
+
+        return of
+
+    def _rank(self, here: Sequence[int], emptiest: bool) -> int:
+        """The rank that layers, by their places, give most tokens to, or fewest."""
+        assert self.rows is not None
+        totals = self.rows[list(here)].sum(axis=0)
+        return int(np.argmin(totals) if emptiest else np.argmax(totals))
+
+    def moving(self, label: str, layer: int) -> Moving | None:
+        """A layer whose tokens move from step to step."""
+        if self.rows is None or layer not in self.place or self.shares is None:
+            return None
+        return Moving(self.held, self.whole[label], self.more[label], self.place[layer])
+
+    def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
+        """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
+        one after the other or chance chooses them.
+
+        In one block for all experts of torchtitan, tokens move little: of 12 such runs (fitting half, uneven tokens)
+        drawn ones change one, from 1.5 % too little reserved to 1.4 % too much.
+        """
+        here = [self.place[layer] for layer in layers if layer in self.place] if self.rows is not None else []
+        if not here or self.shares is None:
+            return None
+        shares = self.shares
+        estimator, table, moe = self.estimator, self.estimator.table, self.estimator.workload.model.moe
+        assert moe is not None
+        steps, ep = estimator.loads.steps_before, int(table.ep[0])
+        tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
+        copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
+        spread = wandering(np.asarray(copies * shares)) if np.isfinite(steps) else 0.0
+        return Routers(
+            shares, self._rank(here, emptiest), copies, spread, moe.top_k,
+            int(steps) if np.isfinite(steps) else MOST_STEPS,
+        )  # fmt: skip
+
+    def _at(self, label: str, place: int, rank: int) -> Life:
+        """A layer's life by its place among those with experts, on a rank."""
+        assert self.rows is not None
+        rows = float(self.rows[place, rank])
+        key = label, rows, place if self.shares is not None else -1
+        if key not in self.made:
+            one = between(self.lives[label], self.fuller[label], rows - self.held)
+            of_experts = self.shares[place, rank] if self.shares is not None else np.zeros(0)
+            self.made[key] = one_by_one(one, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
+        return self.made[key]
+
+
+def between(some: Life, more: Life, way: float) -> Life:
+    """A life so far on the way from one to another; sizes are linear in the tokens of the experts. ``way`` [-]"""
+
+    def sized(items: tuple[New, ...], others: tuple[New, ...]) -> tuple[New, ...]:
+        return tuple(
+            New(a.name, max(int(a.bytes + way * (b.bytes - a.bytes)), 0), a.stream, a.kind, a.expert)
+            if a.bytes != b.bytes
+            else a
+            for a, b in zip(items, others, strict=True)
+        )
+
+    def deeds(ours: tuple[Deed, ...], theirs: tuple[Deed, ...]) -> tuple[Deed, ...]:
+        return tuple(
+            a._replace(new=sized(a.new, b.new), scratch=sized(a.scratch, b.scratch))
+            for a, b in zip(ours, theirs, strict=True)
+        )
+
+    return replace(
+        some, forward=deeds(some.forward, more.forward), backward=deeds(some.backward, more.backward),
+        apart=deeds(some.apart, more.apart), apart_last=deeds(some.apart_last, more.apart_last),
+    )  # fmt: skip

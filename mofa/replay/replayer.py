@@ -1,0 +1,235 @@
+"""One costed strategy played out: the memory of every pipeline rank, and the clock of its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+from mofa.cost.estimate import Estimator
+from mofa.cost.memory.fsdp_gathered import by_chunk, gathers_whole
+from mofa.replay.allocator.pools import LimitPassed
+from mofa.replay.memory.rank_memory import MemoryPlayed, Playing, may_be_fullest, play
+from mofa.replay.memory.shared_recordings import Repertoire
+from mofa.replay.rank.description import Rank
+from mofa.replay.rank.of_plan import makers_of_extremes, outside_of, rank_maker, tokens_over_mean
+from mofa.replay.rank.uneven_layers import rows_by_layer
+from mofa.replay.time.step import time_of
+from mofa.replay.time.time_replayed import TimeReplayed, again, between
+from mofa.specs.residuals import load_residuals
+
+ENDS_DIFFER = 0.09
+"""By how much the ends of a stage's shards differ at most, as a share of what the device offers: the worst of the 95
+stages of :func:`mofa.replay.memory.rank_memory.may_be_fullest`, whose rule was wrong by 0.0124 at most, of 1,462 more.
+[-]"""
+STAGES_ARE_OFF = 0.03
+"""How far a stage's closed form may be below the fullest rank played for it to be the fullest, as a share: nine of ten
+closed forms are nearer. [-]"""
+ENDS_ARE_OFF = 0.2
+"""The same of stages with the embedding or the head where FSDP's pipelines make experts' gradients whole: those may fit
+into none of the activations' blocks. [-]"""
+
+
+def on_average(estimator: Estimator, played: TimeReplayed) -> TimeReplayed:
+    """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
+    again. Its spans, transfers and ops are those of the one that was played."""
+    if share := float(estimator.drains[0]):
+        played = between(played, time_of(estimator.drained, detail=False, spans=False), share)
+    return again(played, float(estimator.runs(estimator.table)[0]))
+
+
+class Held(NamedTuple):
+    """What a rank whose experts get so many tokens over the mean allocates and reserves at most. [-], [B]"""
+
+    tokens_over_mean: float
+    allocated: float
+    reserved: float
+
+
+class Replayer:
+    """A strategy whose ranks are played when they are asked for.
+
+    Ranks of a pipeline stage are alike but for routing and for the parts of Megatron's distributed optimizer. Where the
+    tokens of each layer are known, the most and the least loaded one are played, else one whose layers all have what
+    memory must hold; of the parts the first and the last, which hold the head and the embedding; in long steps
+    only the fuller one where that is plain (:func:`mofa.replay.memory.rank_memory.may_be_fullest`) and fits by more
+    than ends differ.
+
+    Parameters
+    ----------
+    estimator
+        Of one strategy, its table having one row.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator = estimator
+        self.context_bytes, self.communicator_bytes = outside_of(estimator)
+        self.num_ranks = int(estimator.table.pp[0])
+        self._played: dict[int, MemoryPlayed] = {}
+        self._repertoire = Repertoire()
+        self._others: dict[int, tuple[bool, Rank, MemoryPlayed]] = {}
+        """Of pipeline ranks whether the one that reserves most has the fewest tokens, and the other end of routing."""
+        self._ends: dict[int, tuple[Held, Held] | None] = {}
+
+    @cached_property
+    def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
+        """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
+        uneven = int(self.estimator.table.ep[0]) > 1 and rows_by_layer(self.estimator) is not None
+        ends, emptiest = makers_of_extremes(self.estimator)
+        return ends, (emptiest,) if uneven else ()
+
+    def rank(self, r: int) -> MemoryPlayed:
+        """The memory of a pipeline rank; of its ranks the one that reserves most."""
+        if r not in self._played:
+            self._played[r] = self._fullest_of_stage(r)
+        return self._played[r]
+
+    def _fullest_of_stage(self, r: int, limit: float = math.inf) -> MemoryPlayed:
+        """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
+        usable = self.estimator.cluster.gpu.usable_memory_bytes.value
+        room = usable - self.context_bytes - self.communicator_bytes[r]
+        expandable = self.estimator.framework.allocator == "expandable"
+        ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
+        known = self._repertoire
+        fullest = may_be_fullest(ends, capacity=int(room), expandable=expandable, repertoire=known)
+        ranks = *fullest, *emptiest
+
+        def playing(one: Rank) -> Playing:
+            return Playing(one, capacity=int(room), expandable=expandable, repertoire=known, limit=limit)
+
+        def reserves(n: int) -> tuple[int, int]:
+            return every[n].peak_reserved, every[n].allocated
+
+        # steps with other tokens are played of the one that reserves most without them
+        tried = [playing(one) for one in ranks]
+        every = [one.told() for one in tried]
+        if self._may_not_fit(max(one.peak_reserved for one in every), room):
+            left = [playing(one) for one in ends if all(one is not other for other in fullest)]
+            tried += left
+            every += [one.told() for one in left]
+        most = max(range(len(every)), key=reserves)
+        if emptiest:
+            few = len(fullest)
+            other = max((n for n in range(len(every)) if n != few), key=reserves) if most == few else few
+            self._others[r] = most == few, tried[other].rank, every[other]
+        return every[most] if tried[most].rank.wander is None else tried[most].wandered()
+
+    def ends_of_routing(self, r: int) -> tuple[Held, Held] | None:
+        """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
+
+        Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
+        """
+        if r not in self._ends:
+            self._ends[r] = self._by_layer(r) if self._makers[1] else self._by_quantile(r)
+        return self._ends[r]
+
+    def tokens_over_mean(self, r: int) -> tuple[float, ...]:
+        """As :func:`mofa.replay.rank.of_plan.tokens_over_mean`, of a pipeline rank."""
+        return tokens_over_mean(self.estimator, r)
+
+    def _by_layer(self, r: int) -> tuple[Held, Held] | None:
+        tokens = self.tokens_over_mean(r)
+        if not tokens or max(tokens) == min(tokens):
+            return None
+        own = self.rank(r)
+        own_is_emptiest, rank, other = self._others[r]
+        if rank.wander is not None:  # of what was compared, later steps were played of one alone
+            other = self._play(rank, r)
+        few, many = (own, other) if own_is_emptiest else (other, own)
+        return (
+            Held(min(tokens), float(few.allocated), float(few.peak_reserved)),
+            Held(max(tokens), float(many.allocated), float(many.peak_reserved)),
+        )
+
+    def _by_quantile(self, r: int) -> tuple[Held, Held] | None:
+        estimator, ep = self.estimator, int(self.estimator.table.ep[0])
+        least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+        if least is None:
+            return None
+        emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
+        few, many = self._play(rank_maker(emptier)(r), r), self.rank(r)
+        if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
+            return None
+        return (
+            Held(least.memory[ep], float(few.allocated), float(few.peak_reserved)),
+            Held(estimator.loads.memory[ep], float(many.allocated), float(many.peak_reserved)),
+        )
+
+    def _play(self, rank: Rank, r: int) -> MemoryPlayed:
+        room = self.estimator.cluster.gpu.usable_memory_bytes.value - self.context_bytes - self.communicator_bytes[r]
+        return play(rank, capacity=int(room), expandable=self.estimator.framework.allocator == "expandable")
+
+    def _may_not_fit(self, reserved: int, room: float) -> bool:
+        """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
+        usable = self.estimator.cluster.gpu.usable_memory_bytes.value
+        return room - (load_residuals().device_memory.value + ENDS_DIFFER) * usable < reserved <= room
+
+    def device_bytes(self, r: int, limit: float = math.inf) -> float:
+        """Reserved memory, context and communicators of a pipeline rank; what it takes so far, as soon as that is above
+        a ``limit``, where it is not played on. [B]"""
+        outside = self.context_bytes + self.communicator_bytes[r]
+        if r not in self._played:
+            try:
+                self._played[r] = self._fullest_of_stage(r, limit - outside)
+            except LimitPassed as passed:
+                return passed.reserved + outside
+        return self._played[r].peak_reserved + outside
+
+    @cached_property
+    def time(self) -> TimeReplayed:
+        """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
+        return on_average(self.estimator, time_of(self.estimator, detail=False))
+
+    def step(self) -> TimeReplayed:
+        """The same without the spans."""
+        return on_average(self.estimator, time_of(self.estimator, detail=False, spans=False))
+
+    @property
+    def played(self) -> tuple[int, ...]:
+        """The pipeline ranks whose memory has been played."""
+        return tuple(sorted(self._played))
+
+    def fullest_bytes(self, enough: float = math.inf, *, exact: bool = True) -> float:
+        """Device bytes of the fullest rank, played: from the fullest in closed form on, while another may be it. [B]
+
+        Parameters
+        ----------
+        enough
+            Once a rank takes more than this, no other is played. [B]
+        exact
+            Whether that rank is played to its end; else what it takes so far is returned.
+
+        Notes
+        -----
+        A rank is played where its closed form is above the fullest one played, or below it by no more than closed forms
+        are off. The latter is not said of a stage that holds the same layers as one that was played, with no fewer
+        micro-batches in flight. Stages with the embedding or the head whose chunks FSDP reduces one by one are
+        always played: closed forms are up to a quarter off.
+        """
+        expected, limit = self.estimator.stage_device_bytes(), math.inf if exact else enough
+        most, like = 0.0, set[object]()
+        for r in sorted(range(self.num_ranks), key=lambda r: (-expected[r], r)):
+            off, layers = self._is_off(r), self._layers(r)
+            if expected[r] > most or (expected[r] >= (1.0 - off) * most and layers not in like):
+                like.add(layers)
+                most = max(most, self.device_bytes(r, limit))
+                if most > enough:
+                    break
+        return most
+
+    def _is_off(self, r: int) -> float:
+        """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
+        rows = self.estimator.row
+        if r not in (0, rows.layout.stages.head_stage):
+            return STAGES_ARE_OFF
+        if by_chunk(rows):
+            return 1.0
+        return ENDS_ARE_OFF if gathers_whole(rows) and rows.workload.model.moe is not None else STAGES_ARE_OFF
+
+    def _layers(self, r: int) -> object:
+        """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of
+        their own."""
+        stages = self.estimator.row.layout.stages
+        alone = r in (0, stages.head_stage) or rows_by_layer(self.estimator) is not None
+        return r if alone else stages.layers[r]

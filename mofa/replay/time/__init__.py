@@ -1,0 +1,1 @@
+"""A training step on the clocks of all ranks."""

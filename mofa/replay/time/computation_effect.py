@@ -1,0 +1,41 @@
+"""What playing a computation does to a rank's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Left(NamedTuple):
+    """What a computation leaves on a clock's streams, relative to its end. [s]"""
+
+    streams: tuple[tuple[str, float], ...]
+    ready: tuple[tuple[str, float, int], ...]
+    flying: tuple[tuple[float, float, int, float], ...]
+    gaps: tuple[tuple[float, float], ...]
+
+    def ahead(self) -> Left:
+        """What of it is yet to come: all that matters where nothing begins before now."""
+        to_come = Left(
+            tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
+            tuple(item for item in self.flying if item[1] > 0), tuple(item for item in self.gaps if item[1] > 0),
+        )  # fmt: skip
+        return to_come if any(to_come) else NOTHING
+
+
+NOTHING = Left((), (), (), ())
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a computation did to a clock, relative to its beginning (``seconds``) and its end (the rest). [s]"""
+
+    seconds: float
+    host: float
+    left: Left
+    ahead: Left
+    counts: NDArray[np.float64]
+    """Exposed, beside and waited seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`. (3, len(EXPOSED))"""

@@ -1,0 +1,357 @@
+"""What data parallelism adds to a rank's computations: gathered parameters, reduced gradients, when the framework does.
+
+Inside the tapes are FSDP's gathers and reductions of every micro-batch; here is what happens once a step, and what DDP
+and replicas add. Megatron-Core 0.16.1: ``distributed/distributed_data_parallel.py``, ``param_and_grad_buffer.py`` and
+``pipeline_parallel/schedules.py``; PyTorch 2.11: ``distributed/pipelining/stage.py`` and ``fsdp/_fully_shard``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from mofa.blocks.op import CollectiveKind
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import stream_rate
+from mofa.cost.rows import Rows
+from mofa.cost.step_time.data_parallel import ddp_width, gathers_per_step
+from mofa.replay.time.computation_tapes import Book, Chunk
+from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Step, awaiting, computing
+from mofa.schedules import Action, Order
+from mofa.specs.framework import PYTORCH_MODULES
+
+DDP_BUCKET = 100 * 2**20
+"""Bytes of gradients in one of DDP's buckets (torchtitan: bucket_cap_mb=100). [B]"""
+
+
+@dataclass
+class Extra:
+    """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
+
+    before: list[Step] = field(default_factory=list)
+    lines: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
+    after: list[Step] = field(default_factory=list)
+
+    def behind(self, piece: int, line: int, step: Step) -> None:
+        """Put a step behind a line of a piece."""
+        self.lines.setdefault(piece, {}).setdefault(line, []).append(step)
+
+
+@dataclass
+class Added:
+    """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
+
+    once: dict[Action, Extra] = field(default_factory=dict)
+    backwards: dict[int, Extra] = field(default_factory=dict)
+    end: list[Step] = field(default_factory=list)
+    after_optimizer_s: float = 0.0
+    """Gathering that nothing hides. [s]"""
+
+    def at(self, action: Action) -> Extra:
+        """What a computation gets."""
+        return self.once.setdefault(action, Extra())
+
+
+class _Weight(NamedTuple):
+    """Where in a chunk's pass a weight is first needed, or its gradient made: piece, line, parameters."""
+
+    piece: int
+    line: int
+    params: float
+    expert: bool
+
+
+class _Bucket(NamedTuple):
+    """Parameters that are gathered or reduced together, and where the last of them is in the backward."""
+
+    piece: int
+    line: int
+    dense: float
+    expert: float
+
+
+@dataclass
+class Shared:
+    """What the ranks of a plan have in common: many hold the same."""
+
+    seconds: dict[tuple[str, float, str], float] = field(default_factory=dict)
+    """Of collectives, by what they do, their bytes and their group."""
+    weights: dict[tuple[tuple[str, ...], bool], list[_Weight]] = field(default_factory=dict)
+    """Of chunks, by the labels of their pieces: in the order of the forward or of the backward."""
+    buckets: dict[tuple[tuple[str, ...], tuple[float, float], float], list[_Bucket]] = field(default_factory=dict)
+    """Of chunks, by the same, the scales of their weights and the buckets' size."""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank as data parallelism sees it."""
+
+    rows: Rows
+    book: Book
+    chunks: tuple[Chunk, ...]
+    order: Order
+    rank: int
+    shared: Shared
+
+    def seconds(self, kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> float:
+        """Of reducing or gathering so many dense parameters and expert ones. [s]"""
+        total = 0.0
+        for params, group in ((dense, "fsdp"), (expert, "efsdp")):
+            if params:
+                total += self.collective_s(kind, params * bytes_per_param, group)
+        return total
+
+    def collective_s(self, kind: CollectiveKind, payload: float, group: str) -> float:
+        """Of one collective of so many bytes. [s]"""
+        known = self.shared.seconds.get((kind, payload, group))
+        if known is None:
+            rows = self.rows
+            took = collective_s(kind, np.array([payload]), rows.groups[group], rows.costs.machine.fabric)
+            known = self.shared.seconds[kind, payload, group] = float(took[0])
+        return known
+
+    @cached_property
+    def issue_s(self) -> float:
+        return self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.eager_op_s.value
+
+    def listing_s(self, dense: float, expert: float) -> float:
+        """What the host takes to write down where gradients lie ahead of FSDP's reduction. [s]"""
+        host = self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.listing_s.value
+        held = ((dense, "fsdp"), (expert, "efsdp"))
+        return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in held) / 2**20
+
+    def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> Beside:
+        share = self.rows.cluster.gpu.curves.overlap_slowdown.value
+        return Beside(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
+
+    def weights(self, chunk: int, backward: bool) -> list[_Weight]:
+        """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
+        scales = self._scales
+        return [_Weight(i, line, params * scales[expert], expert)
+                for i, line, params, expert in self._named(chunk, backward)]  # fmt: skip
+
+    @cached_property
+    def _scales(self) -> tuple[float, float]:
+        return self._scale(False), self._scale(True)
+
+    def _scale(self, expert: bool) -> float:
+        named = sum(w.params for c in range(len(self.chunks)) for w in self._named(c, False) if w.expert == expert)
+        held = self.rows.shards.expert if expert else self.rows.shards.dense
+        return float(held[0, self.rank]) / named if named else 0.0
+
+    def _named(self, chunk: int, backward: bool) -> list[_Weight]:
+        labels = self.labels[chunk]
+        known = self.shared.weights.get((labels, backward))
+        if known is None:
+            known = self.shared.weights[labels, backward] = []
+            for i, label in enumerate(labels[::-1] if backward else labels):
+                placed = self.book.placed(label)
+                for w in placed[::-1] if backward else placed:
+                    known.append(_Weight(i, w.backward if backward else w.forward, w.params, w.expert))
+        return known
+
+    @cached_property
+    def labels(self) -> list[tuple[str, ...]]:
+        """Of the pieces of every chunk."""
+        return [tuple([piece.label for piece in chunk]) for chunk in self.chunks]
+
+    def buckets(self, chunk: int, size: float) -> list[_Bucket]:
+        """A chunk's parameters from the last to the first, a bucket closed once it has ``size`` parameters; dense and
+        expert ones apart."""
+        key = self.labels[chunk], self._scales, size
+        known = self.shared.buckets.get(key)
+        if known is None:
+            known = self.shared.buckets[key] = _buckets(self.weights(chunk, backward=True), size)
+        return known
+
+    def of_piece(self, chunk: int) -> list[tuple[float, float]]:
+        """Dense and expert parameters of each piece of a chunk, in forward order."""
+        out = [[0.0, 0.0] for _ in self.chunks[chunk]]
+        for w in self.weights(chunk, backward=False):
+            out[w.piece][w.expert] += w.params
+        return [(dense, expert) for dense, expert in out]
+
+    def last(self, chunk: int) -> Action:
+        """The last computation of a chunk that makes gradients."""
+        acts, stages = reversed(self.order.ranks[self.rank]), self._stages(chunk)
+        return next(a for a in acts if a.kind in ("B", "W") and a.stage in stages)
+
+    def first(self, chunk: int) -> Action:
+        """The first forward of a chunk."""
+        stages = self._stages(chunk)
+        return next(a for a in self.order.ranks[self.rank] if a.kind == "F" and a.stage in stages)
+
+    def _stages(self, chunk: int) -> range:
+        """The stages that are this chunk of their rank."""
+        return range(chunk * self.order.pp, (chunk + 1) * self.order.pp)
+
+
+def added(
+    rows: Rows, book: Book, chunks: tuple[Chunk, ...], order: Order, rank: int, shared: Shared | None = None
+) -> Added:  # fmt: skip
+    """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
+    me, out, fw = _Rank(rows, book, chunks, order, rank, shared or Shared()), Added(), rows.framework
+    if fw.name not in PYTORCH_MODULES:
+        _megatron_gradients(me, out)
+        _megatron_parameters(me, out)
+    elif rows.mode.amp:
+        _ddp(me, out)
+    elif rows.mode.precision == "mixed":
+        if rows.mode.pipelined:
+            _fsdp_pipelined(me, out)
+        elif fw.dp_replicate > 1:
+            for c in range(len(chunks)):
+                _replicas(me, c, out.backwards.setdefault(c, Extra()))
+    return out
+
+
+# -- Megatron's buffers and buckets
+
+
+def _buckets(weights: list[_Weight], size: float) -> list[_Bucket]:
+    """As :meth:`_Rank.buckets`, of weights in the order of the backward."""
+    out: list[_Bucket] = []
+    for expert in (False, True):
+        held, at = 0.0, (0, 0)
+        for w in weights:
+            if w.expert != expert:
+                continue
+            held, at = held + w.params, max(at, (w.piece, w.line))
+            if held >= size:
+                out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
+                held = 0.0
+        if held:
+            out.append(_Bucket(*at, 0.0 if expert else held, held if expert else 0.0))
+    return sorted(out)
+
+
+def _bucket_size(me: _Rank, chunk: int) -> float:
+    """Parameters of a bucket: only the first chunk of the first rank is cut (distributed_data_parallel.py:95)."""
+    if me.rank or chunk:
+        return np.inf
+    return max(40e6, 1e6 * float(me.rows.shards.dense_ranks[0, 0]))
+
+
+def _megatron_gradients(me: _Rank, out: Added) -> None:
+    scatters = int(me.rows.table.zero[0]) >= 1 and me.rows.framework.deepspeed != "bf16"
+    kind: CollectiveKind = "reduce_scatter" if scatters else "all_reduce"
+    acts = me.order.ranks[me.rank]
+    backwards = [a for a in acts if a.kind in ("B", "W")]
+    for c in range(len(me.chunks)):
+        last = me.last(c)
+        for bucket in me.buckets(c, _bucket_size(me, c)):
+            seconds = me.seconds(kind, me.rows.framework.reduced_bytes_per_param, bucket.dense, bucket.expert)
+            if not seconds:
+                continue
+            step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
+            if not me.rows.framework.overlap_grad_reduce:
+                out.end.append(step)
+            elif (
+                len(me.chunks) > 1
+            ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
+                later = min(backwards.index(last) + me.rank, len(backwards) - 1)
+                out.at(backwards[later]).after.append(step)
+            else:
+                out.at(last).behind(bucket.piece, bucket.line, step)
+    out.end.append(awaiting(("dp.reduced",)))
+
+
+def _megatron_parameters(me: _Rank, out: Added) -> None:
+    if int(me.rows.table.zero[0]) < 1:
+        return
+    each = me.rows.framework.gathered_bytes_per_param(me.rows.workload.precision.gemm)
+    if not me.rows.framework.overlap_param_gather:
+        times = float(gathers_per_step(me.rows)[0, me.rank])
+        for c in range(len(me.chunks)):
+            for bucket in me.buckets(c, _bucket_size(me, c)):
+                out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)
+        return
+    forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
+    for c in range(len(me.chunks)):
+        first, aligned = me.first(c), len(me.chunks) > 1
+        gathers = []
+        for n, bucket in enumerate(reversed(me.buckets(c, _bucket_size(me, c)))):
+            seconds = me.seconds("all_gather", each, bucket.dense, bucket.expert)
+            if seconds:
+                name = f"dp.gathered {c}.{n}"
+                where = len(me.chunks[c]) - 1 - bucket.piece
+                gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
+        if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
+            ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
+            out.at(forwards[ahead]).before += [step for _, step, _ in gathers]
+        for n, (where, step, name) in enumerate(gathers):
+            extra = out.at(first)
+            if not aligned and not n:
+                extra.before.append(step)
+            extra.behind(where, -1, awaiting((name,)))
+            if not aligned and n + 1 < len(gathers):
+                extra.behind(where, -1, gathers[n + 1][1])
+
+
+# -- PyTorch
+
+
+def _ddp(me: _Rank, out: Added) -> None:
+    """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
+    width = ddp_width(me.rows)
+    for c in range(len(me.chunks)):
+        extra = out.backwards.setdefault(c, Extra())
+        held = 0.0
+        weights = me.weights(c, backward=True)
+        for n, w in enumerate(weights):
+            held += w.params
+            if width * held >= DDP_BUCKET or n == len(weights) - 1:
+                seconds = me.collective_s("all_reduce", width * held, "dp")
+                if seconds:
+                    extra.behind(
+                        w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
+                    )
+                held = 0.0
+        # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
+        copied = 4.0 * width * sum(w.params for w in weights) / stream_rate(me.rows.cluster.gpu, "copy")
+        seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
+        extra.after.append(computing("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
+
+
+def _replicas(me: _Rank, chunk: int, extra: Extra, after: bool = False) -> None:
+    """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
+    if me.rows.framework.dp_replicate <= 1:
+        return
+    shards = me.rows.shards
+    pieces = me.of_piece(chunk)
+    for i, (dense, expert) in enumerate(reversed(pieces)):
+        held = dense / float(shards.dense_ranks[0, 0]) + expert / float(shards.expert_ranks[0, 0])
+        seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * held, "dp_replicate")
+        step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
+        if after:
+            extra.after.append(step)
+        else:
+            last = len(me.book.drafts[me.chunks[chunk][len(pieces) - 1 - i].label, "B"].lines) - 1
+            extra.behind(i, last, step)
+
+
+def _fsdp_pipelined(me: _Rank, out: Added) -> None:
+    """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
+    runtime = len(me.chunks) > 1
+    for c in range(len(me.chunks)):
+        first, last = out.at(me.first(c)), out.at(me.last(c))
+        # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
+        ahead = out.at(me.first(max(c - 2, 0)))
+        for i, (dense, expert) in enumerate(me.of_piece(c)):
+            seconds = me.seconds("all_gather", 2.0, dense, expert)
+            if seconds:
+                name = f"fsdp.gathered {c}.{i}"
+                step = me.beside("gathering of parameters", seconds, "fsdp_gather", (), name)
+                if runtime:
+                    ahead.before.append(step)
+                else:
+                    first.behind(i, -1, step)
+                first.behind(i, -1, awaiting((name,)))
+        for dense, expert in reversed(me.of_piece(c)):
+            seconds = max(me.seconds("reduce_scatter", 4.0, dense, expert), me.listing_s(dense, expert))
+            if seconds:
+                last.after.append(me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced"))
+        _replicas(me, c, last, after=True)

@@ -1,0 +1,294 @@
+"""A tape of one strategy as a scalar clock reads it: runs of kernels, what other streams do, where the host waits.
+
+The same ops, seconds and issue times as :mod:`mofa.cost.block.tape_clock` has them (:mod:`mofa.cost.block.durations`),
+op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mofa.blocks.elementwise import anywhere
+from mofa.blocks.op import COMM_FAMILIES, Collective, HostSync, Op, Stream, Tape
+from mofa.cost.block.durations import Machine, issue_seconds, op_seconds
+from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
+from mofa.cost.block.sequential_experts import in_turn
+from mofa.cost.block.streams import OWN_ORDER
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.kernels.lazy_loading import loading
+
+FAMILY = {name: i for i, name in enumerate(EXPOSED)}
+NOW = "@now"
+"""Read by an op of another stream that starts when the computing one gets there."""
+
+
+class Kernel(NamedTuple):
+    """An op on the computing stream: device and issue seconds. [s]"""
+
+    name: str
+    seconds: float
+    issue: float
+    family: int
+
+
+class Run(NamedTuple):
+    """Kernels one after the other. ``waits`` are tensors of other streams, ``records`` what other streams await.
+
+    ``lead`` is the most by which issuing is behind computing anywhere in the run: a host that is as far ahead at its
+    beginning never makes the device wait. [s]
+    """
+
+    kernels: tuple[Kernel, ...]
+    waits: tuple[str, ...]
+    records: tuple[str, ...]
+    busy: float
+    issue: float
+    lead: float
+    parts: tuple[tuple[int, float], ...]
+
+
+class Beside(NamedTuple):
+    """An op on another stream; it starts after what it reads, and what it writes is there at its end. [s]"""
+
+    name: str
+    seconds: float
+    issue: float
+    family: int
+    stream: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    slows: float
+    """What computing loses meanwhile: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
+    communicator: str = ""
+    """What it queues on besides its stream."""
+
+
+class Sync(NamedTuple):
+    """The host waits for the device, or for ``reads`` of other streams alone, and then computes for ``host_s``. [s]"""
+
+    name: str
+    host_s: float
+    reads: tuple[str, ...] = ()
+
+
+class Same(NamedTuple):
+    """A tensor that is there when another is."""
+
+    name: str
+    source: str
+
+
+Step = Run | Beside | Sync | Same
+
+
+@dataclass(frozen=True)
+class Score:
+    """A tape's steps. ``given`` and ``out`` name what it takes from the tape before it and hands on, empty for nothing.
+
+    ``longest`` is the time after which nothing from before the tape can matter but what is still under way. [s]
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    given: str
+    out: str
+    longest: float
+
+
+class _Line(NamedTuple):
+    """An op of one strategy with its names resolved: what is not present or a view has become its source."""
+
+    op: Op | None
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    seconds: float
+    issue: float
+    extra: Step | None = None
+    slows: float = 0.0
+    communicator: str = ""
+    blocks: Sync | None = None
+    """The host's wait behind it, where launches block."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tape of one strategy before its steps are joined to runs."""
+
+    name: str
+    lines: tuple[_Line, ...]
+    given: str
+    out: str
+
+
+def value(x: object) -> float:
+    """The entry of an array of one combination."""
+    if type(x) is float or type(x) is bool:
+        return float(x)
+    return float(np.asarray(x, dtype=float).reshape(-1)[0])
+
+
+def draft(name: str, tape: Tape, machine: Machine) -> Draft:
+    """Resolve a tape of one strategy: absent ops and views are the tensors that they hand on."""
+    root: dict[str, str] = {}
+
+    def of(tensor: str) -> str:
+        return root.get(tensor, tensor)
+
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
+    blocks = machine.framework.launch_blocking
+    seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    tape, seconds, issue = loading(tape, seconds, issue, load_s, machine.drained)
+    issue = in_turn(tape.ops, seconds, issue)
+    lines: list[_Line] = []
+    for op, device_s, host_s in zip(tape.ops, map(value, seconds), map(value, issue), strict=True):
+        op = on_one_stream(op) if blocks else op
+        if not value(op.present):
+            shared = op.writes[:1] if op.reads else ()
+            lines.append(_Line(None, (), (), 0.0, 0.0))
+        elif op.work is None and op.stream == "compute":
+            shared = op.writes if op.reads else ()
+            lines.append(_Line(None, (), (), 0.0, host_s))
+        else:
+            shared = ()
+            communicator, slows = "", 1.0 if isinstance(op.work, Stream) else share
+            if isinstance(op.work, Collective):
+                communicator = "world" if anywhere(machine.shares_world(op.work.group)) else op.work.group
+            wait = waits_behind(op, machine) if blocks else None
+            behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
+            lines.append(
+                _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator, behind)
+            )  # fmt: skip
+        for tensor in shared:
+            root[tensor] = of(op.reads[0])
+            lines[-1] = lines[-1]._replace(extra=Same(tensor, of(op.reads[0])))
+    given = tape.inputs[0] if tape.inputs else ""
+    out = of(tape.outputs[0]) if tape.outputs else ""
+    return Draft(name, tuple(lines), given, out)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which tensors cross streams: those that other streams make, and those of the computing one that they await."""
+
+    beside: frozenset[str]
+    awaited: frozenset[str]
+
+    @classmethod
+    def of(cls, drafts: Iterable[Draft]) -> Names:
+        """Over all tapes of a plan, as what one leaves under way another awaits."""
+        beside: set[str] = set()
+        awaited: set[str] = set()
+        drafts = tuple(drafts)
+        for part in drafts:
+            for line in part.lines:
+                if line.op is not None and line.op.stream != "compute" and not isinstance(line.op.work, HostSync):
+                    beside.update(line.writes)
+                    awaited.update(line.reads)
+        if any(part.out in beside for part in drafts):
+            beside.update(part.given for part in drafts)
+        return cls(frozenset(beside), frozenset(awaited - beside))
+
+
+def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | None = None) -> Score:
+    """Join a draft's lines to steps; ``inserted`` are steps that follow a line, by its index, or -1 the beginning."""
+    inserted = inserted or {}
+    steps: list[Step] = list(inserted.get(-1, ()))
+    run: list[Kernel] = []
+    waits: list[str] = []
+    seen: set[str] = set()
+    host_only = 0.0
+
+    def flush(records: tuple[str, ...] = ()) -> None:
+        nonlocal host_only
+        if host_only:  # what launches nothing takes the host its time all the same
+            run.append(Kernel("host", 0.0, host_only, FAMILY["host_idle"]))
+            host_only = 0.0
+        if run or waits:
+            steps.append(_run(tuple(run), tuple(waits), records))
+        run.clear()
+        waits.clear()
+
+    for i, line in enumerate(part.lines):
+        op = line.op
+        if op is None:
+            host_only += line.issue
+            if line.extra is not None and isinstance(line.extra, Same):
+                source = line.extra.source
+                if source in names.beside or source in names.awaited:
+                    flush()
+                    steps.append(line.extra)
+        elif isinstance(op.work, HostSync):
+            flush()
+            steps.append(Sync(op.name, value(op.work.host_s), line.reads))
+        elif op.stream != "compute":
+            flush()
+            family = FAMILY[op.family]
+            reads = line.reads if op.stream in OWN_ORDER else (*line.reads, NOW)
+            steps.append(
+                Beside(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
+                       line.communicator)
+            )  # fmt: skip
+            seen.difference_update(line.writes)
+        else:
+            fresh = [name for name in line.reads if name in names.beside and name not in seen]
+            if fresh:
+                flush()
+                waits.extend(fresh)
+                seen.update(fresh)
+            run.append(Kernel(op.name, line.seconds, line.issue + host_only, FAMILY[op.family]))
+            host_only = 0.0
+            made = tuple(name for name in line.writes if name in names.awaited or name in names.beside)
+            if made:
+                flush(made)
+            if line.blocks is not None:
+                flush()
+                steps.append(line.blocks)
+        if i in inserted:
+            flush()
+            steps += inserted[i]
+    flush()
+    longest = sum(map(_most, steps))
+    return Score(part.name, tuple(steps), part.given, part.out, longest)
+
+
+def _most(step: Step) -> float:
+    """The longest that a step can take. [s]"""
+    if isinstance(step, Run):
+        return step.issue + step.busy
+    if isinstance(step, Beside):
+        return step.issue + step.seconds
+    return step.host_s if isinstance(step, Sync) else 0.0
+
+
+def awaiting(names: tuple[str, ...]) -> Run:
+    """A step that waits for tensors of other streams and computes nothing."""
+    return Run((), names, (), 0.0, 0.0, -np.inf, ())
+
+
+def computing(name: str, seconds: float, issue_s: float, family: str, waits: tuple[str, ...]) -> Run:
+    """A step of one kernel on the computing stream, behind tensors of other streams."""
+    return _run((Kernel(name, seconds, issue_s, FAMILY[family]),), waits, ())
+
+
+def is_comm(family: int) -> bool:
+    """Whether a family's time beside computing is reported as hidden."""
+    return EXPOSED[family] in COMM_FAMILIES
+
+
+def _run(kernels: tuple[Kernel, ...], waits: tuple[str, ...], records: tuple[str, ...]) -> Run:
+    busy = issued = 0.0
+    lead = -np.inf
+    parts: dict[int, float] = {}
+    for kernel in kernels:
+        issued += kernel.issue
+        if kernel.seconds > 0:
+            lead = max(lead, issued - busy)
+        busy += kernel.seconds
+        parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds
+    return Run(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()))

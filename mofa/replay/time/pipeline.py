@@ -1,0 +1,288 @@
+"""The clock of a pipeline: an order played with the seconds of every computation and every hand-over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from mofa.replay.time.send_recv import Wiring, wire
+from mofa.schedules.order import Action, Order, Program
+from mofa.schedules.order_check import OrderError, check
+
+CAUSES = ("fill", "forward input", "backward input", "exchange", "drain")
+"""Why a rank computes nothing: before its first computation, waiting for what a neighbour sends, for an exchange to
+end, and after its last computation until the last rank's."""
+
+
+class Span(NamedTuple):
+    """A computation or an exchange of a rank, from ``start`` to ``end``. [s]"""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a clock said: computations and hand-overs in the order of each rank, and its idle seconds by cause. [s]"""
+
+    compute: tuple[tuple[Span, ...], ...]
+    exchange: tuple[tuple[Span, ...], ...]
+    idle: tuple[dict[str, float], ...]
+    total: float
+
+    def busy(self, rank: int) -> float:
+        """Seconds that a rank computes. [s]"""
+        return sum(span.end - span.start for span in self.compute[rank])
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle over busy seconds of the busiest rank, as publications count it. [-]"""
+        most = max(self.busy(r) for r in range(len(self.compute)))
+        return self.total / most - 1.0
+
+
+class Player(Protocol):
+    """What computes on a rank."""
+
+    def ready(self) -> float:
+        """When its device is free and its host has issued all. [s]"""
+
+    def compute(self, action: Action, beside: int) -> None:
+        """Compute, with so many exchanges launched beside it since the last computation."""
+
+    def wait_until(self, time: float, cause: str) -> None:
+        """Compute nothing until then."""
+
+    def exchanged(self) -> None:
+        """An exchange that the rank waited for is over."""
+
+
+class Flights(NamedTuple):
+    """Start and end of every exchange of a program. [s]"""
+
+    wiring: Wiring
+    starts: list[float]
+    ends: list[float]
+
+
+_NEVER = -1.0
+"""In place of a time that is not known yet."""
+
+
+def run(wiring: Wiring, players: Sequence[Player], hop_s: float = 0.0) -> Flights:
+    """Play an order on what computes on each rank; returns every exchange, with its start and end.
+
+    Raises
+    ------
+    OrderError
+        If the order waits for ever.
+    """
+    num = len(wiring.exchanges)
+    peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
+    ready, starts, ends = [0.0] * num, [_NEVER] * num, [_NEVER] * num
+    missing = list(map(len, peers))
+    waited = [False] * num
+    queues: list[deque[int]] = [deque() for _ in range(wiring.num_streams)]
+    free = [0.0] * wiring.num_streams
+    ranks = range(len(wiring.ranks))
+    at, launched_beside = [0 for _ in ranks], [0 for _ in ranks]
+    launched = [False for _ in ranks]
+    waiting = deque(ranks)
+    queued = [True for _ in ranks]
+
+    def end(n: int, begun: float) -> int:
+        """End what began then; returns what is first on its stream now, -1 for nothing."""
+        stream = stream_of[n]
+        ends[n] = free[stream] = hop_s + begun
+        queue = queues[stream]
+        queue.popleft()
+        if waited[n] and not queued[rank_of[n]]:
+            queued[rank_of[n]] = True
+            waiting.append(rank_of[n])
+        return queue[0] if queue else -1
+
+    def start(head: int) -> None:
+        """Start what is first on its stream, end what that was the last thing missing for, start what comes next."""
+        heads = [head]
+        while heads:
+            head = heads.pop()
+            begun, at_once = ready[head], free[stream_of[head]]
+            if at_once > begun:
+                begun = at_once
+            starts[head] = begun
+            other = partner[head]
+            if other >= 0:  # both end, or neither does
+                since = starts[other]
+                if since != _NEVER:
+                    if since > begun:
+                        begun = since
+                    if (following := end(head, begun)) >= 0:
+                        heads.append(following)
+                    if (following := end(other, begun)) >= 0:
+                        heads.append(following)
+                continue
+            mine = peers[head]
+            for n in mine:
+                missing[n] -= 1
+            for n in (head, *mine):
+                if missing[n] <= 0 and starts[n] != _NEVER and ends[n] == _NEVER:
+                    begun = starts[n]
+                    for peer in peers[n]:
+                        if starts[peer] > begun:
+                            begun = starts[peer]
+                    if (following := end(n, begun)) >= 0:
+                        heads.append(following)
+
+    def advance(r: int) -> None:
+        player, items = players[r], wiring.ranks[r]
+        compute, wait_until, is_ready, exchanged = player.compute, player.wait_until, player.ready, player.exchanged
+        i, beside = at[r], launched_beside[r]
+        for i in range(i, len(items)):  # noqa: B020
+            action, n, blocking, cause = items[i]
+            if action is not None:
+                if n >= 0:
+                    at_end = ends[n]
+                    if at_end == _NEVER:
+                        waited[n] = True
+                        break
+                    wait_until(at_end, cause)
+                compute(action, beside)
+                beside = 0
+                continue
+            if not launched[r]:
+                launched[r] = True
+                ready[n] = is_ready()
+                queue = queues[stream_of[n]]
+                queue.append(n)
+                if queue[0] == n:
+                    if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
+                        starts[n] = max(ready[n], free[stream_of[n]])
+                    else:
+                        start(n)
+            if blocking:
+                at_end = ends[n]
+                if at_end == _NEVER:
+                    waited[n] = True
+                    break
+                wait_until(at_end, cause)
+                exchanged()
+            else:
+                beside += 1
+            launched[r] = False
+        else:
+            i = len(items)
+        at[r], launched_beside[r] = i, beside
+
+    while waiting:
+        r = waiting.popleft()
+        queued[r] = False
+        advance(r)
+    if any(at[r] < len(wiring.ranks[r]) for r in ranks) or any(queues):
+        check(wiring.program)
+        raise OrderError("the order waits for ever")
+    return Flights(wiring, starts, ends)
+
+
+@dataclass
+class _Clock:
+    """Computations of known seconds, without a host."""
+
+    rank: int
+    seconds: Callable[[Action], float]
+    now: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+    idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+
+    def ready(self) -> float:
+        return self.now
+
+    def compute(self, action: Action, beside: int) -> None:
+        start = self.now
+        self.now = start + self.seconds(action)
+        self.spans.append(Span(self.rank, action, start, self.now))
+
+    def wait_until(self, time: float, cause: str) -> None:
+        if time > self.now:
+            self.idle["fill" if not self.spans else cause] += time - self.now
+            self.now = time
+
+    def exchanged(self) -> None:
+        """There is no host to wait."""
+
+
+def play(program: Program, seconds: Callable[[Action], float], hop_s: float = 0.0) -> Played:
+    """Play an order on a clock per rank.
+
+    Parameters
+    ----------
+    seconds
+        How long each computation takes: by stage and micro-batch. [s]
+    hop_s
+        How long a send takes once both sides have launched it. [s]
+
+    Returns
+    -------
+    Played
+        Start and end of everything, and idle seconds by cause.
+
+    Notes
+    -----
+    A computation starts when the rank is free, its input has come and the exchanges before it that block have ended. An
+    exchange starts when what was launched before it on the rank is done and its stream is free; it ends ``hop_s`` after
+    both sides of all its sends and receives have started.
+
+    Raises
+    ------
+    OrderError
+        If the order waits for ever.
+
+    Examples
+    --------
+    >>> from mofa.schedules import order_of, program_of
+    >>> program = program_of(order_of("1f1b", "torchtitan", 2, 1, 4), "1f1b", "torchtitan")
+    >>> played = play(program, lambda action: 1.0 if action.kind == "F" else 2.0)
+    >>> played.total, played.bubble_fraction
+    (15.0, 0.25)
+    """
+    clocks = [_Clock(r, seconds) for r in range(program.order.pp)]
+    flights = run(wire(program), clocks, hop_s)
+    total = max(clock.now for clock in clocks)
+    for clock in clocks:
+        clock.idle["drain"] += total - clock.now
+    return Played(
+        tuple(tuple(clock.spans) for clock in clocks), sent_spans(flights, program.order.pp),
+        tuple(clock.idle for clock in clocks), total,
+    )  # fmt: skip
+
+
+def sent_spans(flights: Flights, pp: int) -> tuple[tuple[Span, ...], ...]:
+    """Sends and receives per rank, from start to end."""
+    out: list[list[Span]] = [[] for _ in range(pp)]
+    wiring, starts, ends = flights
+    for n, item in enumerate(wiring.exchanges):
+        out[wiring.rank_of[n]] += [Span(wiring.rank_of[n], op, starts[n], ends[n]) for op in item.ops]
+    return tuple(map(tuple, out))
+
+
+def in_flight(order: Order) -> list[list[int]]:
+    """Most micro-batches whose activations a rank holds, per chunk, at the moment at which it holds most. [-]
+
+    From the start of a forward to the end of its backward, by weights where that runs apart.
+    """
+    out = []
+    for acts in order.ranks:
+        now = [0] * order.vpp
+        most = list(now)
+        for act in acts:
+            if act.kind == "F":
+                now[order.chunk_of(act.stage)] += 1
+                if sum(now) > sum(most):
+                    most = list(now)
+            elif act.kind in ("B", "W"):
+                now[order.chunk_of(act.stage)] -= 1
+        out.append(most)
+    return out

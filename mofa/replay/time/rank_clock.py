@@ -1,0 +1,342 @@
+"""One rank of a pipeline on its clock: what it computes, waits for and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.rows import Rows
+from mofa.replay.time.computation_effect import NOTHING, Left, Result
+from mofa.replay.time.computation_tapes import Book, Chunk, Phase
+from mofa.replay.time.data_parallel import Added, Extra, Shared
+from mofa.replay.time.kernel_runs import Sync
+from mofa.replay.time.pipeline import CAUSES
+from mofa.replay.time.stream_clocks import Clock, Relative
+from mofa.replay.time.time_replayed import Computation, Spot
+from mofa.schedules import Action, Order
+
+_PLAIN = Extra()
+
+
+@dataclass
+class Plan:
+    """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
+
+    rows: Rows
+    books: tuple[Book, ...]
+    hop_s: float
+    slowdown: float
+    """What computing loses beside a hand-over. [-]"""
+    host_waits: bool
+    """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
+    handing_s: tuple[float, float]
+    """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
+    optimizer_s: Sequence[float]
+    """The optimizer of every rank. [s]"""
+    cache: dict[tuple[object, ...], dict[Relative, Result]] | None
+    watched: frozenset[tuple[int, int]]
+    """Ranks and micro-batches whose ops are kept."""
+    jitter: float = 0.0
+    seed: int = 0
+    kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """Chunks that hold the same, by number."""
+    shared: Shared = field(default_factory=Shared)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a rank's chunk computes one kind of action: what it plays (None: nothing), and results by what precedes."""
+
+    phase: Phase | None
+    chunk: int
+    variant: int
+    longest: float = 0.0
+    """Time after which nothing from before a computation matters to it. [s]"""
+    every: Extra = field(default_factory=Extra)
+    known: dict[Relative, Result] = field(default_factory=dict)
+    waits: bool = False
+    """Whether the host waits for the device on the way."""
+
+
+class Mark(NamedTuple):
+    """A rank in front of a computation: the time, its clock relative to that, and what it has counted so far. [s]"""
+
+    time: float
+    state: tuple[float, ...]
+    counted: tuple[float, float, float]
+    idle: dict[str, float]
+    uses: dict[int, list[float]]
+    lead: float
+    """How far the host is ahead; the clock's state has no more of it than any computation needs. [s]"""
+
+
+@dataclass
+class RankTime:
+    """One rank: its clock, what it computes, and how its time went."""
+
+    plan: Plan
+    order: Order
+    rank: int
+    chunks: tuple[Chunk, ...]
+    added: Added
+    clock: Clock
+    marked: frozenset[int] = frozenset()
+    """Computations in front of which it is written down how all is, by their number."""
+    uses: dict[int, list[float]] = field(default_factory=dict)
+    """Of each result how often it was used, stretched by jitter; and the result."""
+    results: dict[int, Result] = field(default_factory=dict)
+    ways: dict[tuple[str, int, int], _Way] = field(default_factory=dict)
+    """By kind of action, stage and variant."""
+    last: tuple[Left, float] = NOTHING, 0.0
+    """What the last computation left, and when it ended."""
+    spans: list[Computation] = field(default_factory=list)
+    ops: list[Spot] = field(default_factory=list)
+    idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    pp_s: float = 0.0
+    bubble_s: float = 0.0
+    hidden_pp_s: float = 0.0
+    factors: NDArray[np.float64] | None = None
+    marks: dict[int, Mark] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_variants = len(self.plan.books)
+        plan = self.plan
+        self.plain = plan.cache is not None and not plan.jitter and not plan.watched
+        self.once = self.added.once
+        behind_s, self.ahead_s = plan.handing_s
+        self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
+        self.kinds = [self.plan.kinds.setdefault(tuple(p.label for p in c), len(self.plan.kinds)) for c in self.chunks]
+        if self.plan.jitter:
+            shape = (4, len(self.chunks), self.order.num_micro_batches)
+            draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
+            self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
+
+    def ready(self) -> float:
+        clock = self.clock
+        return clock.compute if clock.compute >= clock.host else clock.host
+
+    def compute(self, action: Action, beside: int) -> None:
+        clock, plan = self.clock, self.plan
+        start = clock.compute
+        kind, stage, micro_batch = action
+        way = self.ways.get((kind, stage, micro_batch % self.num_variants)) or self._way(action)
+        if way.phase is not None:
+            before = clock.host
+            if self.plain and action not in self.once:
+                known = way.known
+                state = clock.settle(way.longest)
+                ahead = clock.host - before
+                result = known.get(state)
+                if result is None:
+                    result = known[state] = self._play(way, _PLAIN, False)
+                self._apply(result, start, 1.0)
+            else:
+                first, factor = len(self.ops), self._factor(action, way.chunk)
+                result, ahead = self._result(action, way, before)
+                self._apply(result, start, factor)
+                if factor != 1.0:
+                    self._stretch(first, start, factor)
+            if ahead > 0.0 and not way.waits:  # a lead that a computation has no use for lasts
+                clock.host -= ahead
+        if beside and plan.hop_s:
+            slow = plan.slowdown * min(plan.hop_s, clock.compute - start)
+            self.pp_s += slow
+            self.hidden_pp_s += plan.hop_s
+            clock.compute += slow
+        clock.host += self.handing_s
+        spans = self.spans
+        spans.append(Computation(kind, way.chunk, micro_batch, start, clock.compute))
+        if self.marked and len(spans) in self.marked:
+            self._mark()
+
+    def _stretch(self, first: int, start: float, factor: float) -> None:
+        """Jitter stretches what the computing stream does; the others keep their times."""
+        self.ops[first:] = [
+            spot if spot.stream not in ("compute", "wait") else
+            spot._replace(start_s=start + factor * (spot.start_s - start), end_s=start + factor * (spot.end_s - start))
+            for spot in self.ops[first:]
+        ]  # fmt: skip
+
+    def _factor(self, action: Action, c: int) -> float:
+        return 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
+
+    def wait_until(self, time: float, cause: str) -> None:
+        clock = self.clock
+        now = clock.compute
+        if time > now:
+            wait, hop_s = time - now, self.plan.hop_s
+            self.idle["fill" if not self.spans else cause] += wait
+            if wait > hop_s:
+                self.pp_s += hop_s
+                self.bubble_s += wait - hop_s
+            else:
+                self.pp_s += wait
+            clock.gaps.append((now, time))
+            clock.compute = time
+
+    def exchanged(self) -> None:
+        if self.plan.host_waits:
+            self.clock.synchronise(self.ahead_s)
+
+    # -- computing
+    def _way(self, action: Action) -> _Way:
+        c, variant = action.stage // self.order.pp, action.micro_batch % self.num_variants
+        phase: Phase | None = action.kind  # type: ignore[assignment]
+        if action.stage == 0 and action.kind in ("I", "W"):
+            phase = "B" if action.kind == "W" else None  # there is no input to differentiate by
+        way = _Way(phase, c, variant)
+        if phase is not None:
+            book, cache = self.plan.books[variant], self.plan.cache
+            every = self.added.backwards.get(c, _PLAIN) if phase != "F" else _PLAIN
+            of = (self.rank, c) if every is not _PLAIN else None
+            known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
+            scores = [book.score(p.label, phase) for p in self.chunks[c]]
+            waits = any(type(step) is Sync for part in scores for step in part.steps)
+            way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits)
+        self.ways[action.kind, action.stage, variant] = way
+        return way
+
+    def _result(self, action: Action, way: _Way, before: float) -> tuple[Result, float]:
+        """What a computation does that may be none of the plain ones, which are looked up, and by how much its host was
+        taken to be later than it is (``before``), as it was further ahead than it needs. [s]"""
+        once = self.added.once.get(action)
+        watched = (self.rank, action.micro_batch) in self.plan.watched
+        if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
+            self.look_back()
+        state = self.clock.settle(way.longest if once is None else np.inf)
+        ahead = self.clock.host - before
+        if once is not None or watched or self.plan.cache is None:
+            return self._play(way, once or _PLAIN, watched), ahead
+        result = way.known.get(state)
+        if result is None:
+            result = way.known[state] = self._play(way, _PLAIN, False)
+        return result, ahead
+
+    def _play(self, way: _Way, once: Extra, watched: bool) -> Result:
+        c, book, phase, every, clock = way.chunk, self.plan.books[way.variant], way.phase, way.every, self.clock
+        assert phase is not None
+        labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
+        start = clock.compute
+        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
+        place = ""
+
+        def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
+            self.ops.append(Spot(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
+
+        clock.watch = watch if watched else None
+        clock.steps(once.before)
+        clock.steps(every.before)
+        for i, piece in enumerate(labels):
+            place = piece.name
+            inserted: dict[int, list[object]] = {}
+            for extra in (once, every):
+                for line, steps in extra.lines.get(i, {}).items():
+                    inserted.setdefault(line, []).extend(steps)
+            part = book.score(piece.label, phase, inserted)  # type: ignore[arg-type]
+            follow = book.drafts[labels[i + 1].label, "F" if phase == "F" else "B"].given if i + 1 < len(labels) else ""
+            clock.play(part, follow)
+        clock.wait_for((part.out,))
+        clock.steps(every.after)
+        clock.steps(once.after)
+        clock.watch = None
+        clock.settle(np.inf)
+        now = clock.compute
+        left = Left(
+            tuple((n, at - now) for n, at in clock.streams.items()),
+            tuple((n, at - now, family) for n, (at, family) in clock.ready.items()),
+            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.flying),
+            tuple((begin - now, end - now) for begin, end in clock.gaps),
+        )
+        counts = np.array([clock.exposed, clock.beside, clock.waited])
+        return Result(now - start, clock.host - now, left, left.ahead(), counts)
+
+    def _apply(self, result: Result, start: float, factor: float) -> None:
+        clock = self.clock
+        now = start + result.seconds
+        clock.host = now + result.host
+        self.last = result.left, now
+        left = result.left if clock.own_order or self.factors is not None else result.ahead
+        if left is NOTHING:
+            if clock.streams or clock.ready or clock.flying or clock.gaps:
+                clock.streams, clock.ready, clock.flying, clock.gaps = {}, {}, [], []
+        else:
+            self._leave(left, now)
+        clock.compute = start + factor * result.seconds
+        use = self.uses.get(id(result))
+        if use is None:
+            self.uses[id(result)] = [factor, 1.0]
+            self.results[id(result)] = result
+        else:
+            use[0] += factor
+            use[1] += 1.0
+
+    def _leave(self, left: Left, now: float) -> None:
+        clock = self.clock
+        streams, ready, flying, gaps = left
+        if streams or clock.streams:
+            clock.streams = {name: now + at for name, at in streams}
+        if ready or clock.ready:
+            clock.ready = {name: (now + at, family) for name, at, family in ready}
+        if flying or clock.flying:
+            clock.flying = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
+        if gaps or clock.gaps:
+            clock.gaps = [(now + begin, now + end) for begin, end in gaps]
+
+    def look_back(self) -> None:
+        """What the last computation left that is over as well: for what may have been launched long ago."""
+        left, now = self.last
+        since = [gap for gap in self.clock.gaps if gap[1] > now]
+        self._leave(left, now)
+        self.clock.gaps += since
+
+    # -- rounds that are alike
+    def _mark(self) -> None:
+        clock = self.clock
+        now = clock.compute
+        needed = max((way.longest for way in self.ways.values()), default=0.0)
+        times = [max(clock.host, now - needed), *(at for _, at in sorted(clock.streams.items()))]
+        times += [at for _, (at, _) in sorted(clock.ready.items())]
+        times += [at for begin, end, *_ in (*clock.flying, *clock.gaps) for at in (begin, end)]
+        self.marks[len(self.spans)] = Mark(
+            now, tuple(at - now for at in times), (self.pp_s, self.bubble_s, self.hidden_pp_s), dict(self.idle),
+            {key: list(use) for key, use in self.uses.items()}, now - clock.host,
+        )  # fmt: skip
+
+    def lengthen(self, rounds: int, round_s: float, each: int, spans: bool) -> None:
+        """Put so many rounds of ``each`` micro-batches, like the one in front of the last mark, there; with their
+        computations where ``spans``."""
+        *_, begin, end = self.marks
+        before, after = self.marks[begin], self.marks[end]
+        if spans:
+            longer = self.spans[:end]
+            for n in range(1, rounds + 1):
+                longer += _later(self.spans[begin:end], n * each, n * round_s)
+            self.spans = longer + _later(self.spans[end:], rounds * each, rounds * round_s)
+        counted = (rounds * (b - a) for a, b in zip(before.counted, after.counted, strict=True))
+        for name, more in zip(("pp_s", "bubble_s", "hidden_pp_s"), counted, strict=True):
+            setattr(self, name, getattr(self, name) + more)
+        for cause, seconds in after.idle.items():
+            self.idle[cause] += rounds * (seconds - before.idle[cause])
+        for key, use in after.uses.items():
+            for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
+                self.uses[key][i] += rounds * (b - a)
+        self.clock.put_off(rounds * round_s)
+        self.last = self.last[0], self.last[1] + rounds * round_s
+
+    # -- what it came to
+    def counts(self) -> NDArray[np.float64]:
+        """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
+        total = np.zeros((3, len(EXPOSED)))
+        for key, (factor, times) in self.uses.items():
+            total += self.results[key].counts * np.array([[factor], [times], [factor]])
+        return total
+
+
+def _later(spans: list[Computation], micro_batches: int, seconds: float) -> list[Computation]:
+    """Computations so much later, of other micro-batches."""
+    return [Computation(kind, c, i + micro_batches, start + seconds, end + seconds) for kind, c, i, start, end in spans]

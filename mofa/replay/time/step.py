@@ -1,0 +1,224 @@
+"""A training step on the clock: every rank of a pipeline computes its tapes, sends, reduces and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.block.streams import OWN_ORDER
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.rows import Rows
+from mofa.cost.step_time.micro_batch import handing_seconds
+from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
+from mofa.replay.garbage_collection import no_collection
+from mofa.replay.rank.of_plan import rows_of
+from mofa.replay.time.computation_tapes import Book, chunks_of
+from mofa.replay.time.data_parallel import added
+from mofa.replay.time.extrapolate import Stretch, lengthen, stretches
+from mofa.replay.time.kernel_runs import FAMILY
+from mofa.replay.time.pipeline import Flights, run
+from mofa.replay.time.rank_clock import Plan, RankTime
+from mofa.replay.time.send_recv import Wiring, wire
+from mofa.replay.time.stream_clocks import Clock
+from mofa.replay.time.time_replayed import Computation, TimeReplayed, Transfer
+from mofa.schedules import Order, Program, order_of, program_of
+from mofa.schedules.order_check import OrderError, check
+from mofa.schedules.point_to_point import overlapped
+from mofa.specs.framework import PYTORCH_MODULES
+
+PP, DP = FAMILY["pp"], FAMILY["dp"]
+
+
+def time_of(
+    estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
+    seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
+    spans: bool = True,
+) -> TimeReplayed:  # fmt: skip
+    """Play a training step of one strategy on the clocks of its pipeline ranks.
+
+    Parameters
+    ----------
+    detail
+        Whether sends and receives are kept.
+    variants
+        The strategy under other routing loads: micro-batch ``i`` takes the one at ``i`` modulo their number.
+    jitter
+        Standard deviation of the logarithm of each computation's seconds, drawn per rank and micro-batch. [-]
+    order
+        Another order of computations than the schedule's; its hand-overs run beside computing.
+    watched
+        Ranks and micro-batches all of whose ops are kept.
+    cached
+        Whether a computation that begins like an earlier one is looked up; the result is the same.
+    spans
+        Whether all computations are kept.
+
+    Returns
+    -------
+    TimeReplayed
+        The step, from one gradient norm, at which all ranks meet, to the next. [s]
+
+    Notes
+    -----
+    The ranks of a tensor, context, expert or data parallel group are alike but for routing; the rank played is the one
+    whose experts got the most tokens in every layer, for which the others wait at the next all-to-all. All compute at
+    the clock that the wait of the slowest leaves it by the closed form (:mod:`mofa.cost.step_time.power_averaging`).
+
+    Raises
+    ------
+    OrderError
+        If an order can't be; the message names the op that waits and for what.
+    """
+    estimator = estimator.paced
+    rows = rows_of(estimator)
+    stages, fw = rows.layout.stages, rows.framework
+    num = int(rows.num_micro_batches[0])
+    books = tuple(Book.of(rows_of(e.paced)) for e in variants) or (Book.of(rows),)
+    curves = rows.cluster.gpu.curves
+    plan = Plan(
+        rows, books, _hop_seconds(rows), curves.overlap_slowdown.value,
+        rows.schedule == "1f1b" and stages.pp > 1 and fw.name not in PYTORCH_MODULES, handing_seconds(rows),
+        _optimizer_seconds(rows), {} if cached else None, watched, jitter, seed,
+    )  # fmt: skip
+    plain = cached and order is None and not (detail or variants or watched or jitter)
+    with no_collection():
+        for stretch in stretches(rows.schedule, stages.pp, stages.vpp, num) if plain else ():
+            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, stretch.played)
+            ranks = _ranks(plan, wiring.program.order, stretch)
+            run(wiring, ranks, plan.hop_s)
+            if lengthen(stretch, ranks, spans):
+                return _finish(plan, ranks, None, spans)
+        if order is None:
+            wiring = _wiring(rows.schedule, fw.name, stages.pp, stages.vpp, num)
+        else:
+            wiring = wire(_own(order, stages.pp, stages.vpp, num))
+        ranks = _ranks(plan, wiring.program.order)
+        flights = run(wiring, ranks, plan.hop_s)
+        return _finish(plan, ranks, flights if detail else None, spans)
+
+
+def _ranks(plan: Plan, order: Order, stretch: Stretch | None = None) -> list[RankTime]:
+    """The ranks in front of a step, each as much later as its optimizer is."""
+    rows = plan.rows
+    sync_s = rows.cluster.sync_s
+    own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.books for d in b.drafts.values()
+                    for line in d.lines) or rows.mode.pipelined  # fmt: skip
+    ranks = []
+    for r in range(order.pp):
+        chunks = chunks_of(rows, order, r)
+        extra = added(rows, plan.books[0], chunks, order, r, plan.shared)
+        marked = frozenset(stretch.marks(order, r)) if stretch is not None else frozenset[int]()
+        ranks.append(RankTime(plan, order, r, chunks, extra, Clock(sync_s, own_order=own_order), marked))
+    ends = _ends(plan, ranks)
+    for rank, seconds in zip(ranks, ends, strict=True):
+        rank.clock.compute = rank.clock.host = seconds - min(ends)
+    return ranks
+
+
+def _ends(plan: Plan, ranks: Sequence[RankTime]) -> list[float]:
+    """How long each rank's optimizer and what follows it take. [s]"""
+    return [seconds + rank.added.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)]
+
+
+@lru_cache(maxsize=8)
+def _wiring(schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int) -> Wiring:
+    return wire(program_of(order_of(schedule, framework, pp, vpp, num_micro_batches), schedule, framework))
+
+
+def _own(order: Order, pp: int, vpp: int, num_micro_batches: int) -> Program:
+    """The sends and receives of an order that no framework made: beside its computations, on a stream for each way."""
+    has, wants = (order.pp, order.vpp, order.num_micro_batches), (pp, vpp, num_micro_batches)
+    if has != wants:
+        raise OrderError(
+            f"the order has {has[0]} ranks, {has[1]} chunks and {has[2]} micro-batches, the strategy "
+            f"{wants[0]}, {wants[1]} and {wants[2]}; give one for the strategy"
+        )
+    program = overlapped(order)
+    check(program)
+    return program
+
+
+def _finish(plan: Plan, players: Sequence[RankTime], flights: Flights | None, spans: bool) -> TimeReplayed:
+    rows, optimizer = plan.rows, plan.optimizer_s
+    last = _ends(plan, players)
+    ends, tails = [], []
+    for player in players:
+        clock = player.clock
+        player.look_back()
+        clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.steps(player.added.end)
+        clock.drain(DP)
+        tails.append(np.array([clock.exposed, clock.beside, clock.waited]))
+        ends.append(clock.compute)
+    tied = _tied_seconds(rows)
+    meet = max(ends)
+    if tied:
+        first, head = 0, rows.layout.stages.head_stage
+        meet = max(meet, max(ends[first], ends[head]) + tied)
+    norm, amaxes = float(norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
+    step = meet + amaxes + norm + max(last) - (max(last) - min(last))
+    shown: list[dict[str, float]] = []
+    hiddens: list[dict[str, float]] = []
+    for r, player in enumerate(players):
+        counts = player.counts() + tails[r]
+        both = tied if tied and r in (0, rows.layout.stages.head_stage) else 0.0
+        drain = meet - ends[r] - both
+        player.idle["drain"] += drain
+        exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))
+        exposed["pp"] += player.pp_s
+        exposed["dp"] += player.added.after_optimizer_s + both + amaxes
+        exposed["optimizer"] += optimizer[r] + norm
+        exposed["bubble"] = player.bubble_s + drain
+        shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
+        hidden = {
+            name: max(float(counts[1][FAMILY[name]] - counts[2][FAMILY[name]]), 0.0) for name in HIDDEN_COMPONENTS
+        }
+        hidden["pp"] += player.hidden_pp_s
+        hiddens.append(hidden)
+        for name in (*HIDDEN_COMPONENTS, "host_idle"):
+            player.idle[name] = float(counts[2][FAMILY[name]])
+        start = meet + amaxes + norm
+        player.spans.append(Computation("O", 0, 0, start, start + optimizer[r] + player.added.after_optimizer_s))
+        assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
+    slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
+    step = sum(shown[slowest].values())
+    return TimeReplayed(
+        step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
+        tuple(tuple(p.spans) for p in players) if spans else (), _transfers(flights, len(players)),
+        tuple(tuple(p.ops) for p in players),
+    )  # fmt: skip
+
+
+def _transfers(flights: Flights | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:
+    out: list[list[Transfer]] = [[] for _ in range(pp)]
+    if flights is not None:
+        wiring, starts, ends = flights
+        for n, item in enumerate(wiring.exchanges):
+            out[wiring.rank_of[n]] += [Transfer(o.kind, o.stage, o.micro_batch, starts[n], ends[n]) for o in item.ops]
+    return tuple(map(tuple, out))
+
+
+def _hop_seconds(rows: Rows) -> float:
+    """One hand-over of activations to the next stage. [s]"""
+    if rows.layout.stages.pp == 1:
+        return 0.0
+    return float(hop_seconds(rows)[0])
+
+
+def _tied_seconds(rows: Rows) -> float:
+    """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. [s]"""
+    model = rows.workload.model
+    if rows.framework.name in PYTORCH_MODULES or not model.tied_embeddings or rows.layout.stages.pp == 1:
+        return 0.0
+    tied = model.vocab * model.hidden * rows.framework.reduced_bytes_per_param / rows.table.tp
+    return float(collective_s("all_reduce", tied, rows.groups["embd"], rows.costs.machine.fabric)[0])
+
+
+def _optimizer_seconds(rows: Rows) -> list[float]:
+    return [float(s) for s in np.broadcast_to(step_end_seconds(rows), (1, rows.layout.stages.pp))[0]]

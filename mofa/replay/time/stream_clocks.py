@@ -1,0 +1,259 @@
+"""The clocks of one rank: the host's, the computing stream's and one for every other stream.
+
+An op starts when its stream is free, what it reads is there and the host has issued it. While another stream
+communicates, computing advances by ``1 - slowdown`` of its rate, and what that costs counts as exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from mofa.cost.block.tape_clock import EXPOSED
+from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
+
+HOST = FAMILY["host_idle"]
+Watch = Callable[[str, str, int, float, float], None]
+"""Told of everything that runs: stream, op, family, start and end. [s]"""
+Relative = tuple[object, ...]
+
+
+@dataclass
+class Clock:
+    """Where a rank's streams are. [s]
+
+    ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
+    ``waited`` its idle part by what it waited for, ``beside`` what other streams did. ``ready`` says when tensors that
+    cross streams are there and which family makes them (-1: computing); ``flying`` what other streams are at: start,
+    end, family and what computing loses meanwhile.
+    """
+
+    sync_s: float
+    compute: float = 0.0
+    host: float = 0.0
+    streams: dict[str, float] = field(default_factory=dict)
+    ready: dict[str, tuple[float, int]] = field(default_factory=dict)
+    flying: list[tuple[float, float, int, float]] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    beside: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """When the computing stream waited, as far back as something may still be launched beside it."""
+    waited: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    watch: Watch | None = None
+    own_order: bool = True
+    """Whether any stream begins before what was launched ahead of it has ended."""
+
+    def play(self, part: Score, follow: str) -> None:
+        """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
+        self.steps(part.steps)
+        if follow:
+            made = self.ready.get(part.out)
+            if made is None or made[0] <= self.compute:
+                self.ready.pop(follow, None)
+            else:
+                self.ready[follow] = made
+
+    def steps(self, steps: Iterable[Step]) -> None:
+        """Play steps one after the other."""
+        for step in steps:
+            if type(step) is Run:
+                self._run(step)
+            elif type(step) is Beside:
+                self._beside(step)
+            elif type(step) is Sync:
+                self.synchronise(step.host_s, step.reads)
+            elif type(step) is Same:
+                source = self.ready.get(step.source)
+                if source is None:
+                    self.ready.pop(step.name, None)
+                else:
+                    self.ready[step.name] = source
+
+    def synchronise(self, host_s: float = 0.0, reads: tuple[str, ...] = ()) -> None:
+        """The host waits for the device, or for what it reads of other streams, and then computes. [s]"""
+        until = self.compute
+        if reads:
+            until = max([self.ready[name][0] for name in reads if name in self.ready], default=self.host)
+        self.host = max(self.host, until) + self.sync_s + host_s
+
+    def wait_for(self, names: tuple[str, ...]) -> None:
+        """The computing stream waits for tensors of other streams."""
+        for name in names:
+            made = self.ready.get(name)
+            if made is not None and made[0] > self.compute and made[1] >= 0:
+                self.exposed[made[1]] += made[0] - self.compute
+                self.waited[made[1]] += made[0] - self.compute
+                if self.watch is not None:
+                    self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
+                self.idle_until(made[0])
+
+    def _run(self, step: Run) -> None:
+        if step.waits:
+            self.wait_for(step.waits)
+        if self.watch is None and self.host + step.lead <= self.compute:
+            for family, seconds in step.parts:
+                self.exposed[family] += seconds
+            self._advance(step.busy)
+            self.host += step.issue
+        else:
+            host, exposed, watch = self.host, self.exposed, self.watch
+            for name, seconds, issue, family in step.kernels:
+                host += issue
+                if seconds > 0:
+                    start = self.compute
+                    if host > start:
+                        exposed[HOST] += host - start
+                        self.waited[HOST] += host - start
+                        self.gaps.append((start, host))
+                        self.compute = start = host
+                    exposed[family] += seconds
+                    if self.flying:
+                        self._advance(seconds)
+                    else:
+                        self.compute = start + seconds
+                    if watch is not None:
+                        watch("compute", name, family, start, self.compute)
+            self.host = host
+        for name in step.records:
+            self.ready[name] = (self.compute, -1)
+
+    def idle_until(self, time: float) -> None:
+        """Compute nothing until then."""
+        self.gaps.append((self.compute, time))
+        self.compute = time
+
+    def _advance(self, work: float) -> None:
+        """Compute for so long, the longer while other streams communicate."""
+        flying = self.flying
+        if not flying:
+            self.compute += work
+            return
+        now = self.compute
+        while work > 0:
+            lost, until = 0.0, float("inf")
+            for start, end, _, slows in flying:
+                if start <= now < end:
+                    lost += slows
+                    until = min(until, end)
+                elif start > now:
+                    until = min(until, start)
+            rate = max(1.0 - lost, 0.0)
+            span = min(until - now, work / rate) if rate else until - now
+            if lost:
+                for start, end, family, slows in flying:
+                    if start <= now < end:
+                        self.exposed[family] += span * (1.0 - rate) * slows / lost
+            if span * rate >= work * (1.0 - 1e-12):
+                now += span
+                break
+            work -= span * rate
+            now = until
+        self.compute = now
+        self.flying = [item for item in flying if item[1] > now]
+
+    def _beside(self, step: Beside) -> None:
+        name, seconds, issue, family, stream, reads, writes, slows, communicator = step
+        streams, ready = self.streams, self.ready
+        self.host = start = self.host + issue
+        if (free := streams.get(stream, 0.0)) > start:
+            start = free
+        if communicator:
+            communicator = "@" + communicator
+            if (free := streams.get(communicator, 0.0)) > start:
+                start = free
+        for source in reads:
+            if source == NOW:
+                if self.compute > start:
+                    start = self.compute
+            elif (made := ready.get(source)) is not None and made[0] > start:
+                start = made[0]
+        end = start + seconds
+        streams[stream] = end
+        if communicator:
+            streams[communicator] = end
+        for made_here in writes:
+            ready[made_here] = (end, family)
+        if seconds > 0:
+            self.beside[family] += seconds
+            if start < self.compute:
+                self._catch_up(start, min(end, self.compute), step)
+            if is_comm(family) and end > self.compute:
+                self.flying.append((start, end, family, slows))
+            if self.watch is not None:
+                self.watch(stream, name, family, start, end)
+
+    def _catch_up(self, start: float, end: float, step: Beside) -> None:
+        """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
+        waits = 0.0
+        for a, b in reversed(self.gaps):  # the last ones come first: there may be many before that are over
+            if b <= start:
+                break
+            waits += max(min(end, b) - max(start, a), 0.0)
+        lost = step.slows * max(end - start - waits, 0.0)
+        self.exposed[step.family] += lost
+        self.compute += lost
+
+    def drain(self, family: int) -> None:
+        """The computing stream waits for all others, as at the end of a step."""
+        last = max(self.streams.values(), default=self.compute)
+        if last > self.compute:
+            self.ready["@drain"] = (last, family)
+            self.wait_for(("@drain",))
+            del self.ready["@drain"]
+
+    def put_off(self, seconds: float) -> None:
+        """All of it that much later. [s]"""
+        self.compute += seconds
+        self.host += seconds
+        self.streams = {name: at + seconds for name, at in self.streams.items()}
+        self.ready = {name: (at + seconds, family) for name, (at, family) in self.ready.items()}
+        self.flying = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.flying]  # type: ignore[misc]
+        self.gaps = [(begin + seconds, end + seconds) for begin, end in self.gaps]
+
+    # -- what decides what comes next
+    def settle(self, longest: float) -> Relative:
+        """Forget what can matter no more and give the rest relative to the computing stream.
+
+        A host further ahead than ``longest`` is as good as one that far ahead.
+        """
+        now, host = self.compute, self.host
+        if host < now - longest:
+            self.host = host = now - longest
+        streams, ready, flying, gaps = self.streams, self.ready, self.flying, self.gaps
+        if not (streams or ready or flying or gaps):
+            return (_tenth_ns(host - now),)
+        # nothing begins before now but what is launched once or on streams of their own order
+        since = host if self.own_order or longest == inf else now
+        if gaps:
+            gaps = self.gaps = [gap for gap in gaps if gap[1] > since]
+        if streams:
+            streams = self.streams = {name: at for name, at in streams.items() if at > since}
+        if ready:
+            ready = self.ready = {name: made for name, made in ready.items() if made[0] > now or made[0] > since}
+        if flying:
+            flying = self.flying = [item for item in flying if item[1] > now]
+        if not (streams or ready or flying or gaps):
+            return (_tenth_ns(host - now),)
+        return (
+            _tenth_ns(host - now),
+            tuple(sorted([(name, _tenth_ns(at - now)) for name, at in streams.items()])),
+            tuple(sorted([(name, _tenth_ns(at - now), family) for name, (at, family) in ready.items()])),
+            tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of in flying]),
+            tuple([(_tenth_ns(start - now), _tenth_ns(end - now)) for start, end in gaps]),
+        )  # fmt: skip
+
+
+def _tenth_ns(seconds: float) -> int:
+    """How many of them ``round(seconds, 10)`` has, which takes several times as long.
+
+    Examples
+    --------
+    >>> _tenth_ns(1.23456e-6), _tenth_ns(-2.5e-10)
+    (12346, -3)
+    """
+    scaled = seconds * 1e10
+    whole = round(scaled)
+    if abs(scaled - whole) > 0.49:  # the product's own rounding may have decided
+        whole = round(round(seconds, 10) * 1e10)
+    return whole

@@ -1,0 +1,100 @@
+"""The result of replaying a plan's clock: computations, transfers, waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+
+class Computation(NamedTuple):
+    """A computation of a rank: ``F``, ``B``, ``I`` or ``W`` of a chunk and micro-batch, or ``O``, the optimizer. [s]"""
+
+    kind: str
+    chunk: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class Transfer(NamedTuple):
+    """A send or a receive of a rank: what, of which stage and micro-batch, from its start to its end. [s]"""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class Spot(NamedTuple):
+    """An op on a stream of a rank. [s]"""
+
+    stream: str
+    name: str
+    family: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class TimeReplayed:
+    """A training step on the clock of every pipeline rank.
+
+    ``exposed`` has the keys of :data:`mofa.cost.breakdown.TIME_COMPONENTS` and sums to ``step_s``, as each of ``ranks``
+    does; it is that of ``slowest``, the rank that waits least for others. ``idle`` says why a rank's device computes
+    nothing. ``spans`` are its computations in order, the optimizer last, ``transfers`` what it sends and receives and
+    ``ops`` every op of the micro-batches that were asked for. [s]
+    """
+
+    step_s: float
+    exposed: dict[str, float]
+    hidden: dict[str, float]
+    slowest: int
+    ranks: tuple[dict[str, float], ...]
+    idle: tuple[dict[str, float], ...]
+    spans: tuple[tuple[Computation, ...], ...]
+    transfers: tuple[tuple[Transfer, ...], ...] = ()
+    ops: tuple[tuple[Spot, ...], ...] = field(default=())
+
+
+def between(one: TimeReplayed, other: TimeReplayed, share: float) -> TimeReplayed:
+    """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
+    transfers and ops of the first.
+
+    Examples
+    --------
+    >>> one, other = (TimeReplayed(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
+    >>> between(one, other, 0.25).step_s, between(one, other, 0.25).ranks
+    (2.5, ({'gemm': 2.5},))
+    """
+
+    def mean(parts: dict[str, float], of_other: dict[str, float]) -> dict[str, float]:
+        names = dict.fromkeys([*parts, *of_other])
+        return {name: (1.0 - share) * parts.get(name, 0.0) + share * of_other.get(name, 0.0) for name in names}
+
+    return replace(
+        one, step_s=(1.0 - share) * one.step_s + share * other.step_s, exposed=mean(one.exposed, other.exposed),
+        hidden=mean(one.hidden, other.hidden), ranks=tuple(map(mean, one.ranks, other.ranks)),
+        idle=tuple(map(mean, one.idle, other.idle)),
+    )  # fmt: skip
+
+
+def again(time: TimeReplayed, runs: float) -> TimeReplayed:
+    """A step that runs so often on average; its spans, transfers and ops are those of one run.
+
+    Examples
+    --------
+    >>> one = TimeReplayed(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
+    >>> again(one, 1.5).exposed, again(one, 1.0) is one
+    ({'gemm': 3.0}, True)
+    """
+    if runs == 1.0:
+        return time
+
+    def longer(parts: dict[str, float]) -> dict[str, float]:
+        return {name: runs * seconds for name, seconds in parts.items()}
+
+    return replace(
+        time, step_s=runs * time.step_s, exposed=longer(time.exposed), hidden=longer(time.hidden),
+        ranks=tuple(map(longer, time.ranks)), idle=tuple(map(longer, time.idle)),
+    )  # fmt: skip

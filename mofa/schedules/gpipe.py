@@ -1,0 +1,23 @@
+"""GPipe: all forwards, then all backwards, both in the order of the micro-batches (torch ``ScheduleGPipe``).
+
+Huang et al. 2019, arXiv 1811.06965. Bubble over ideal time ``(pp - 1) / m`` for equal stages.
+"""
+
+from __future__ import annotations
+
+from mofa.schedules.order import Action, Order
+
+
+def gpipe(pp: int, num_micro_batches: int) -> Order:
+    """The order of every rank.
+
+    Examples
+    --------
+    >>> [f"{a.kind}{a.micro_batch}" for a in gpipe(2, 2).ranks[0]]
+    ['F0', 'F1', 'B0', 'B1']
+    """
+    m = range(num_micro_batches)
+    ranks = tuple(
+        (*(Action("F", r, i) for i in m), *(Action("B", r, i) for i in m)) for r in range(pp)
+    )  # fmt: skip
+    return Order(pp, 1, num_micro_batches, ranks)

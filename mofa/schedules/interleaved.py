@@ -1,0 +1,100 @@
+"""Interleaved 1F1B: every rank holds ``vpp`` chunks and works through them in groups of micro-batches.
+
+Narayanan et al. 2021, arXiv 2104.04473, section 2.2: bubble over ideal time ``(pp - 1) / (m vpp)`` for equal stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mofa.schedules.order import Action, Compute, Order, one_forward_one_backward
+
+
+def megatron(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
+    """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp where not said.
+
+    The last group is smaller where the group does not divide the micro-batches (``schedules.get_schedule_table``);
+    ``2 (pp - r - 1) + (vpp - 1) group`` chunk forwards come before the first backward and one with it.
+
+    Raises
+    ------
+    ValueError
+        If the group or what is left for the last one is one that Megatron refuses (schedules.py:996-1015).
+
+    Examples
+    --------
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in megatron(2, 2, 2).ranks[1]]
+    ['F1.0', 'F1.1', 'F3.0', 'B3.0', 'F3.1', 'B3.1', 'B1.0', 'B1.1']
+    """
+    m, group = num_micro_batches, group or pp
+    if not pp <= group <= m:
+        raise ValueError(f"interleaved: groups of {group} micro-batches; take from pp ({pp}) to all of them ({m})")
+    if 0 < m % group < pp:
+        raise ValueError(
+            f"interleaved: {m} micro-batches in groups of {group} leave {m % group} for the last; "
+            f"take a number that leaves none or at least pp ({pp})"
+        )
+    table = [
+        (i, chunk) for start in range(0, m, group) for chunk in range(vpp) for i in range(start, min(start + group, m))
+    ]
+    ranks = []
+    for r in range(pp):
+
+        def forward(k: int, r: int = r) -> Action:
+            return Action("F", table[k][1] * pp + r, table[k][0])
+
+        def backward(k: int, r: int = r) -> Action:
+            return Action("B", (vpp - 1 - table[k][1]) * pp + r, table[k][0])
+
+        warmup = min((pp - r - 1) * 2 + (vpp - 1) * group, m * vpp)
+        ranks.append(tuple(one_forward_one_backward(warmup, m * vpp, forward, backward)))
+    return Order(pp, vpp, m, tuple(ranks))
+
+
+def rounds(pp: int, num_micro_batches: int) -> int:
+    """Micro-batches of a round of PyTorch's multi-stage schedules.
+
+    Raises
+    ------
+    ValueError
+        If the micro-batches are no multiple of the number of rounds, ``m // pp``.
+    """
+    count = max(1, num_micro_batches // pp)
+    if num_micro_batches % count:
+        raise ValueError(
+            f"{num_micro_batches} micro-batches in {count} rounds; take a multiple of the rounds, such as of pp ({pp})"
+        )
+    return num_micro_batches // count
+
+
+def torch(pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
+
+    Examples
+    --------
+    >>> torch(4, 2, 8) == megatron(4, 2, 8)
+    True
+    """
+    m, each = num_micro_batches, rounds(pp, num_micro_batches)
+    ranks = []
+    for r in range(pp):
+        ranks.append(tuple(one_forward_one_backward(
+            min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *counters(pp, vpp, each, r, "B")
+        )))  # fmt: skip
+    return Order(pp, vpp, m, tuple(ranks))
+
+
+def counters(
+    pp: int, vpp: int, each: int, r: int, kind: Compute
+) -> tuple[Callable[[int], Action], Callable[[int], Action]]:  # fmt: skip
+    """The k-th forward and the k-th backward of a rank in rounds of ``each`` micro-batches."""
+
+    def forward(k: int) -> Action:
+        turn, i = divmod(k, each * vpp)
+        return Action("F", i // each * pp + r, turn * each + i % each)
+
+    def backward(k: int) -> Action:
+        turn, i = divmod(k, each * vpp)
+        return Action(kind, (vpp - 1 - i // each) * pp + r, turn * each + i % each)
+
+    return forward, backward

@@ -1,0 +1,44 @@
+"""Interleaved 1F1B with weight gradients apart: PyTorch 2.11's ``ScheduleInterleavedZeroBubble`` (ZB-1P in rounds).
+
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2: the backward by inputs goes on at once,
+the weight gradients follow ``r`` backwards later and fill the end.
+"""
+
+from __future__ import annotations
+
+from mofa.schedules.interleaved import counters, rounds
+from mofa.schedules.order import Order
+
+
+def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """The order of every rank.
+
+    Raises
+    ------
+    ValueError
+        If the micro-batches don't fit into rounds.
+
+    Examples
+    --------
+    >>> [f"{a.kind}{a.micro_batch}" for a in interleaved_zero_bubble(2, 1, 3).ranks[1]]
+    ['F0', 'I0', 'F1', 'I1', 'W0', 'F2', 'I2', 'W1', 'W2']
+    """
+    m, each = num_micro_batches, rounds(pp, num_micro_batches)
+    total = m * vpp
+    ranks = []
+    for r in range(pp):
+        forward, backward = counters(pp, vpp, each, r, "I")
+        warmup = min((vpp - 1) * each + (pp - 1 - r), total)
+        out = [forward(k) for k in range(warmup)]
+        done = weights = 0
+        for k in range(warmup, warmup + total):
+            if k < total:
+                out.append(forward(k))
+            out.append(backward(done))
+            done += 1
+            if k - warmup >= r:
+                out.append(backward(weights)._replace(kind="W"))
+                weights += 1
+        out += [backward(k)._replace(kind="W") for k in range(weights, done)]
+        ranks.append(tuple(out))
+    return Order(pp, vpp, m, tuple(ranks))

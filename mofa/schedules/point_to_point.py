@@ -1,0 +1,244 @@
+"""What each framework sends and receives around an order's computations, in the order in which it launches them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from mofa.schedules.order import Action, Exchange, Item, Order, Program
+
+
+def sent(order: Order, action: Action) -> tuple[Action, Action] | None:
+    """The send and the receive that a computation's result needs; None where its reader is on the same rank."""
+    kind, stage, micro_batch = action
+    if kind == "F":
+        if order.hands_over[stage]:
+            return Action("SEND_F", stage, micro_batch), Action("RECV_F", stage + 1, micro_batch)
+    elif kind != "W" and stage and order.hands_over[stage - 1]:
+        return Action("SEND_B", stage, micro_batch), Action("RECV_B", stage - 1, micro_batch)
+    return None
+
+
+def received(order: Order, action: Action) -> Action | None:
+    """The receive that a computation needs; None where its input is made on the same rank or there is none."""
+    kind, stage, micro_batch = action
+    if kind == "F":
+        if stage and order.hands_over[stage - 1]:
+            return Action("RECV_F", stage, micro_batch)
+    elif kind != "W" and order.hands_over[stage]:
+        return Action("RECV_B", stage, micro_batch)
+    return None
+
+
+def _send(order: Order, action: Action) -> Action | None:
+    """The first of :func:`sent`."""
+    kind, stage, micro_batch = action
+    if kind == "F":
+        return Action("SEND_F", stage, micro_batch) if order.hands_over[stage] else None
+    return Action("SEND_B", stage, micro_batch) if kind != "W" and stage and order.hands_over[stage - 1] else None
+
+
+def _sends(order: Order, action: Action) -> tuple[Action, ...]:
+    send = _send(order, action)
+    return (send,) if send else ()
+
+
+def _receives(order: Order, action: Action) -> tuple[Action, ...]:
+    got = received(order, action)
+    return (got,) if got else ()
+
+
+def plain(order: Order) -> Program:
+    """A receive before each computation, which waits for it, and a send after it, for which nothing waits.
+
+    torch's ``ScheduleGPipe``, whose sends are awaited only at the end of the forwards and of the backwards.
+    """
+    ranks: list[tuple[Item, ...]] = []
+    for acts in order.ranks:
+        out: list[Item] = []
+        for act in acts:
+            out += [Exchange(ops) for ops in (_receives(order, act),) if ops]
+            out.append(act)
+            out += [Exchange(ops, blocking=False) for ops in (_sends(order, act),) if ops]
+        ranks.append(tuple(out))
+    return Program(order, tuple(ranks))
+
+
+def torch_one_f_one_b(order: Order) -> Program:
+    """torch's ``Schedule1F1B``: in the steady state a send goes with the receive of the other direction, in one launch.
+
+    Of the warm-up, in which the first ``pp - r`` forwards run, the last send waits for the first backward's receive.
+    """
+    ranks: list[tuple[Item, ...]] = []
+    for acts in order.ranks:
+        out: list[Item] = []
+        held: tuple[Action, ...] = ()
+        for i, act in enumerate(acts):
+            before = acts[i - 1] if i else None
+            turn = before is not None and before.kind != act.kind
+            ops = (*held, *_receives(order, act)) if turn else _receives(order, act)
+            if not turn and held:
+                out.append(Exchange(held, blocking=False))
+            if ops:
+                out.append(Exchange(ops))
+            out.append(act)
+            held = _sends(order, act)
+        if held:
+            out.append(Exchange(held, blocking=False))
+        ranks.append(tuple(out))
+    return Program(order, tuple(ranks))
+
+
+def megatron_one_f_one_b(order: Order) -> Program:
+    """Megatron's 1F1B: every exchange is awaited, and so is the device (``batch_p2p_sync``).
+
+    Send and receive are joined in the steady state, after the first of its forwards and until the last.
+    """
+    ranks: list[tuple[Item, ...]] = []
+    for r, acts in enumerate(order.ranks):
+        warmup = min(order.pp - r - 1, order.num_micro_batches)
+        out: list[Item] = []
+        held: tuple[Action, ...] = ()
+        for i, act in enumerate(acts):
+            steady = warmup < i < 2 * order.num_micro_batches - warmup
+            groups = [(*held, *_receives(order, act))] if steady else [held, _receives(order, act)]
+            out += [Exchange(ops) for ops in groups if ops]
+            out.append(act)
+            held = _sends(order, act)
+        if held:
+            out.append(Exchange(held))
+        ranks.append(tuple(out))
+    return Program(order, tuple(ranks))
+
+
+def overlapped(order: Order) -> Program:
+    """Sends and receives beside computing: Megatron's interleaved schedule with ``overlap_p2p_comm``, or an ideal link.
+
+    Behind a forward its result is sent and the next forward's input received, so that both run beside the backward
+    between them; backwards likewise. The first backward's input is received from behind the last forward of the warm-up
+    on (Megatron-Core 0.16.1, pipeline_parallel/schedules.py, ``pp_post_forward`` and ``pp_post_backward``). Each
+    direction between two ranks has its own stream here; Megatron orders them by even and odd ranks on communicators of
+    each pair.
+    """
+    ranks: list[tuple[Item, ...]] = []
+    streams = _Streams(order)
+    for acts in order.ranks:
+        coming: list[list[Item]] = [[] for _ in range(len(acts) + 1)]
+        for act, behind in zip(acts, _launched_behind(acts), strict=True):
+            if (need := received(order, act)) is not None:
+                coming[behind + 1].append(Exchange((need,), streams.of(need), False))
+        out: list[Item] = list(coming[0])
+        for act, launched in zip(acts, coming[1:], strict=True):
+            out.append(act)
+            if (send := _send(order, act)) is not None:
+                out.append(Exchange((send,), streams.of(send), False))
+            out += launched
+        ranks.append(tuple(out))
+    return Program(order, tuple(ranks))
+
+
+def _launched_behind(acts: Sequence[Action]) -> list[int]:
+    """Behind which computation of its rank each one's input is begun to be received, -1 before the first."""
+    last: dict[bool, int] = {}
+    behind = []
+    for i, act in enumerate(acts):
+        behind.append(last.get(act.kind == "F", max(i - 2, -1)))
+        if act.kind != "W":
+            last[act.kind == "F"] = i
+    return behind
+
+
+class _Streams:
+    """The stream of one direction between two ranks, for forwards or backwards."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.named: dict[tuple[str, int], str] = {}
+
+    def of(self, op: Action) -> str:
+        """That of a send or a receive."""
+        kind, stage, _ = op
+        name = self.named.get((kind, stage))
+        if name is None:
+            there = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
+            ends = [self.order.rank_of(stage), self.order.rank_of(there)]
+            a, b = ends if kind.startswith("SEND") else reversed(ends)
+            name = self.named[kind, stage] = f"{a}>{b} {kind[-1]}"
+        return name
+
+
+def torch_runtime(order: Order) -> Program:
+    """PyTorch's multi-stage runtime: a send follows its computation, and the receiver's list gets the receive then.
+
+    Follows ``_add_send_recv``: ranks take turns in placing their next computation, and one whose input was not made
+    yet passes. The turns that FSDP's gathers and reductions take (``_add_unshard_reshard``) are taken here too. All of
+    a rank's sends and receives run one after the other on one stream.
+
+    Raises
+    ------
+    ValueError
+        If no rank can go on: the order has a cycle.
+    """
+    out: list[list[Item]] = [[] for _ in range(order.pp)]
+    todo = [deque(_with_shards(order, acts)) for acts in order.ranks]
+    done: set[Action] = set()
+    while any(todo):
+        progress = False
+        for r, queue in enumerate(todo):
+            if not queue:
+                continue
+            act = queue[0]
+            if act is not None:
+                need = received(order, act)
+                if need is None:
+                    need = _local(order, act)
+                if need is not None and need not in done:
+                    continue
+                out[r].append(act)
+                done.add(act)
+                if act.kind == "I":
+                    done.add(act._replace(kind="B"))
+                pair = sent(order, act)
+                if pair is not None:
+                    out[r].append(Exchange(pair[:1], blocking=False))
+                    out[order.rank_of(pair[1].stage)].append(Exchange(pair[1:], blocking=False))
+                    done.update(pair)
+            queue.popleft()
+            progress = True
+        if not progress:
+            waits = [f"rank {r} waits at {queue[0]}" for r, queue in enumerate(todo) if queue]
+            raise ValueError(f"the order has a cycle: {'; '.join(waits)}")
+    return Program(order, tuple(tuple(items) for items in out))
+
+
+def _local(order: Order, act: Action) -> Action | None:
+    """The computation on the same rank whose result another needs."""
+    if act.kind == "F" and act.stage:
+        return Action("F", act.stage - 1, act.micro_batch)
+    if act.kind in ("B", "I") and act.stage < order.num_stages - 1:
+        return Action("B", act.stage + 1, act.micro_batch)
+    return None
+
+
+def _with_shards(order: Order, acts: tuple[Action, ...]) -> list[Action | None]:
+    """The computations with a None for every turn that gathering, resharding and reducing take."""
+    out: list[Action | None] = []
+    active: list[int] = []
+    left = dict.fromkeys({a.stage for a in acts}, order.num_micro_batches)
+    for i, act in enumerate(acts):
+        ahead: list[int] = []
+        for later in acts[i:]:
+            if later.stage not in ahead:
+                ahead.append(later.stage)
+                if len(ahead) == 3:
+                    break
+        evict = [stage for stage in active if stage not in ahead]
+        fetch = [stage for stage in ahead if stage not in active]
+        out += [None] * (len(evict) + len(fetch))
+        active = [stage for stage in active if stage in ahead] + fetch
+        out.append(act)
+        if act.kind in ("B", "W"):
+            left[act.stage] -= 1
+            if not left[act.stage]:
+                out.append(None)
+    return out + [None] * len(active)

@@ -1,0 +1,57 @@
+"""ZB-V: two chunks a rank, placed there and back, weight gradients apart (PyTorch 2.11's ``ScheduleZBVZeroBubble``).
+
+Qi et al. 2024, arXiv 2401.10241, section 6, and "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362: no
+bubble but filling where forward, backward by inputs and by weights take equally long; a rank holds at most ``2 pp``
+chunk activations, as 1F1B's first rank.
+"""
+
+from __future__ import annotations
+
+from mofa.schedules.order import Action, Order
+
+
+def zbv(pp: int, num_micro_batches: int) -> Order:
+    """The order of every rank; made for ``max(2 pp - 1, m)`` micro-batches and cut to those that there are.
+
+    Examples
+    --------
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in zbv(1, 1).ranks[0]]
+    ['F0.0', 'F1.0', 'I1.0', 'W1.0', 'I0.0', 'W0.0']
+    """
+    made_for = max(2 * pp - 1, num_micro_batches)
+    ranks = tuple(tuple(a for a in _rank(pp, r, made_for) if a.micro_batch < num_micro_batches) for r in range(pp))
+    return Order(pp, 2, num_micro_batches, ranks, "v")
+
+
+def _rank(pp: int, r: int, m: int) -> list[Action]:
+    out: list[Action] = []
+    first, second = r, 2 * pp - 1 - r
+    count = {(kind, stage): 0 for kind in "FIW" for stage in (first, second)}
+
+    def do(stage: int, *kinds: str) -> None:
+        for kind in kinds:
+            out.append(Action(kind, stage, count[kind, stage]))  # type: ignore[arg-type]
+            count[kind, stage] += 1
+
+    for _ in range(2 * (pp - r) - 1):
+        do(first, "F")
+    for _ in range(r):
+        do(second, "F")
+        do(first, "F")
+    for _ in range(pp - r):
+        do(second, "F", "I", "W")
+    while count["F", second] < count["F", first] or count["F", first] < m:
+        if count["F", first] < m:
+            do(first, "F")
+        do(first, "I", "W")
+        do(second, "F", "I", "W")
+    for _ in range(r):
+        do(first, "I")
+        do(second, "I")
+    for _ in range(pp - r):
+        do(first, "I", "W")
+    while count["W", second] < count["I", second]:
+        do(second, "W")
+    while count["W", first] < count["I", first]:
+        do(first, "W")
+    return out

@@ -1,0 +1,405 @@
+"""Find the best plans: enumerate, mask, cost what is legal, keep what fits, rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
+from mofa.errors import SpecError, StrategyError
+from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
+from mofa.replay.garbage_collection import no_collection
+from mofa.search.borderline import fewer_layers, look_again
+from mofa.search.costing import MEMORY, Costed, Found, cost_rows
+from mofa.search.fewest_gpus import smallest_number_of_gpus
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.legality.masks import CHECKS, Job, check
+from mofa.search.request import check_asked, checked_facts
+from mofa.search.rerank import PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space
+from mofa.search.to_plan.builder import Candidate, room_bytes
+from mofa.search.workers import Workers
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mofa.search.goodput import LongRuns
+
+Progress = Callable[[int, int], None]
+AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
+"""What other processes load while this one begins."""
+DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: its report, and the table behind it."""
+
+    report: PlanReport
+    costed: Costed
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    reasons: NDArray[np.int64]
+    whole: Combinations
+    """What was looked at; ``costed`` is part of it."""
+    short: NDArray[np.float64]
+    """By how much each row of it missed."""
+
+    def table(self) -> pd.DataFrame:
+        """All costed rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.
+
+        Of rows that do not fit all but their ``device_bytes`` is NaN.
+        """
+        import pandas as pd
+
+        c = self.costed
+        t = c.table
+        fits = self.reasons[c.rows] < 0
+        step_s = np.where(fits, c.step_s, np.nan)
+        tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
+        peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value
+        flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
+        rate = tokens / step_s / self.cluster.num_gpus
+        names = np.array([m.text for m in t.recompute_modes], dtype=object)[t.recompute]
+        solved = t.recompute_layers >= 0
+        names[solved] = [f"full:{n}" for n in t.recompute_layers[solved]]
+        return pd.DataFrame(
+            {
+                **{name: getattr(t, name) for name in DEGREES},
+                "cp_kind": np.array(CP_KINDS, dtype=object)[t.cp_kind],
+                "zero": t.zero,
+                "recompute": names,
+                "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "token_chunks": t.token_chunks,
+                "balancing": np.array(BALANCING, dtype=object)[t.balancing],
+                "step_s": step_s,
+                "tokens_per_s_per_gpu": rate,
+                "mfu": rate * flops / peak,
+                "allocated_bytes": np.where(fits, c.allocated_bytes, np.nan),
+                "device_bytes": c.device_bytes,
+                "fits": fits,
+            }
+        )
+
+
+def find_plans(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    *,
+    framework: FrameworkSpec | None = None,
+    top: int = 10,
+    fix: Mapping[str, object] | None = None,
+    maximum: Mapping[str, int] | None = None,
+    with_: Sequence[str] = (),
+    without: Sequence[str] = (),
+    flops_convention: FlopsConvention = "causal",
+    progress: Progress | None = None,
+    replay: bool = True,
+    replay_progress: Progress | None = None,
+    judge: LongRuns | None = None,
+    space: Space | None = None,
+    searched: Search | None = None,
+    banded: bool = True,
+    jobs: int = 1,
+) -> Search:
+    """The best strategies of a workload on a cluster.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the machines, the framework; the workload's own or ``megatron`` where absent.
+    top
+        How many plans to return.
+    fix, maximum
+        Columns with one value; upper bounds of degrees.
+    with_, without
+        What may change numerics or is left out by default; what is not to be searched.
+    flops_convention
+        Whether TFLOP/s and MFU halve causal attention.
+    progress
+        Told rows done and rows in all.
+    replay
+        Whether the steps of the best :data:`~mofa.search.rerank.REPLAYED` are played out and ranked again by that, and
+        the memory of what is returned.
+    replay_progress
+        Told plans played and plans to play.
+    judge
+        Ranks by a whole run with its failures in place of a step;
+        :func:`mofa.search.long_run.spare_nodes.find_long_runs` makes it.
+    space
+        What is searched under the constraints, in place of everything that the framework offers; where nothing of it
+        fits, how many GPUs would do is not looked for.
+    searched
+        A search of the same job under the same constraints, not played out, whose costs are taken over.
+    banded
+        Whether plans that are not played out have a band, which takes two more estimates of each.
+    jobs
+        Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
+
+    Raises
+    ------
+    SpecError
+        If a constraint is unknown or leaves nothing to search.
+
+    Notes
+    -----
+    The objective is tokens per second and GPU at the fixed global batch; among equals the smaller memory wins.
+    """
+    started = time.perf_counter()
+    framework = checked_facts(workload, cluster, framework)
+    fix, maximum = dict(fix or {}), dict(maximum or {})
+    check_asked(fix, maximum, top, flops_convention)
+    workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
+    job = Job(workload, cluster, framework)
+    constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
+    default = space is None
+    space = constrained(default_space(workload, cluster, framework) if space is None else space)
+    if "dp" in fix:
+        space = _with_dp(space, cluster, fix["dp"])
+    with Workers(jobs) as workers:
+        if replay:
+            workers.start(AT_WORK)
+        if searched is None:
+            found = _search(job, space, progress, workers, open_degrees=not fix)
+        else:
+            found = Found(searched.whole, searched.costed, searched.reasons.copy(), searched.short.copy())
+        costed, reason, short = found.costed, found.reason, found.short
+        key = costed.step_s
+        if judge is not None:
+            judge = replace(judge, workload=workload, framework=framework)
+            key = _judged(judge, found)
+        loads = loads_of(workload, found.space.degrees)
+
+        def candidate(i: int) -> Candidate:
+            row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
+            solved = space.recompute[mode][1] == SOLVED
+            return Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
+
+        if replay:
+            look_again(found, key, room_bytes(cluster), candidate, workers)
+        best = _rank(costed, key, reason, max(top, PATIENCE) if replay else top)
+        final = Final()
+        if replay and (fewer := fewer_layers(best[:REPLAYED].tolist(), candidate, workers)):
+            found = found.with_layers({i: one.costed for i, one in fewer.items()})
+            costed = found.costed
+            best = _ranked_again(costed, best, judge)
+        if replay:
+            order = judge.order if judge is not None else None
+            final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
+    if final.changed:
+        found = found.with_layers({i: one.costed for i, one in final.changed.items()})
+        costed = found.costed
+        best = _ranked_again(costed, best, judge)
+    for i, over in final.too_big.items():
+        reason[costed.rows[i]], short[costed.rows[i]] = MEMORY, over
+        costed.device_bytes[i] = room_bytes(cluster) + over
+    plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.too_big])]
+    plans += [candidate(i).in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
+    min_gpus, note = None, None
+    if not plans and default:
+        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
+        if min_gpus is None and not len(costed.rows):
+            why = int(reason.max())  # what stopped those that came furthest
+            says = CHECKS[why].message(job, found.space.take(np.flatnonzero(reason == why)[:1]))
+            if fix:
+                raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
+            note = f"{note}: {says}"
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
+    rejected, nearest = {}, {}
+    for i, name in enumerate(names):
+        rows = np.flatnonzero(reason == i)
+        if len(rows):
+            rejected[name] = len(rows)
+            closest = rows[np.argmin(short[rows])]
+            nearest[name] = NearestMiss(
+                strategy=_as_strategy(found.space, int(closest), framework),
+                short_by=float(short[closest]),
+                unit=units[i],
+            )
+    report = PlanReport(
+        workload=WorkloadSummary.of(workload),
+        cluster=ClusterSummary.of(cluster),
+        framework=FrameworkSummary.of(framework),
+        space=len(found.space),
+        searched=len(costed.rows),
+        rejected=rejected,
+        nearest_miss=nearest,
+        min_gpus=min_gpus,
+        min_gpus_note=note,
+        elapsed_s=time.perf_counter() - started,
+        plans=tuple(plans),
+        defaults=_defaults(workload, framework, fix, flops_convention),
+    )
+    return Search(report, costed, workload, cluster, framework, reason, found.space, short)
+
+
+def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
+    one = table.take(np.array([i]))
+    if int(one.dp[0]) < 1:
+        one = replace(one, dp=np.maximum(one.dp, 1))
+    if int(one.recompute_layers[0]) == SOLVED:
+        one = replace(one, recompute_layers=np.array([-1]))
+    return one.row(0, framework.name)
+
+
+def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
+    if not isinstance(dp, int) or cluster.num_gpus % dp:
+        raise SpecError(f"--fix: dp ({dp}) must divide gpus ({cluster.num_gpus}); change dp")
+    rest = cluster.num_gpus // dp
+    if not any(t * c * p == rest for t in space.tp for c in space.cp for p in space.pp):
+        raise SpecError(f"--fix: dp ({dp}) leaves no tp x cp x pp = {rest}; change dp")
+    return replace(space, dp=dp)
+
+
+def _search(job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool) -> Found:
+    """Enumerate, mask, cost; ``open_degrees`` are not the user's, whose batch is then wrong if none divides it."""
+    whole = combinations(space, job.cluster, job.framework)
+    if len(whole) == 0:
+        raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
+    if open_degrees:
+        _refuse_batch(job, whole.degrees)
+    verdict = check(job, whole)
+    loads = loads_of(job.workload, whole.degrees)
+    return cost_rows(job, loads, whole, verdict.reason, verdict.short, progress, workers)
+
+
+def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
+    """Refuse a global batch that none of the degrees that make up the GPUs can share."""
+    batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
+    dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]
+    if len(dp) and np.all(batch % dp > 0):
+        raise StrategyError(
+            f"{job.workload.name}: global_batch ({batch:,}) is a multiple of no dp that {num_gpus:,} GPUs leave, of "
+            f"which {int(dp.min()):,} is the least; use a multiple of that or other GPUs"
+        )
+
+
+def _judged(judge: LongRuns, found: Found) -> NDArray[np.float64]:
+    """What is made smallest, of rows that are timed; what does not fit hosts' memory is rejected. (n,)"""
+    costed, host = found.costed, MEMORY + 1
+    timed = np.flatnonzero(np.isfinite(costed.step_s))
+    some = costed.take(timed)
+    key = np.full(len(costed.rows), np.nan)
+    lack = judge.host_bytes_short(some.checkpoint_bytes)
+    key[timed] = np.where(lack > 0, np.inf, judge.key(some))
+    full = (lack > 0) & (found.reason[some.rows] < 0)
+    found.reason[some.rows[full]], found.short[some.rows[full]] = host, lack[full]
+    return key
+
+
+def _rank(costed: Costed, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
+    """Positions in ``costed`` of the rows that fit with the smallest key, the step's time or what ``judge`` makes
+    smallest; among equals the smaller memory, then the first."""
+    fits = np.flatnonzero(reason[costed.rows] < 0)
+    if len(fits) > 20 * top:
+        value = key[fits]
+        fits = fits[value <= np.partition(value, 10 * top)[10 * top] * (1 + 1e-12)]
+    order = np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))
+    return fits[order[:top]]
+
+
+def _ranked_again(costed: Costed, best: NDArray[np.intp], judge: LongRuns | None) -> NDArray[np.intp]:
+    """The best rows in the order of what they cost by now."""
+    some = costed.take(best)
+    return best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
+
+
+def _defaults(
+    workload: WorkloadSpec, framework: FrameworkSpec, fix: Mapping[str, object], convention: str
+) -> dict[str, str]:
+    return {
+        "framework": framework.name,
+        "objective": "tokens/s/GPU at the fixed global batch, ties by memory",
+        "gemm_format": workload.precision.gemm,
+        "routing": workload.routing.kind,
+        "flops_convention": convention,
+        **({"fixed": " ".join(f"{k}={v}" for k, v in fix.items())} if fix else {}),
+    }
+
+
+def estimate(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    strategy: object,
+    *,
+    framework: FrameworkSpec | None = None,
+    flops_convention: FlopsConvention = "causal",
+    replay: bool = True,
+    explain: bool = True,
+    over_time: bool = True,
+    jobs: int = 1,
+) -> Plan:
+    """Cost one strategy.
+
+    Parameters
+    ----------
+    strategy
+        A :class:`~mofa.specs.strategy.StrategySpec`, a mapping of its fields, or text such as ``"tp=4 pp=4"``; what
+        is missing takes the framework's default.
+    replay
+        Whether it is played out op by op; else the closed forms of the search, in some milliseconds.
+    explain
+        Whether the memory of all pipeline ranks is played; else that of the fullest.
+    over_time
+        Whether what is played of all is told over time as well.
+    jobs
+        Processes that play, this one counted; see :mod:`mofa.search.workers`. The result is the same.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run it on these GPUs.
+    """
+    with nullcontext() if replay else no_collection():  # the closed forms make no cycles
+        return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
+
+
+def step_s(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
+) -> float:
+    """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
+    one = _candidate(workload, cluster, framework, strategy)
+    return one.time.step_s if replay else float(one.costed.step_s[0])
+
+
+def timed_plan(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
+) -> Plan:  # fmt: skip
+    """What :func:`estimate` says of one strategy, with its memory in closed form: none is played."""
+    return _candidate(workload, cluster, framework, strategy).timed()
+
+
+def _estimate(
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec | None,
+    flops_convention: FlopsConvention, replay: bool, explain: bool, over_time: bool, jobs: int,
+) -> Plan:  # fmt: skip
+    check_asked({}, {}, 1, flops_convention)
+    one = _candidate(workload, cluster, framework, strategy, flops_convention)
+    with Workers(jobs) as workers:
+        return one.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
+
+
+def _candidate(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec | None, strategy: object,
+    flops_convention: FlopsConvention = "causal",
+) -> Candidate:  # fmt: skip
+    """What was asked for, checked."""
+    from mofa.search.one_strategy import one_row
+
+    framework = checked_facts(workload, cluster, framework)
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
+    row = one_row(workload, cluster, framework, strategy)
+    return Candidate(workload, cluster, framework, row, loads_of(workload, row), flops_convention)

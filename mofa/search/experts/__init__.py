@@ -1,0 +1,1 @@
+"""Choices for layers of experts: token chunks, replicas, and what their routing load is like."""

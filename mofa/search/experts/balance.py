@@ -1,0 +1,240 @@
+"""What token scheduling over replicas does to a load: the result's types, and the plays behind ``mofa balance``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from mofa.errors import SpecError
+from mofa.routing.counts import Expected, read_counts
+from mofa.routing.presets import memfine_iteration_7
+from mofa.routing.rank_load import draw_shares
+from mofa.specs.base import Spec
+from mofa.specs.routing import RoutingSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mofa.routing.balance.setup import Setup
+    from mofa.routing.balance.token_scheduling import Played
+
+FloatA = NDArray[np.float64]
+IntA = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+PRESET_LAYERS = 12
+
+
+class Seconds(Spec):
+    """A distribution of times."""
+
+    median: float = Field(ge=0, description="Median. [s]")
+    p99: float = Field(ge=0, description="99th percentile. [s]")
+    first: float = Field(ge=0, description="Mean of the layers' first solves, which start cold. [s]")
+
+
+class GroupSummary(Spec):
+    """What was balanced."""
+
+    name: str = Field(description="The workload, or 'experts' where there is none.")
+    experts: int = Field(gt=0, description="Experts of a layer. [-]")
+    gpus: int = Field(gt=0, description="GPUs of the merged group. [-]")
+    ep: int = Field(gt=0, description="Expert-parallel degree. [ranks]")
+    merged: int = Field(gt=1, description="Expert-parallel groups that are merged: replicas of an expert. [-]")
+    experts_per_gpu: int = Field(gt=0, description="Replicas that a GPU holds. [-]")
+    layers: int = Field(gt=0, description="Layers that were played. [-]")
+    micro_batches: int = Field(gt=0, description="Micro-batches that were played. [-]")
+    assignments: float = Field(gt=0, description="Token copies of a micro-batch in the group, on average. [tokens]")
+    routing: str = Field(description="How tokens fall on experts.")
+    seed: int = Field(ge=0, description="Of draws and placements.")
+    placement: Literal["symmetric", "given"] = Field(description="Where replicas are scheduled.")
+    solver: Literal["lp", "flow", "communication"] = Field(description="Which program scheduled the replicas.")
+
+
+class Movement(Spec):
+    """Tokens that leave their GPU or node, over the mean tokens of a GPU: of the busiest, sent or received. [-]"""
+
+    plain: float = Field(ge=0, description="Plain expert parallelism. [-]")
+    micro_moe: float = Field(ge=0, description="Scheduled replicas. [-]")
+    micro_moe_adaptive: float = Field(ge=0, description="Scheduled replicas on adaptive placements. [-]")
+
+
+class Adaptive(Spec):
+    """Placements that follow the loads."""
+
+    new_placements: int = Field(ge=0, description="Over all layers and micro-batches. [-]")
+    settled_max_over_mean: float | None = Field(
+        default=None, description="Mean after the last new placement of each layer; null where none followed. [-]"
+    )
+    migration_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="Mean time of one new placement of a stage's layers; null without a cluster. [s]",
+    )
+
+
+class LayerBalance(Spec):
+    """One layer, averaged over the micro-batches. [-]"""
+
+    layer: int = Field(ge=0, description="Index among the layers with experts, from 0. [-]")
+    max_over_mean: dict[str, float] = Field(description="Fullest GPU over the mean, by scheme. [-]")
+
+
+class StepBalance(Spec):
+    """One training step without and with scheduled replicas."""
+
+    strategy: str = Field(description="The strategy, without balancing.")
+    before_s: float = Field(gt=0, description="Plain expert parallelism. [s]")
+    after_s: float = Field(gt=0, description="Scheduled replicas, with their overhead. [s]")
+    gain_fraction: float = Field(description="Throughput gained: before / after - 1. [-]")
+    adaptive_s: float = Field(gt=0, description="Scheduled replicas on adaptive placements; migration apart. [s]")
+    payback_steps: float | None = Field(
+        default=None,
+        ge=0,
+        description="Steps after which one new placement of all layers has gained what it cost; null where none was "
+        "made or none gains. [-]",
+    )
+    eplb_s: float = Field(gt=0, description="Replicas by past loads with equal parts; migration apart. [s]")
+    capacity_s: float = Field(gt=0, description="Plain, tokens beyond the capacity dropped. [s]")
+    balanced_s: float = Field(gt=0, description="Were the routing balanced, without scheduling. [s]")
+    overhead_s: float = Field(ge=0, description="Of it, host time of scheduling one layer and micro-batch. [s]")
+    before_bytes: float = Field(gt=0, description="Memory of the fullest rank before. [B]")
+    after_bytes: float = Field(gt=0, description="Memory of the fullest rank after. [B]")
+    adaptive_bytes: float = Field(gt=0, description="Memory of the fullest rank on adaptive placements. [B]")
+    usable_bytes: float = Field(gt=0, description="What a rank can use: the capacity less the margin. [B]")
+    fits_before: bool = Field(description="Whether the fullest rank fits before.")
+    fits_after: bool = Field(description="Whether the fullest rank fits after.")
+    fits_adaptive: bool = Field(description="Whether the fullest rank fits on adaptive placements.")
+
+
+class BalanceReport(Spec):
+    """What ``mofa balance --json`` prints."""
+
+    schema_version: Literal["1.0"] = Field(default="1.0", description="Version of this contract.")
+    group: GroupSummary
+    max_over_mean: dict[str, float] = Field(
+        description="Tokens of the fullest GPU over the mean, averaged over layers and micro-batches: plain, "
+        "micro_moe, micro_moe_adaptive, micro_moe_random (placement), eplb, capacity (over the mean before dropping) "
+        "and lower_bound, the maximum induced density of micro_moe's placement (eplb and micro_moe_adaptive have "
+        "others and may lie below it); eplb and micro_moe_adaptive follow past loads and count from "
+        "the second micro-batch on. [-]"
+    )
+    worst_max_over_mean: dict[str, float] = Field(description="The same, the largest that occurred. [-]")
+    gap_tokens: float = Field(description="Largest excess of micro_moe's fullest GPU over the density. [tokens]")
+    dropped_fraction: float = Field(ge=0, le=1, description="Copies that the capacity baseline drops. [-]")
+    sent_over_mean: Movement
+    crossing_over_mean: Movement
+    adaptive: Adaptive
+    solve_s: Seconds
+    layers: tuple[LayerBalance, ...]
+    step: StepBalance | None = Field(default=None, description="Null without a cluster.")
+    notes: tuple[str, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer: layer and max over mean by scheme."""
+        import pandas as pd
+
+        return pd.DataFrame([{"layer": row.layer, **row.max_over_mean} for row in self.layers])
+
+
+def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
+    """Shares of a distribution with the experts in order of their popularity; of the preset twelve layers. (L, E)
+
+    >>> ordered_shares(RoutingSpec(kind="zipf", s=1), 4).round(2).tolist()
+    [[0.48, 0.24, 0.16, 0.12]]
+    """
+    if routing.kind == "preset":
+        return memfine_iteration_7(PRESET_LAYERS, num_experts)
+    return np.sort(draw_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
+
+
+def balance_experts(
+    setup: Setup, routing: RoutingSpec, *, assignments: int = 65_536, micro_batches: int = 100,
+    trace: str | Path | None = None, progress: Progress | None = None,
+) -> BalanceReport:  # fmt: skip
+    """Balance a group of experts without a workload.
+
+    Parameters
+    ----------
+    setup
+        The group.
+    routing
+        How tokens fall on experts, the most popular first, the same for every micro-batch.
+    assignments
+        Token copies of a micro-batch in the group; they are drawn from the distribution. [tokens]
+    micro_batches
+        How many. [-]
+    trace
+        Counts to play instead of drawing; where they say from which source rank, GPUs have those.
+    progress
+        Told layers done and in all.
+
+    Raises
+    ------
+    SpecError
+        If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
+    """
+    from mofa.routing.balance.inputs import draw_inputs, source_inputs, split_inputs
+    from mofa.routing.balance.token_scheduling import play
+
+    notes: tuple[str, ...] = ()
+    if trace is not None:
+        counts = read_counts(trace, Expected("the group", setup.num_experts), sources=True)
+        if counts.by_source is None:
+            inputs = split_inputs(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
+            notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
+        else:
+            inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
+            notes = (f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}",)
+    else:
+        if micro_batches < 1:
+            raise SpecError(f"micro-batches ({micro_batches}) must be at least 1")
+        if assignments < 1 or assignments % setup.num_gpus:
+            raise SpecError(f"assignments ({assignments}) must be a multiple of gpus ({setup.num_gpus}); change one")
+        shares = ordered_shares(routing, setup.num_experts)
+        every = np.broadcast_to(shares, (micro_batches, *shares.shape))
+        inputs = draw_inputs(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
+    text = str(routing) if trace is None else f"counts of {trace}"
+    return make_report("experts", setup, text, inputs, play(inputs, setup, progress), notes=notes)
+
+
+def make_report(
+    name: str, setup: Setup, routing: str, inputs: IntA, played: Played, *, notes: tuple[str, ...] = ()
+) -> BalanceReport:
+    """The report of a play."""
+    warm, ratio = played.warm_solve_s, played.known(played.max_over_mean)
+    if inputs.shape[0] == 1:
+        notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
+
+    def mean(values: Mapping[str, FloatA]) -> dict[str, float]:
+        return {key: float(value.mean()) for key, value in values.items()}
+
+    return BalanceReport(
+        group=GroupSummary(
+            name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.merged,
+            experts_per_gpu=setup.slots, layers=inputs.shape[1], micro_batches=inputs.shape[0],
+            assignments=float(inputs.sum()) / (inputs.shape[0] * inputs.shape[1]), routing=routing, seed=setup.seed,
+            solver=setup.resolved_solver, placement="symmetric" if setup.placement is None else "given",
+        ),
+        max_over_mean=mean(ratio),
+        worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
+        gap_tokens=float(played.gap_tokens.max()),
+        dropped_fraction=max(played.dropped_fraction, 0.0),
+        sent_over_mean=Movement(**mean(played.known(played.sent))),
+        crossing_over_mean=Movement(**mean(played.known(played.crossing))),
+        adaptive=Adaptive(new_placements=len(played.moved), settled_max_over_mean=played.settled),
+        solve_s=Seconds(
+            median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())
+        ),
+        layers=tuple(
+            LayerBalance(
+                layer=i, max_over_mean={key: float(value[:, i].mean()) for key, value in ratio.items()}
+            )
+            for i in range(inputs.shape[1])
+        ),
+        notes=notes,
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""The smallest number of GPUs, of one node or over whole nodes, on which some strategy fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job, check
+from mofa.search.space import MAX_PP, Space, default_space, divisors, product
+from mofa.search.to_plan.builder import Candidate, room_bytes
+from mofa.specs.complete import default_zero
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.params import num_mtp_params, num_params
+from mofa.specs.strategy import StrategyTable
+
+if TYPE_CHECKING:
+    from mofa.search.goodput import LongRuns
+
+MOST_GPUS = 131_072
+PLAYED = 8
+"""Strategies of a number of GPUs that are played out to see whether one fits, those of the least memory. [-]"""
+FIRST_ROWS, MOST_ROWS = 512, 32_768
+"""Rows weighed at first, four times as many each time that nothing fits, and at most. [-]"""
+
+
+def smallest_number_of_gpus(
+    job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
+    judge: LongRuns | None = None,
+) -> tuple[int | None, str]:  # fmt: skip
+    """The fewest GPUs, of a node or in whole nodes, on which a strategy of the constrained space fits; what that means.
+
+    Every number of GPUs is looked at on which tp, cp and pp of the space and a dp that divides the batch make part of
+    a node or whole nodes, from the smallest on. The space is narrowed to what needs the least memory: micro_batch 1
+    and full recomputation where it has them, vpp 1. With ``replay`` a strategy fits only where its memory, played out,
+    does.
+
+    Parameters
+    ----------
+    constrained
+        What the user's constraints make of a space.
+    dp
+        The one that the user wants; any where absent.
+    judge
+        Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
+    """
+    limit = room_bytes(job.cluster)
+    table = rows_on_any_number(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
+    for rows in _growing(_num_gpus(table)):
+        some = table.take(rows)
+        estimator = Estimator(job.workload, job.cluster, job.framework, some, loads_of(job.workload, some))
+        device, least = estimator.device_bounds(np.arange(len(some)), some.recompute_layers)
+        fits, num_gpus = (least if replay else device) <= limit, _num_gpus(some)
+        if judge is not None:
+            fits = _keeps(replace(judge, cluster=_most(job)), estimator, fits, num_gpus)
+        for number in np.unique(num_gpus[fits]).tolist():
+            here = np.flatnonzero(fits & (num_gpus == number))
+            lean = here[np.argsort(device[here], kind="stable")][:PLAYED]
+            if not replay or _plays(job, some.take(lean), number):
+                node = job.cluster.node.gpus_per_node
+                few = f"whole nodes of {node} GPUs" if number >= node else f"of the {node} GPUs of a node"
+                return number, f"the fewest {few} on which a strategy fits"
+    return None, f"no number of GPUs up to {MOST_GPUS:,} would do"
+
+
+def _keeps(
+    judge: LongRuns, estimator: Estimator, fits: NDArray[np.bool_], num_gpus: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of the rows that fit, those whose nodes have room for what checkpoints keep there, and are enough. (n,)"""
+    spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
+    if spec.mode == "blocking":
+        return fits
+    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
+    short = judge.host_bytes_short(estimator.rows(rows).checkpoint_bytes) if len(rows) else np.zeros(0)
+    keeps = np.zeros_like(fits)
+    keeps[rows] = short <= 0
+    return keeps
+
+
+def rows_on_any_number(job: Job, space: Space) -> StrategyTable:
+    """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
+    node, usable = job.cluster.node.gpus_per_node, job.cluster.gpu.usable_memory_bytes.value
+    least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(usable, 1.0)
+    degrees = product(replace(space, dp=None), _most(job), job.framework)
+    ranks = degrees.tp * degrees.cp * degrees.pp
+    tables = []
+    for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):
+        number = ranks * dp
+        rows = np.flatnonzero(((number % node == 0) | (number < node)) & (number <= MOST_GPUS) & (number >= least))
+        table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
+        if space.zero is None:
+            table = replace(table, zero=default_zero(job.framework, table.dp, table.cp, table.pp))
+        tables.append(table.take(check(job, table, but=("gpus",)).reason < 0))
+    table = StrategyTable.concatenated(tables)
+    return table.take(np.argsort(_num_gpus(table), kind="stable"))
+
+
+def _any_number(job: Job) -> Space:
+    """The default space without what belongs to one number of GPUs."""
+    space = default_space(job.workload, _most(job), job.framework)
+    return replace(space, pp=tuple(range(1, min(MAX_PP, job.workload.model.num_layers) + 1)))
+
+
+def _leanest(space: Space) -> Space:
+    """The part of a space that needs the least memory."""
+    # of full recomputation the one in the most token chunks, which comes last
+    modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
+    if "1f1b" in space.schedule:
+        space = replace(space, vpp=space.vpp[:1])
+    return replace(space, micro_batch=space.micro_batch[:1], recompute=modes)
+
+
+def _most(job: Job) -> ClusterSpec:
+    return job.cluster.model_copy(update={"num_gpus": MOST_GPUS})
+
+
+def _num_gpus(table: StrategyTable) -> NDArray[np.int64]:
+    return table.tp * table.cp * table.pp * table.dp
+
+
+def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
+    """Rows in parts that grow, each number of GPUs in one of them. ``num_gpus`` rises. (n,)"""
+    start, size = 0, FIRST_ROWS
+    while start < len(num_gpus):
+        end = int(np.searchsorted(num_gpus, num_gpus[min(start + size, len(num_gpus)) - 1], side="right"))
+        yield slice(start, end)
+        start, size = end, min(4 * size, MOST_ROWS)
+
+
+def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
+    """Whether one of these strategies fits when its memory is played out."""
+    cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
+    rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
+    return any(Candidate(job.workload, cluster, job.framework, row, loads, "causal").lacks() <= 0 for row in rows)

@@ -1,0 +1,145 @@
+"""A job as it is searched: what ``--with`` changes of it, and its routing loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.errors import SpecError
+from mofa.routing.rank_load import routing_loads
+from mofa.routing.scheduled import with_scheduling
+from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
+
+OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
+"""Words of ``--with`` that are about experts."""
+
+
+class Switch(NamedTuple):
+    """A framework's switch that acts on what not all models have."""
+
+    usual: bool
+    """With which it changes nothing."""
+    has: bool
+    """Whether the model has it."""
+    needs: str
+    """What it acts on, in words."""
+
+
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, Switch]:
+    """Switches by field, of those that a framework has."""
+    heads = model.attention
+    grouped = isinstance(heads, GqaSpec) and heads.num_kv_heads < heads.num_heads
+    experts = model.moe is not None, "experts"
+    found = {
+        "permute_fusion": Switch(True, *experts),
+        "router_padding": Switch(False, *experts),
+        "shards_head_norms": Switch(True, isinstance(heads, GqaSpec) and heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": Switch(False, grouped, "keys that several query heads share"),
+    }
+    if framework.library is not None:
+        found["fused_rope"] = Switch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
+        found["fused_swiglu"] = Switch(True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)")
+    return found
+
+
+def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse switches that would change nothing, as the model has nothing for them to act on."""
+    for field, switch in _switches(model, framework).items():
+        if not switch.has and (value := getattr(framework, field)) != switch.usual:
+            said = str(value).lower()
+            raise SpecError(f"{field}: {said} needs {switch.needs}, and {model.name} has none; leave it out")
+
+
+def with_numerics(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, words: Sequence[str]
+) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec]:
+    """The job with what ``--with`` names (number formats, the dispatcher), on GPUs that run the kernels of its PyTorch.
+
+    Raises
+    ------
+    SpecError
+        If the GPU or the framework does not have it.
+    """
+    precision = workload.precision
+    formats = [word for word in (*FP8_RECIPES, OLD_FP8) if word in words]
+    if len(formats) > 1:
+        raise SpecError(f"--with: {' and '.join(formats)} exclude each other; give one of them")
+    if formats:
+        precision = precision.model_copy(update={"gemm": formats[0]})
+    if "bf16_moments" in words:
+        precision = precision.model_copy(update={"moments": "bf16"})
+    if precision.peak_format not in cluster.gpu.peak_flops_per_s:
+        raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
+    if precision.fp8_recipe and framework.name != "megatron":
+        raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
+    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
+        raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
+    if precision.moments == "bf16" and framework.name != "megatron":
+        raise SpecError(
+            f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
+            "use megatron, whose Transformer Engine has them apart"
+        )
+    if framework.fp8_params and not precision.fp8_recipe:
+        raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8-delayed")
+    if framework.router_padding and not precision.fp8_recipe:
+        raise SpecError(
+            "router_padding: Megatron-Core refuses it without fp8 products; leave it out or set precision.gemm: "
+            "fp8-blockwise"
+        )
+    if framework.router_padding and (framework.dispatcher != "alltoall" or "deepep" in words):
+        raise SpecError("router_padding: is modelled for the all-to-all dispatcher; use dispatcher: alltoall")
+    if framework.router_padding and workload.routing.pad_to_capacity:
+        raise SpecError(
+            "router_padding: routing.pad_to_capacity gives every expert whole blocks of rows; leave one of them out"
+        )
+    _refuse_idle_switches(workload.model, framework)
+    attention = workload.model.attention
+    without_flash = isinstance(attention, MlaSpec) or attention.sinks
+    if framework.name == "megatron" and framework.attention == "flash" and without_flash:
+        raise SpecError(
+            "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
+            "fused"
+        )
+    if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
+        raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
+    if workload.optimizer.implementation is not None:
+        offered = OFFERED[framework.name]["optimizer"]
+        if workload.optimizer.implementation not in offered:
+            asked = workload.optimizer.implementation
+            raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
+        framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
+    needing = [word for word in OF_EXPERTS if word in words]
+    if workload.model.moe is None and needing:
+        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
+    if "deepep" in words:
+        if "deepep" not in OFFERED[framework.name]["dispatcher"]:
+            raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
+        framework = framework.model_copy(update={"dispatcher": "deepep"})
+    if "moeblaze" in words:
+        if framework.name != "megatron" or framework.experts != "grouped":
+            raise SpecError(
+                f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
+                "ones; use --framework megatron"
+            )
+        framework = framework.model_copy(update={"routed_copies": "either"})
+    if "zbv" in words and framework.name != "torchtitan":
+        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
+    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+
+
+def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:
+    """The routing load of every expert-parallel degree of a table."""
+    if workload.model.moe is None:
+        if workload.routing.kind != "balanced":
+            kind, name = workload.routing.kind, workload.model.name
+            raise SpecError(f"routing.kind ({kind}) needs experts, and {name} has none; leave routing out")
+        return RoutingLoads({}, {})
+    degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
+    loads = routing_loads(workload.routing, workload.model, degrees)
+    balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
+    return with_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

@@ -1,0 +1,1 @@
+"""Which strategies a framework can run on a cluster, and why not."""

@@ -1,0 +1,56 @@
+"""What fp8 products ask of the sizes of a model's linear layers, on each tensor-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mofa.search.legality.named_check import FloatN, Job, one
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+
+INNER, OUTER = 16, 8
+"""What the last dimension of an operand must be a multiple of, and the product of all others
+(Transformer Engine 2.20, pytorch/utils.py, ``assert_dim_for_fp8_exec``). [elements]"""
+
+
+def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
+    """Name, size on a rank and unit of every dimension of the layers' products. (n,) [elements]"""
+    model, a = workload.model, workload.model.attention
+    tokens = t.micro_batch * workload.batch.seq_len / t.cp
+    yield "tokens of a micro-batch on a rank", tokens, OUTER
+    yield "tokens of a sequence shard", np.where(t.sp, tokens / t.tp, tokens), OUTER
+    yield "hidden", np.full(len(t), float(model.hidden)), INNER
+    yield "heads times their size", a.num_heads * a.d_v / t.tp, INNER
+    if a.kind == "mla":
+        for name in ("q_lora_rank", "kv_lora_rank"):
+            if (rank := getattr(a, name)) is not None:
+                yield name, np.full(len(t), float(rank)), INNER
+        yield "kv_lora_rank + qk_rope_head_dim", np.full(len(t), float(a.kv_lora_rank + a.qk_rope_head_dim)), OUTER
+    if model.num_dense_layers:
+        yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / t.tp, INNER
+    if model.moe is not None:
+        yield "expert_hidden", model.moe.expert_hidden / t.etp, INNER
+        if model.moe.shared_hidden:
+            yield "shared_hidden", model.moe.shared_hidden / t.tp, INNER
+
+
+def fp8_short(job: Job, t: StrategyTable) -> FloatN:
+    """Elements by which the worst dimension misses its unit; 0 where fp8 products run, or none are asked for. (n,)"""
+    short = np.zeros(len(t))
+    if not job.workload.precision.fp8_recipe:
+        return short
+    for _, size, unit in _sizes(job.workload, t):
+        short = np.maximum(short, np.ceil(-size % unit))
+    return short
+
+
+def fp8_message(job: Job, t: StrategyTable) -> str:
+    """Which dimension of the one row of a table misses its unit by most, and what to do."""
+    sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
+    name, size, unit = max(sizes, key=lambda found: -found[1] % found[2])
+    return (
+        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {one(t, 'tp', 'cp')}) must be a "
+        f"multiple of {unit}; change the degrees or use bf16"
+    )

@@ -1,0 +1,459 @@
+"""Which strategies a framework can run on a cluster: named masks in a documented order, each with how far it missed.
+
+A row that several masks reject is counted under the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.frameworks.recompute import unsupported
+from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
+from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
+from mofa.search.legality.named_check import BoolN, Check, FloatN, one, remainder
+from mofa.search.legality.named_check import Job as Job
+from mofa.search.space import Combinations
+from mofa.specs.complete import default_zero
+from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
+
+
+def _gpus(job: Job, t: StrategyTable) -> FloatN:
+    ranks = t.tp * t.cp * t.pp
+    return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, remainder(job.cluster.num_gpus, ranks))
+
+
+def _heads(job: Job, t: StrategyTable) -> FloatN:
+    a = job.workload.model.attention
+    short = remainder(a.num_heads, t.tp)
+    if a.kind == "gqa" and job.framework.name in PYTORCH_MODULES:  # heads are views of what a rank has (model.py)
+        short = np.maximum(short, remainder(a.num_kv_heads, t.tp))
+    elif a.kind == "gqa":  # either tp divides the key-value heads or each is held by several ranks
+        kv = a.num_kv_heads
+        short = np.maximum(short, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv))))
+    return short
+
+
+def _widths(job: Job, t: StrategyTable) -> FloatN:
+    model = job.workload.model
+    short = np.zeros(len(t))
+    if model.num_dense_layers:
+        short = np.maximum(short, remainder(model.mlp.ffn_hidden or 0, t.tp))
+    if model.moe is not None:
+        short = np.maximum(short, remainder(model.moe.expert_hidden, t.etp))
+        if model.moe.shared_hidden:
+            short = np.maximum(short, remainder(model.moe.shared_hidden, t.tp))
+    if job.framework.vocab_divisor == 1:
+        short = np.maximum(short, remainder(model.vocab, t.tp))
+    return short
+
+
+def _experts(job: Job, t: StrategyTable) -> FloatN:
+    moe = job.workload.model.moe
+    if moe is None:
+        return np.asarray((t.ep - 1) + (t.etp - 1) * (t.etp != t.tp), dtype=float)
+    return np.where(t.ep > moe.num_experts, t.ep - moe.num_experts, remainder(moe.num_experts, t.ep))
+
+
+def _sharding(job: Job, t: StrategyTable) -> NDArray[np.int64]:
+    """The part of dp that experts may be spread over: torchtitan's replicas each hold all of them."""
+    if job.framework.name not in PYTORCH_MODULES:
+        return t.dp
+    if job.framework.data_parallel == "ddp":
+        return np.ones_like(t.dp)
+    return np.asarray(t.dp // np.maximum(np.minimum(job.framework.dp_replicate, t.dp), 1))
+
+
+def _expert_grid(job: Job, t: StrategyTable) -> FloatN:
+    if job.workload.model.moe is None:
+        return np.zeros(len(t))
+    ranks = t.tp * t.cp * _sharding(job, t)
+    wanted = t.ep * t.etp
+    return np.asarray(np.where(wanted > ranks, wanted - ranks, remainder(ranks, wanted)))
+
+
+def _etp(job: Job, t: StrategyTable) -> FloatN:
+    moe = job.workload.model.moe
+    if moe is None:
+        return np.zeros(len(t))
+    if job.framework.name not in PYTORCH_MODULES:  # transformer_config.py: "Bias in Moe is only supported when ETP==1"
+        return np.asarray((t.etp - 1) * moe.expert_bias, dtype=float)
+    ok = (t.etp == 1) | (t.etp == t.tp)
+    # without expert parallelism torchtitan splits experts over tp; with it experts need a sharded grid
+    ok &= (t.ep > 1) | (t.etp == t.tp)
+    return np.where(ok, 0.0, np.abs(t.etp - t.tp) + 0.0)
+
+
+def _dispatcher(job: Job, t: StrategyTable) -> FloatN:
+    """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
+    if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
+        return np.zeros(len(t))
+    if job.framework.name in PYTORCH_MODULES:
+        return np.asarray((t.ep == 1) + (t.etp - 1), dtype=float)
+    return np.asarray(t.ep * t.etp == 1, dtype=float)
+
+
+def _sp(job: Job, t: StrategyTable) -> FloatN:
+    asked = job.framework.tp_overlap or job.framework.name == "torchtitan"  # Megatron-LM, training/arguments.py
+    if job.workload.model.moe is None and not asked:
+        return np.zeros(len(t))
+    return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
+
+
+def _sequence(job: Job, t: StrategyTable) -> FloatN:
+    seq = job.workload.batch.seq_len
+    unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
+    if job.framework.name in PYTORCH_MODULES:
+        unit = t.tp * 2 * t.cp
+    return remainder(seq, unit)
+
+
+def _cp(job: Job, t: StrategyTable) -> FloatN:
+    return ranks_too_many(job.workload.model, job.framework, t)
+
+
+def _layers(job: Job, t: StrategyTable) -> FloatN:
+    extra = 2 if job.framework.name in PYTORCH_MODULES else 0
+    short = t.pp * t.vpp - job.workload.model.num_layers
+    if not extra:  # the first chunk may hold the embedding alone, the last the head
+        short = short - np.where(t.pp > 1, 2, 0)
+    if extra:  # the embedding and the head count as a layer each: the first and the last chunk need one besides
+        chunks = t.pp * t.vpp
+        base = (job.workload.model.num_layers + extra) // chunks
+        short = np.where(chunks > 1, np.maximum(short, 2 - base), short)
+    if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
+        ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
+        items = job.workload.model.num_layers + ends
+        most = -(-items // t.pp)
+        needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
+        short = np.where(t.pp > 1, np.maximum(short, needed - items), short)
+    return np.asarray(np.maximum(short, 0), dtype=float)
+
+
+def _batch(job: Job, t: StrategyTable) -> FloatN:
+    return remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
+
+
+def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
+    """Micro-batches of a step on each pipeline. (n,)"""
+    return np.asarray(job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1))
+
+
+def _interleaving(job: Job, t: StrategyTable) -> FloatN:
+    """Rounds of micro-batches: of pp in Megatron, in PyTorch ``max(1, m // pp)`` that are equally long."""
+    m = micro_batches(job, t)
+    short = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
+    if job.framework.name in PYTORCH_MODULES:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
+        short = np.where(m < t.pp, 0.0, np.minimum(short, remainder(m, m // t.pp)))
+    short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
+    zbv = t.schedule == SCHEDULES.index("zbv")
+    return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
+
+
+def _schedule(job: Job, t: StrategyTable) -> FloatN:
+    offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
+    # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
+    if job.framework.deepspeed or job.framework.splits_layers != "even":
+        offered = ("1f1b",)
+    ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
+    interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
+    ok &= (t.vpp == 1) | interleaved
+    ok &= ~interleaved | ((t.pp > 1) & (t.vpp > 1))
+    return np.asarray(~ok, dtype=float)
+
+
+def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
+    return unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+
+
+def _recompute(job: Job, t: StrategyTable) -> FloatN:
+    def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
+        return np.array([_unsupported(job, spec) is not None for spec in specs])
+
+    bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
+    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
+    chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
+    none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
+    again = _puts_off(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
+    numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
+    return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
+
+
+def _puts_off(t: StrategyTable) -> BoolN:
+    """Where the schedule puts weights' gradients off.
+
+    PyTorch then differentiates a block once for its input and once more for each weight
+    (:mod:`mofa.blocks.deferred_weight_gradients`). Checkpoints that keep some ops' outputs raise at the second
+    (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node, whose whole backward each
+    of them runs: with a checkpoint not modelled.
+    """
+    return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
+
+
+def _once_only(job: Job, spec: RecomputeSpec) -> bool:
+    """Whether a recomputation can't be repeated for each weight whose gradient is put off, or is not known to be."""
+    return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
+
+
+def _recompute_message(job: Job, t: StrategyTable) -> str:
+    spec = t.recompute_modes[int(t.recompute[0])]
+    if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
+        return why
+    if _puts_off(t)[0] and _once_only(job, spec):
+        schedule = SCHEDULES[int(t.schedule[0])]
+        if spec.kind == "ops":
+            return (
+                f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
+                'whose gradient is put off, which op-level checkpoints refuse ("Trying to backward an extra time"); '
+                "use recompute=none, full or schedule=interleaved"
+            )
+        return (
+            f"recompute {spec.text} with schedule {schedule} of compiled blocks is not modelled; use recompute=none, "
+            "compile=false or schedule=interleaved"
+        )
+    if spec.kind == "every":
+        return (
+            f"recompute {spec.text}: no stage of {one(t, 'pp')} has so many of the {job.workload.model.num_layers} "
+            "layers, none would be recomputed; lower it or use recompute=none"
+        )
+    return (
+        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {one(t, 'pp', 'vpp')} leaves a "
+        "chunk; lower it"
+    )
+
+
+def _zero(job: Job, t: StrategyTable) -> FloatN:
+    if job.framework.data_parallel == "ddp":
+        ok = t.zero == 0
+        if job.framework.name in PYTORCH_MODULES:
+            ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
+    elif job.framework.name == "torchtitan":
+        ok = (t.zero == np.where(t.pp > 1, 2, 3)) | (t.zero == default_zero(job.framework, t.dp, t.cp, t.pp))
+    elif job.framework.name in PYTORCH_MODULES:
+        ok = t.zero >= 2
+    else:
+        ok = t.zero <= 1
+    return np.asarray(~ok, dtype=float)
+
+
+def _titan(job: Job, t: StrategyTable) -> FloatN:
+    """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
+    if job.framework.name not in PYTORCH_MODULES:
+        return np.zeros(len(t))
+    short = np.where((t.ep > 1) & (_sharding(job, t) * t.cp == 1), 1.0, 0.0)
+    return np.maximum(short, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
+
+
+def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
+    """FSDP1 alone: one group shards everything."""
+    if job.framework.name != "fsdp1":
+        return np.zeros(len(t))
+    return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
+
+
+def _routed_copies(job: Job, t: StrategyTable) -> FloatN:
+    """Experts gather rows by index from the rank's own tokens alone."""
+    if job.framework.routed_copies != "index" or job.workload.model.moe is None:
+        return np.zeros(len(t))
+    return np.asarray((t.ep - 1) + (t.etp - 1), dtype=float)
+
+
+def _balancing(job: Job, t: StrategyTable) -> FloatN:
+    """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
+    moe, fw = job.workload.model.moe, job.framework
+    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall" or not np.any(t.balancing):
+        return np.asarray(t.balancing > 0, dtype=float)
+    groups = t.tp * t.cp * t.dp // np.maximum(t.ep * t.etp, 1)
+    short = np.maximum(remainder(groups, np.full_like(groups, MERGED_GROUPS)), 2 * t.ep - moe.num_experts)
+    short = np.where(t.ep < 2, np.maximum(short, 1.0), short)
+    return np.asarray(np.where(t.balancing > 0, np.maximum(short, 0.0), 0.0))
+
+
+def balancing_lacks(job: Job, t: StrategyTable) -> str | None:
+    """What keeps replicas of a row's experts from being scheduled, with values and what to change; None where nothing.
+
+    Of the row as it stands without balancing, in the words of who did not ask for it by name.
+    """
+    moe, fw = job.workload.model.moe, job.framework
+    if not _balancing(job, replace(t, balancing=np.ones_like(t.balancing)))[0]:
+        return None
+    if moe is None or fw.name != "megatron" or fw.dispatcher != "alltoall":
+        return (
+            f"framework is {fw.name} with dispatcher {fw.dispatcher}, replicas are scheduled in megatron with "
+            "dispatcher alltoall; change the framework"
+        )
+    ep = int(t.ep[0])
+    if ep < 2 or 2 * ep > moe.num_experts:
+        return f"ep is {ep}, it takes at least 2 and at most half of the {moe.num_experts} experts; change ep"
+    groups = int(t.tp[0] * t.cp[0] * t.dp[0]) // (ep * int(t.etp[0]))
+    return (
+        f"{one(t, 'tp', 'cp', 'dp')} over {one(t, 'ep', 'etp')} makes {groups} "
+        f"expert-parallel group{'' if groups == 1 else 's'}, it takes a multiple of {MERGED_GROUPS}; change ep, etp or "
+        "pp, or add GPUs"
+    )
+
+
+def _mtp(job: Job, t: StrategyTable) -> FloatN:
+    layers = job.workload.model.num_mtp_layers if job.framework.name in PYTORCH_MODULES else 0
+    return np.full(len(t), float(layers))
+
+
+def _rotary(job: Job, t: StrategyTable) -> FloatN:
+    """Eager rotary embeddings of latent attention under Transformer Engine, which have no tape."""
+    eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
+    return np.full(len(t), float(eager and job.workload.model.attention.kind == "mla"))
+
+
+def _tied(job: Job, t: StrategyTable) -> FloatN:
+    """A stage of torchtitan is a module of its own, which must have both (qwen3/model/model.py, init_weights)."""
+    if job.framework.name not in PYTORCH_MODULES or not job.workload.model.tied_embeddings:
+        return np.zeros(len(t))
+    return np.asarray(t.pp - 1, dtype=float)
+
+
+def _of_replicas(job: Job) -> str:
+    """Words behind dp where it counts without its replicas."""
+    fw = job.framework
+    replicated = fw.name in PYTORCH_MODULES and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
+    return " (without replicas)" if replicated else ""
+
+
+def _of_deepspeed(job: Job) -> str:
+    """Words behind the framework's name where DeepSpeed's pipeline engine takes its schedules."""
+    fw = job.framework
+    options = {"deepspeed": fw.deepspeed, "splits_layers": "" if fw.splits_layers == "even" else fw.splits_layers}
+    said = " and ".join(f"{name}: {value}" for name, value in options.items() if value)
+    return f" with {said} (1f1b alone, vpp 1)" if said else ""
+
+
+def _what_of_zero(job: Job, t: StrategyTable) -> str:
+    """What to do about a ZeRO stage, in words."""
+    alone = job.framework.data_parallel == "ddp" and job.framework.name in PYTORCH_MODULES
+    if alone and int(t.tp[0] * t.pp[0] * t.cp[0]) > 1:
+        return "its DDP runs with tp, pp and cp 1 alone: set them to 1, or take fsdp"
+    return "leave zero out"
+
+
+def _what_wants_sp(job: Job) -> str:
+    """What needs sequence parallelism under a tensor-parallel degree, in words."""
+    if job.framework.name == "torchtitan":
+        return ""
+    return "tp_overlap under " if job.framework.tp_overlap else "experts under "
+
+
+def _unpadded(job: Job) -> str:
+    """A vocabulary that the framework does not pad, in words."""
+    return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
+
+
+def _rounds(job: Job, t: StrategyTable) -> str:
+    """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
+    if job.framework.name not in PYTORCH_MODULES:
+        return one(t, "pp")
+    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {one(t, 'pp')}"
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("multi_token_prediction", "layers", _mtp, lambda j, t: (
+        f"torchtitan trains no multi-token-prediction layers, the model has {j.workload.model.num_mtp_layers}; set "
+        "workload.model.num_mtp_layers=0")),
+    Check("rotary_embedding", "switch", _rotary, lambda j, t: (
+        f"{j.framework.name}: fused_rope false is not modelled for latent attention; leave it out")),
+    Check("gpus", "GPUs", _gpus, lambda j, t: (
+        f"gpus ({j.cluster.num_gpus}) must be a multiple of {one(t, 'tp', 'cp', 'pp')}; change one of them")),
+    Check("fsdp1", "ranks", _fsdp1, lambda j, t: (
+        f"fsdp1: {one(t, 'tp', 'pp', 'cp', 'ep')} must be 1 and zero ({int(t.zero[0])}) 3; use framework torchtitan")),
+    Check("heads", "heads", _heads, lambda j, t: (
+        f"{one(t, 'tp')} must divide num_heads ({j.workload.model.attention.num_heads}) and divide "
+        f"{'' if j.framework.name in PYTORCH_MODULES else 'or be a multiple of '}num_kv_heads "
+        f"({j.workload.model.attention.num_kv_heads}); lower tp")),
+    Check("widths", "columns", _widths, lambda j, t: (
+        f"{one(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and {one(t, 'etp')} "
+        "those of the experts; lower it")),
+    Check("fp8_widths", "elements", fp8_short, fp8_message),
+    Check("experts", "experts", _experts, lambda j, t: (
+        f"{one(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
+        if j.workload.model.moe else
+        f"{one(t, 'ep', 'etp')} needs experts, and {j.workload.model.name} has none; leave ep and etp out")),
+    Check("expert_grid", "GPUs", _expert_grid, lambda j, t: (
+        f"{one(t, 'tp', 'cp', 'dp')}{_of_replicas(j)} must be a multiple of {one(t, 'ep', 'etp')}; "
+        "change ep or etp")),
+    Check("expert_tensor_parallel", "ranks", _etp, lambda j, t: (
+        f"torchtitan: {one(t, 'etp')} must be 1 or {one(t, 'tp')}, and tp where ep is 1; change etp"
+        if j.framework.name in PYTORCH_MODULES else
+        f"{j.framework.name}: experts with biases need etp 1, not {int(t.etp[0])}; set etp=1")),
+    Check("expert_parallel", "ranks", _titan, lambda j, t: (
+        f"torchtitan: {one(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
+        f"({j.framework.dp_replicate}) must divide "
+        f"{one(t, 'dp')}; change ep or dp_replicate")),
+    Check("dispatcher", "ranks", _dispatcher, lambda j, t: (
+        f"{j.framework.name}: dispatcher deepep does not run with {one(t, 'ep', 'etp')}; "
+        f"{'it needs ep above 1 and etp 1' if j.framework.name in PYTORCH_MODULES else 'raise ep'}")),
+    Check("sequence_parallel", "switch", _sp, lambda j, t: (
+        f"{j.framework.name}: {_what_wants_sp(j)}{one(t, 'tp')} needs sequence parallelism; set sp=true")),
+    Check("context_parallel", "ranks", _cp, lambda j, t: (
+        f"{j.framework.name}: {one(t, 'cp')} {what_to_do(j.workload.model, j.framework, t)}")),
+    Check("sequence", "tokens", _sequence, lambda j, t: (
+        f"seq_len ({j.workload.batch.seq_len}) does not divide over {one(t, 'cp', 'tp')}; change cp or tp")),
+    Check("layers", "layers", _layers, lambda j, t: (
+        f"{one(t, 'pp', 'vpp')} leaves a chunk of {j.workload.model.num_layers} layers empty; lower one of them")),
+    Check("batch", "sequences", _batch, lambda j, t: (
+        f"global_batch ({j.workload.batch.global_batch}) must be a multiple of {one(t, 'dp', 'micro_batch')}; "
+        "change micro_batch or the degrees")),
+    Check("tied_embeddings", "stages", _tied, lambda j, t: (
+        f"{j.framework.name} ties the embedding to the head within a stage alone, not over {one(t, 'pp')}; set pp=1")),
+    Check("schedule", "switch", _schedule, lambda j, t: (
+        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
+        f"{one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
+    Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
+        f"{one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "
+        f"{_rounds(j, t)}; change vpp, pp or micro_batch")),
+    Check("recompute", "switch", _recompute, _recompute_message, of_mode=True),
+    Check("zero", "stages", _zero, lambda j, t: (
+        f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {one(t, 'zero')} with "
+        f"{one(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
+    Check("routed_copies", "ranks", _routed_copies, lambda j, t: (
+        f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {one(t, 'ep', 'etp')} must be 1; set them to 1 "
+        "or leave it out")),
+    Check("balancing", "GPUs", _balancing, lambda j, t: (
+        f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {one(t, 'ep')} of at least "
+        f"2 and at most half the experts, and an even number of EP groups: {one(t, 'tp', 'cp', 'dp')} a multiple of "
+        f"{MERGED_GROUPS} x {one(t, 'ep', 'etp')}; change ep or leave balancing out")),
+)  # fmt: skip
+"""In the order in which they are applied; ``needless`` and ``memory`` come after costing."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """First failed check of each row, -1 for none, and how far it missed. (n,)"""
+
+    reason: NDArray[np.int64]
+    short: FloatN
+
+
+def check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...] = ()) -> Verdict:
+    """Apply all checks ``but`` some, by reason; of combinations most look at the degrees alone."""
+    if isinstance(table, StrategyTable):
+        degrees, in_modes = table, [table]
+    else:
+        degrees, in_modes = table.degrees, [table.in_mode(mode) for mode in range(len(table.recompute))]
+    reason = np.full((len(degrees), len(in_modes)), -1, dtype=np.int64)
+    short = np.zeros(reason.shape)
+    for i, rule in enumerate(CHECKS):
+        if rule.reason in but:
+            continue
+        if rule.of_mode:
+            miss = np.stack([rule.short(job, mode) for mode in in_modes], axis=1)
+        else:
+            miss = rule.short(job, degrees)[:, None]
+        is_short = miss > 0
+        if not np.count_nonzero(is_short):  # quicker than any() of one row
+            continue
+        new = (reason < 0) & is_short
+        reason[new] = i
+        short[new] = np.broadcast_to(miss, new.shape)[new]
+    return Verdict(reason.reshape(-1), short.reshape(-1))

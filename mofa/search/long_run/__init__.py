@@ -1,0 +1,1 @@
+"""Searches over long runs: spare nodes, numbers of GPUs, and what moves the result."""

@@ -1,0 +1,227 @@
+"""A plan on fewer nodes, the rest of which stand by: at the same global batch, to the sequence."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.errors import StrategyError
+from mofa.plan.result import Plan
+from mofa.search.entry_points import Search, estimate, find_plans
+from mofa.search.goodput import LongRuns
+from mofa.search.long_run.spare_nodes import SCOUTED, around, promising_spares, without_spares
+from mofa.search.space import MAX_PP, default_space, dividing, divisors
+from mofa.specs.complete import default_zero
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+FloatN = NDArray[np.float64]
+IntN = NDArray[np.int64]
+COSTED, TRIED = 48, 1000
+"""Most sizes of a plan that are costed, and most that are tried for them: those with the highest guesses. [-]"""
+Size = tuple[int, int, int]
+"""Pipeline stages, virtual ones of each and replicas of a plan. [-]"""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A plan on the machines that compute, and the nodes beside them that stand by."""
+
+    plan: Plan
+    machines: ClusterSpec
+    spares: int = 0
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """Sizes of one plan on fewer nodes of its machines: it gives up replicas, pipeline stages or both.
+
+    Every replica takes the same number of whole micro-batches, as Megatron and torchtitan demand, so that only numbers
+    of replicas which divide the batch into them run. The plan's other degrees stay.
+    """
+
+    whole: Standing
+    job: WorkloadSpec
+    framework: FrameworkSpec
+    costed: dict[Size, Plan | None] = field(default_factory=dict)
+    """Plans by size, kept for the next way to keep checkpoints; None where it does not run or fit."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan on all nodes."""
+        return self.whole.plan
+
+    def standing_all(self, runs: LongRuns) -> Standing:
+        """The plan on all nodes, whatever the long run."""
+        assert runs.spares == 0
+        return self.whole
+
+    def sizes(self, least: int, most: int) -> list[Size]:
+        """Sizes that leave ``least`` to ``most`` whole nodes to stand by."""
+        s, num_gpus = self.whole.plan.strategy, self.whole.machines.num_gpus
+        node, each = self.whole.machines.node.gpus_per_node, s.tp * s.cp
+        shares = divisors(self.job.batch.global_batch // s.micro_batch, s.dp)
+        out = []
+        for pp in range(1, s.pp + 1):
+            for dp in shares:
+                rest = num_gpus - each * pp * dp
+                if rest > 0 and rest % node == 0 and least <= rest // node <= most:
+                    out += [(pp, vpp, dp) for vpp in self._virtual(pp)]
+        return out
+
+    def _virtual(self, pp: int) -> list[int]:
+        """Virtual stages of so deep a pipeline: up to the plan's, as far as they divide the layers, with the embedding
+        and the head as layers or not; the plan's own where its schedule has them by itself."""
+        s, layers = self.whole.plan.strategy, self.job.model.num_layers
+        if s.schedule not in ("1f1b", "interleaved"):
+            return [s.vpp]
+        return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
+
+    def best(self, runs: LongRuns, least: int, most: int) -> Standing | None:
+        """The size with the most effective tokens per second; None where none runs and fits.
+
+        Parameters
+        ----------
+        runs
+            Of all nodes, none of which stands by.
+        least, most
+            Nodes that stand by. [nodes]
+
+        Notes
+        -----
+        The closed forms of all sizes at once, with :meth:`guessed_step_s`, say which ``COSTED`` are costed.
+        """
+        sizes = self.sizes(max(least, 1), most)
+        if not sizes:
+            return None
+        machines, s, plan = self.whole.machines, self.whole.plan.strategy, self.whole.plan
+        pp, vpp, dp = (np.array(column) for column in zip(*sizes, strict=True))
+        num_gpus = s.tp * s.cp * pp * dp
+        step_s = self.guessed_step_s(pp, vpp, dp)
+        bytes_ = (plan.checkpoint_bytes or 0.0) * s.pp * s.dp / (pp * dp)
+        spares = (machines.num_gpus - num_gpus) // machines.node.gpus_per_node
+        found = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
+        order = np.argsort(-found.ettr / step_s, kind="stable")[:TRIED]
+        standing = (one for one in (self.standing(sizes[i]) for i in order) if one is not None)
+        return _best(runs, list(itertools.islice(standing, COSTED)))
+
+    def guessed_step_s(self, pp: IntN, vpp: IntN, dp: IntN) -> FloatN:
+        """A step's time at other sizes, by the plan's own stages and micro-batches. (n,) [s]
+
+        ``t (m + (p - 1) / v)`` with t inversely proportional to the number of stages p, m micro-batches and v virtual
+        stages; what comes once a step is left out.
+        """
+        plan, s = self.whole.plan, self.whole.plan.strategy
+        exposed, batch = plan.time.exposed, self.job.batch.global_batch // s.micro_batch
+        stage_s = (plan.step_s - sum(exposed[name] for name in ("bubble", "dp", "optimizer"))) * s.dp / batch
+        return np.asarray(stage_s * s.pp / pp * (batch / dp + (pp - 1) / vpp))
+
+    def standing(self, size: Size) -> Standing | None:
+        """The plan of one size, costed; None where it does not run or fit."""
+        pp, vpp, dp = size
+        s, machines = self.whole.plan.strategy, self.whole.machines
+        smaller = machines.model_copy(update={"num_gpus": s.tp * s.cp * pp * dp})
+        if size not in self.costed:
+            schedule = s.schedule if vpp == s.vpp else "1f1b" if vpp == 1 else "interleaved"
+            wanted = s.model_copy(
+                update={"pp": pp, "vpp": vpp, "dp": dp, "schedule": schedule, "zero": self._zero(pp, dp)}
+            )
+            self.costed[size] = self._plan(wanted, smaller)
+        plan = self.costed[size]
+        spares = (machines.num_gpus - smaller.num_gpus) // machines.node.gpus_per_node
+        return None if plan is None else Standing(plan, smaller, spares)
+
+    def _zero(self, pp: int, dp: int) -> int:
+        """The framework's ZeRO stage at this size where the plan has the framework's; else the plan's."""
+        s = self.whole.plan.strategy
+        own, here = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
+        return here if s.zero == own else s.zero
+
+    def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:
+        try:
+            plan = estimate(self.job, machines, strategy, framework=self.framework, replay=False)
+        except StrategyError:
+            return None
+        return plan if plan.memory.fits else None
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """Plans of their own for every way to keep checkpoints, on all nodes or on fewer of them.
+
+    What costs time is searched once: another way to keep checkpoints ranks the same costs by other long runs.
+    """
+
+    search: Search
+    machines: ClusterSpec
+    smaller: dict[int, Search | None] = field(default_factory=dict)
+    """Searches by the nodes that stand by; None where the rest has no legal plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan with the fastest step on all nodes."""
+        return self.search.report.plans[0]
+
+    def standing_all(self, runs: LongRuns) -> Standing:
+        """The best plan on all nodes over its long run; the fastest step where host memory lets none run."""
+        ranked = self._ranked(self.search, runs)
+        return Standing(ranked or self.plan, self.machines)
+
+    def best(self, runs: LongRuns, least: int, most: int) -> Standing | None:
+        """The best plan with some nodes standing by: of the most promising numbers that leave something to run."""
+        left: list[Standing] = []
+        for spares in self._numbers(runs, least, most):
+            smaller = without_spares(self.machines, spares, "spares")
+            if spares not in self.smaller:
+                self.smaller[spares] = self._searched(smaller)
+            search = self.smaller[spares]
+            plan = None if search is None else self._ranked(search, replace(runs, cluster=smaller, spares=spares))
+            if plan is not None:
+                left.append(Standing(plan, smaller, spares))
+        return _best(runs, left)
+
+    def _numbers(self, runs: LongRuns, least: int, most: int) -> list[int]:
+        """Numbers of spare nodes whose rest degrees and batch divide: the most promising or, from as many as are asked
+        for, the smallest; and half of all nodes, which runs whatever runs on all."""
+        nodes, node = runs.num_nodes, self.machines.node.gpus_per_node
+        asked = range(least, most + 1) if least else promising_spares(runs, self.plan)
+        space = default_space(self.search.workload, self.machines, self.search.framework)
+        batch = self.search.workload.batch.global_batch
+        ranks = {t * c * p for t in space.tp for c in space.cp for p in range(1, MAX_PP + 1)}
+        runnable = {r * d for d in divisors(batch, self.machines.num_gpus) for r in ranks}
+        numbers = [n for n in asked if n <= most and (nodes - n) * node in runnable][:SCOUTED]
+        half = nodes // 2
+        more = nodes % 2 == 0 and max(least, 1) <= half <= most and half not in numbers
+        return [*numbers, half] if more else numbers
+
+    def _searched(self, smaller: ClusterSpec) -> Search | None:
+        """What runs on fewer GPUs, searched around the best plans of all."""
+        job, framework = self.search.workload, self.search.framework
+        space = dividing(default_space(job, smaller, framework), smaller.num_gpus, job.batch.global_batch)
+        if not space.pp:
+            return None
+        near = around(self.search, space)
+        search = find_plans(job, smaller, framework=framework, top=1, replay=False, space=near, banded=False)
+        return search if search.report.plans else None
+
+    def _ranked(self, search: Search, runs: LongRuns) -> Plan | None:
+        found = find_plans(
+            search.workload, search.cluster, framework=search.framework, top=1, replay=False, judge=runs,
+            searched=search, banded=False,
+        )  # fmt: skip
+        return found.report.plans[0] if found.report.plans else None
+
+
+def runs_of(runs: LongRuns, left: Standing) -> LongRuns:
+    """The long runs of what computes."""
+    return replace(runs, cluster=left.machines, spares=left.spares)
+
+
+def _best(runs: LongRuns, left: list[Standing]) -> Standing | None:
+    """The one with the most effective tokens per second."""
+    return min(left, key=lambda one: runs_of(runs, one).order(one.plan), default=None)

@@ -1,0 +1,264 @@
+"""Goodput against scale: one plan replicated, or planned anew, under several ways to keep checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mofa.errors import NothingFits, SpecError, StrategyError
+from mofa.faults.ledger import PARTS, Ledger
+from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
+from mofa.plan.result import FrameworkSummary, Plan, WorkloadSummary
+from mofa.search.entry_points import estimate, find_plans
+from mofa.search.goodput import LongRuns
+from mofa.search.legality.masks import Job, check
+from mofa.search.long_run.fewer_nodes import Replanned, Smaller, Standing, runs_of
+from mofa.search.long_run.sensitivity import sensitivities
+from mofa.specs.faults import CheckpointMode, FaultSpec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import StrategySpec
+from mofa.specs.workload import WorkloadSpec
+
+VARIANTS: tuple[tuple[str, CheckpointMode, bool], ...] = (
+    ("blocking", "blocking", False), ("async", "async", False), ("async, spares", "async", True),
+    ("peer replicas", "peer", False), ("peer replicas, spares", "peer", True),
+)  # fmt: skip
+"""Name, mode of the checkpoints, and whether nodes stand by: as many as the profile says, or pay most."""
+GOES_ON = "replicas go on"
+"""Name of the variant of ``recovery: replica``, as the profile keeps checkpoints."""
+
+
+def variants_of(faults: FaultSpec) -> list[tuple[str, FaultSpec, bool]]:
+    """Variants of a profile: the usual ones, its own way to keep checkpoints where that is another, and its recovery.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_faults
+    >>> [name for name, _, _ in variants_of(load_faults("llama3", {"checkpoint.mode": "two-level"}))][-2:]
+    ['peer replicas, spares', 'two-level']
+    """
+    own, plain = faults.checkpoint.mode, faults.model_copy(update={"recovery": "checkpoint"})
+    more: list[tuple[str, CheckpointMode, bool]] = []
+    if own not in [mode for _, mode, _ in VARIANTS]:
+        more = [(own, own, False)]
+    out = []
+    for name, mode, stands_by in (*VARIANTS, *more):
+        checkpoint = faults.checkpoint.model_copy(update={"mode": mode})
+        out.append((name, plain.model_copy(update={"checkpoint": checkpoint}), stands_by))
+    if faults.recovery == "replica":
+        out += [(GOES_ON, faults, False), (f"{GOES_ON}, spares", faults, True)]
+    return out
+
+
+Progress = Callable[[int, int], None]
+
+
+def goodput_by_scale(
+    workload: WorkloadSpec, cluster: ClusterSpec, faults: FaultSpec, numbers: Sequence[int], framework: FrameworkSpec,
+    *, strategy: object | None = None, weak: bool = False, replan: bool = False, progress: Progress | None = None,
+) -> GoodputReport:  # fmt: skip
+    """ETTR and effective throughput of a job at several numbers of GPUs.
+
+    Parameters
+    ----------
+    cluster
+        Gives the nodes; its number of GPUs is replaced.
+    faults
+        With reliability, restarts and storage. Its checkpoint mode and spares are what the sensitivity is of; the
+        variants have their own.
+    numbers
+        GPUs of the cluster, spares included, rising. [-]
+    strategy
+        The plan at the first number; where absent the best there that can be replicated to the most GPUs.
+    weak
+        Whether the global batch grows with the GPUs; else it is fixed.
+    replan
+        Whether a plan is sought at every number; else the first one's dp is multiplied.
+
+    Raises
+    ------
+    SpecError
+        If the profile lacks what is needed.
+    NothingFits
+        If no number has a plan.
+    """
+    lacks = LongRuns(workload, cluster, framework, faults).missing()
+    if "ettr" in lacks:
+        raise SpecError(f"{faults.name}: {lacks['ettr']}")
+    points, stands = [], []
+    base: StrategySpec | None = None
+    at = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
+    for i, (job, machines) in enumerate(at):
+        why: str | None
+        stand: Smaller | Replanned | None
+        if replan:
+            stand, why = _planned_anew(job, machines, framework)
+        else:
+            if i == 0 and strategy is None:
+                plan, why = _replicable(at, framework)
+            else:
+                plan, why = _plan(job, machines, framework, base, strategy, numbers[0])
+            if plan is not None and base is None:
+                base = plan.strategy
+            stand = None if plan is None else Smaller(Standing(plan, machines), job, framework)
+        points.append(_point(job, machines, framework, faults, stand, why))
+        if stand is not None:
+            stands.append((stand, job, machines))
+        if progress is not None:
+            progress(i + 1, len(numbers))
+        if base is None and not replan:
+            break  # nothing to replicate
+    if not stands:
+        raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
+    stand, job, machines = stands[-1]
+    runs = LongRuns(job, machines, framework, faults)
+    left = stand.standing_all(runs)
+    if faults.spares:
+        fewer = stand.best(runs, faults.spares, _most_spares(runs))
+        if fewer is None:
+            raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
+        left = fewer
+    factors, ettr = sensitivities(runs_of(runs, left), left.plan)
+    return GoodputReport(
+        workload=WorkloadSummary.of(workload), node=cluster.node.name, framework=FrameworkSummary.of(framework),
+        faults=faults.name, weak=weak, replan=replan, points=tuple(points), sensitivity=factors,
+        sensitivity_num_gpus=machines.num_gpus, sensitivity_ettr=ettr,
+    )  # fmt: skip
+
+
+def _job_at(
+    workload: WorkloadSpec, cluster: ClusterSpec, number: int, first: int, weak: bool
+) -> tuple[WorkloadSpec, ClusterSpec]:
+    """The job and the machines at one scale."""
+    machines = cluster.model_copy(update={"num_gpus": number})
+    if not weak:
+        return workload, machines
+    batch = workload.batch.model_copy(update={"global_batch": workload.batch.global_batch * number // first})
+    return workload.model_copy(update={"batch": batch}), machines
+
+
+def _replicable(
+    at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
+) -> tuple[Plan | None, str | None]:
+    """The best plan at the first scale among those whose replicas the framework runs at the most GPUs it can."""
+    job, machines = at[0]
+    try:
+        found = find_plans(job, machines, framework=framework, top=1, replay=False)
+    except StrategyError as error:
+        return None, str(error)
+    if not found.report.plans:
+        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+    fits = np.flatnonzero(found.reasons[found.costed.rows] < 0)
+    table = found.costed.table.take(fits)
+    for larger_job, larger in reversed(at[1:]):
+        wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
+        runs = fits[check(Job(larger_job, larger, framework), wider).reason < 0]
+        if len(runs):
+            best = runs[np.argmin(found.costed.step_s[runs])]
+            strategy = found.costed.table.row(int(best), framework.name)
+            return estimate(job, machines, strategy, framework=framework, replay=False), None
+    return found.report.plans[0], None
+
+
+def _plan(
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, base: StrategySpec | None,
+    strategy: object | None, first: int,
+) -> tuple[Plan | None, str | None]:  # fmt: skip
+    """The replicated plan at one scale, or why there is none."""
+    wanted = strategy
+    if base is not None:
+        wanted = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
+    try:
+        plan = estimate(job, machines, wanted, framework=framework, replay=False)
+    except StrategyError as error:
+        return None, str(error)
+    if not plan.memory.fits:
+        return None, f"the plan does not fit {machines.num_gpus:,} GPUs"
+    return plan, None
+
+
+def _planned_anew(
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec
+) -> tuple[Replanned | None, str | None]:
+    """A search at one scale, or why it finds nothing."""
+    try:
+        search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False)
+    except StrategyError as error:
+        return None, str(error)
+    if not search.report.plans:
+        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+    return Replanned(search, machines), None
+
+
+def _most_spares(runs: LongRuns) -> int:
+    """Nodes that may stand by: copies need as many nodes that compute. [nodes]"""
+    return runs.num_nodes - runs.faults.checkpoint.least_nodes
+
+
+def _no_spares(stand: Smaller | Replanned, job: WorkloadSpec, machines: ClusterSpec, asked: int | None) -> str:
+    """Why nothing runs beside so many nodes that stand by."""
+    nodes = max(machines.num_gpus // machines.node.gpus_per_node, 1)
+    by = f"{asked} of {nodes} nodes" if asked else "any node"
+    batch = f"global_batch ({job.batch.global_batch})"
+    if isinstance(stand, Replanned):
+        return f"with {by} standing by no plan is left whose replicas divide {batch} and that fits"
+    s = stand.whole.plan.strategy
+    return (f"with {by} standing by no replicas of the plan (tp {s.tp}, cp {s.cp}, micro_batch {s.micro_batch}) are "
+            f"left that divide {batch} and fit")  # fmt: skip
+
+
+def _point(
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, faults: FaultSpec,
+    stand: Smaller | Replanned | None, why: str | None,
+) -> ScalePoint:  # fmt: skip
+    variants: dict[str, VariantPoint] = {}
+    mtbf: float | None = None
+    plan: Plan | None = None
+    if stand is not None:
+        plan = stand.plan
+        for name, asked, stands_by in variants_of(faults):
+            runs = LongRuns(job, machines, framework, asked)
+            most = _most_spares(runs)
+            if most < 0:
+                why = f"{asked.checkpoint.copies} copies need as many nodes, not {runs.num_nodes}"
+                continue
+            left: Standing | None = stand.standing_all(runs)
+            if stands_by and faults.spares != 0:
+                left = stand.best(runs, faults.spares or 0, most)
+            if left is None:
+                why = _no_spares(stand, job, machines, faults.spares)
+                continue
+            variants[name] = _variant(runs_of(runs, left), left)
+            if not stands_by:
+                reference = runs.of(plan)
+                mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])
+    return ScalePoint(
+        num_gpus=machines.num_gpus, global_batch=job.batch.global_batch,
+        strategy=None if plan is None else plan.strategy, step_s=None if plan is None else plan.step_s,
+        tokens_per_s_per_gpu=None if plan is None else plan.tokens_per_s_per_gpu, mtbf_s=mtbf, why=why,
+        variants=variants,
+    )  # fmt: skip
+
+
+def _variant(runs: LongRuns, left: Standing) -> VariantPoint:
+    plan, bytes_ = left.plan, np.array([left.plan.checkpoint_bytes or 0.0])
+    found = runs.of(plan)
+    ettr, interval = float(found.ettr[0]), float(found.interval_s[0])
+    all_gpus = runs.cluster.num_gpus + runs.spare_gpus
+    return VariantPoint(
+        mode=runs.faults.checkpoint.mode,
+        recovery=runs.faults.recovery,
+        spares=runs.spares,
+        num_gpus=runs.cluster.num_gpus,
+        global_batch=runs.workload.batch.global_batch,
+        strategy=plan.strategy,
+        step_s=plan.step_s,
+        ettr=ettr,
+        checkpoint_interval_s=None if np.isinf(interval) else interval,
+        effective_tokens_per_s_per_gpu=plan.tokens_per_s_per_gpu * ettr * runs.cluster.num_gpus / all_gpus,
+        host_memory_fits=bool(runs.times(bytes_).host_bytes[0] <= runs.cluster.node.host_memory_bytes.value),
+        ledger=Ledger(**{part: float(found.parts[part][0]) for part in PARTS}),
+    )

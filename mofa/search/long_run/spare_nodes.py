@@ -1,0 +1,258 @@
+"""How many nodes of a cluster stand by: the search is made for several numbers, and the best plan wins."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mofa.errors import SpecError
+from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
+from mofa.plan.result import ClusterSummary, FlopsConvention, Plan
+from mofa.search.entry_points import Search, estimate, find_plans
+from mofa.search.goodput import LongRuns
+from mofa.search.space import Space, default_space, dividing
+from mofa.specs.faults import FaultSpec
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+MOST_SPARES = 0.25
+"""Share of the nodes that may stand by. [-]"""
+SCOUTED, NEAR = 16, 20
+"""Numbers of spares that are searched around the best plans without, and how many of these plans. [-]"""
+SEARCHED, CLOSE = 2, 0.02
+"""Numbers of spares that are searched wholly, and how far behind they may lie before. [-]"""
+
+
+def find_long_runs(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    faults: FaultSpec,
+    *,
+    framework: FrameworkSpec | None = None,
+    objective: Objective = "tokens",
+    top: int = 10,
+    replay: bool = False,
+    **options: Any,
+) -> Search:
+    """The best strategies of a workload on a cluster over a long run with its failures.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, all machines with the spares among them, the framework.
+    faults
+        What fails, what a restart takes, how checkpoints are kept, what it costs. What it lacks leaves figures unknown,
+        and without reliability, restarts or storage plans are ranked by their steps.
+    objective
+        ``tokens`` per second and GPU, ``days``, ``usd`` or ``kwh`` of the whole run. All GPUs are paid for, so that the
+        first three rank alike.
+    top, replay, options
+        As in :func:`mofa.search.entry_points.find_plans`.
+
+    Raises
+    ------
+    SpecError
+        If the objective is unknown or cannot be known from these facts, or there are more spares than nodes.
+
+    Notes
+    -----
+    Where ``faults.spares`` is absent, all GPUs compute first, and the closed forms say of every number of spares at
+    once what it would give with the best plan's step (:func:`promising_spares`). The most promising of those that leave
+    GPUs which degrees and batch divide are searched in the degrees of the best plans (:func:`around`), and the best two
+    of these wholly. The best of the closed forms decides, and is played out where ``replay`` asks for it.
+    """
+    started = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise SpecError(f"objective: {objective!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    if framework is None:
+        from mofa.specs.load import load_framework
+
+        framework = load_framework(workload.framework or "megatron")
+    first = faults.spares or 0
+    judge = LongRuns(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
+    judge.check()
+    alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
+    found, tried = [_found(judge, replay and alone, top=top, **options)], [first]
+    if not alone and found[0].search.report.plans:
+        scouts = _scouts(found[0], cluster, **options)
+        tried += sorted(scout.judge.spares for scout in scouts)
+        near = sorted((s for s in scouts if s.order < found[0].order * (1 + CLOSE)), key=lambda scout: scout.order)
+        found += [_found(s.judge, False, _dividing(s.judge), top=top, **options) for s in near[:SEARCHED]]
+    best = min(found, key=lambda item: item.order)
+    if replay and not alone:
+        best = _found(best.judge, True, best.space, top=top, searched=best.search, **options)
+    return _whole(best.search, best.judge, cluster, tried, objective, started)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A search with some number of spares, what its best plan comes to, and the space that it was made in."""
+
+    judge: LongRuns
+    search: Search
+    order: float
+    space: Space | None = None
+
+
+def _found(judge: LongRuns, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+    """The search that a judge ranks."""
+    search = find_plans(
+        judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
+    )
+    judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
+    plans = search.report.plans
+    return _Found(judge, search, judge.order(plans[0]) if plans else np.inf, space)
+
+
+def _scouts(whole: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
+    """Searches around the best plans, with the numbers of spares that may pay."""
+    judge = whole.judge
+    options = {name: value for name, value in options.items() if name != "progress"}
+    scouts: list[_Found] = []
+    for spares in promising_spares(judge, whole.search.report.plans[0]):
+        smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
+        space = _dividing(smaller)
+        if not space.pp:
+            continue
+        try:
+            scouts.append(_found(smaller, False, around(whole.search, space), top=1, **options))
+        except SpecError:
+            continue  # what the user fixed does not go with fewer GPUs
+        if len(scouts) == SCOUTED:
+            break
+    return scouts
+
+
+def _dividing(judge: LongRuns) -> Space:
+    """What a job can have on its GPUs."""
+    space = default_space(judge.workload, judge.cluster, judge.framework)
+    return dividing(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
+
+
+def around(search: Search, space: Space) -> Space:
+    """The part of a space near the best plans of a search, with any pipeline.
+
+    Tensor and context parallelism and micro-batches up to theirs, because fewer GPUs may divide the batch where more
+    did not; experts and recomputation as theirs, or none; virtual stages any where they have some, because a pipeline
+    of another depth divides the layers into others.
+    """
+    costed, reasons = search.costed, search.reasons
+    fits = np.flatnonzero(reasons[costed.rows] < 0)
+    best = costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
+
+    def up_to(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
+        return tuple(v for v in values if v <= column.max()) or values
+
+    def like(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
+        return tuple(v for v in values if v in set(column.tolist())) or values
+
+    named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
+    modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
+    return replace(
+        space, tp=up_to(space.tp, best.tp), cp=up_to(space.cp, best.cp), ep=like(space.ep, best.ep),
+        etp=like(space.etp, best.etp), micro_batch=up_to(space.micro_batch, best.micro_batch),
+        vpp=space.vpp if best.vpp.max() > 1 else (1,), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
+    )  # fmt: skip
+
+
+def promising_spares(judge: LongRuns, plan: Plan) -> list[int]:
+    """Numbers of spare nodes, the most promising first, by the closed forms of all of them at once.
+
+    Parameters
+    ----------
+    judge
+        Of all GPUs, none of which stands by.
+    plan
+        The best of these, whose tokens per second and GPU and whose checkpoint fewer GPUs are taken to have too.
+    """
+    node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
+    spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
+    spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes]
+    if len(spares) == 0:
+        return []
+    found = judge.outlook(
+        np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, spares=spares,
+        num_gpus=judge.cluster.num_gpus - spares * node,
+    )  # fmt: skip
+    return [int(s) for s in spares[np.argsort(-found.ettr * (nodes - spares), kind="stable")]]
+
+
+def estimate_long_run(
+    workload: WorkloadSpec,
+    cluster: ClusterSpec,
+    strategy: object,
+    faults: FaultSpec,
+    *,
+    framework: FrameworkSpec | None = None,
+    flops_convention: FlopsConvention = "causal",
+    replay: bool = True,
+    jobs: int = 1,
+) -> Plan:
+    """Cost one strategy with the figures of a long run of it.
+
+    Parameters
+    ----------
+    cluster
+        All machines; ``faults.spares`` of its nodes stand by, none where that is absent.
+    strategy, flops_convention, replay, jobs
+        As in :func:`mofa.search.entry_points.estimate`; the strategy is of the GPUs without the spares.
+    """
+    if framework is None:
+        from mofa.specs.load import load_framework
+
+        framework = load_framework(workload.framework or "megatron")
+    spares = faults.spares or 0
+    job = without_spares(cluster, spares, faults.name)
+    plan = estimate(
+        workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
+    )
+    return LongRuns(workload, job, framework, faults, spares=spares).finished(plan)
+
+
+def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
+    """The cluster that the job runs on, without the nodes that stand by."""
+    node = cluster.node.gpus_per_node
+    left = cluster.num_gpus - spares * node
+    if left < min(node, cluster.num_gpus):
+        raise SpecError(
+            f"{where}: {spares} spares of {node} GPUs leave nothing of {cluster.num_gpus} GPUs; the GPUs include the "
+            f"spares, so take at most {max(cluster.num_gpus // node - 1, 0)}"
+        )
+    return cluster.model_copy(update={"num_gpus": left})
+
+
+def _whole(
+    search: Search, judge: LongRuns, cluster: ClusterSpec, tried: list[int], objective: Objective, started: float
+) -> Search:
+    """The search as one of the whole cluster, with every plan's figures."""
+    report = search.report
+    by = {"tokens": "effective_tokens_per_s_per_gpu"}.get(objective, objective)
+    known = "ettr" not in judge.missing()
+    described = f"{by}, over the whole run with its failures" if known else "tokens_per_s_per_gpu"
+    profile = judge.faults.name if judge.faults.reliability is not None else "none with reliability"
+    defaults = {**report.defaults, "objective": described, "fault profile": profile}
+    if known:
+        defaults["checkpoints"] = judge.faults.checkpoint.mode
+        most = f"of {len(tried)} numbers up to {max(tried)} tried" if len(tried) > 1 else "no other number tried"
+        defaults["spare nodes"] = f"{judge.spares} ({most})"
+        defaults["power"] = "a model: shares of the TDP by what a GPU does, node overhead, PUE"
+    least, note = report.min_gpus, report.min_gpus_note
+    if least is not None and judge.spares:  # found for what computes; what is asked for includes what stands by
+        least += judge.spare_gpus
+        note = f"{note}, {judge.spare_gpus:,} GPUs that stand by included"
+    whole = report.model_copy(
+        update={
+            "cluster": ClusterSummary.of(cluster),
+            "min_gpus": least,
+            "min_gpus_note": note,
+            "objective": by if known else report.objective,
+            "plans": tuple(judge.finished(plan) for plan in report.plans),
+            "elapsed_s": time.perf_counter() - started,
+            "defaults": defaults,
+        }
+    )
+    return replace(search, report=type(report).model_validate(whole.model_dump()))

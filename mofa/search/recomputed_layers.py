@@ -1,0 +1,134 @@
+"""How many layers of each chunk to recompute whole: as few as fit, and more or fewer where others know better."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.cost.stages import split_layers
+from mofa.search.legality.masks import Job
+from mofa.search.space import SOLVED, Combinations
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.workload import WorkloadSpec
+
+COST_AT_ONCE = 200_000
+"""Rows costed in one call. [-]"""
+
+
+def solve_layers(
+    job: Job, estimator: Estimator, at: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
+    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], short: NDArray[np.float64],
+    codes: tuple[int, int],
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
+    """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
+
+    Rows where none is needed, or all, say the same as those ends: needless. What is left, and the numbers of all rows
+    of the space.
+    """
+    needless, memory = codes
+    if len(rows) == 0:
+        return rows, space.recompute_layers
+    table, layers = space.degrees, space.recompute_layers.copy()
+    num_modes = len(space.recompute)
+    kinds = [
+        (table.recompute_modes[of].kind, n)
+        for of, n in zip(space.recompute.tolist(), layers[:num_modes].tolist(), strict=True)
+    ]
+    offset = kinds.index(("full", SOLVED))
+    plain = rows + (kinds.index(("none", -1)) - offset) if ("none", -1) in kinds else None
+    whole = rows + (kinds.index(("full", -1)) - offset) if ("full", -1) in kinds else None
+    if plain is None or whole is None:
+        layers[rows] = 1
+        return rows, layers
+    largest = np.zeros(len(rows), dtype=np.int64)
+    pp, vpp = table.pp[rows // num_modes], table.vpp[rows // num_modes]
+    code = pp * 4096 + vpp
+    for value in np.unique(code):
+        same = code == value
+        first = int(np.argmax(same))
+        largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]))
+    unneeded, fits = device[plain] <= limit, device[whole] <= limit
+    drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
+    number = _fewest_layers(estimator, at[rows[keep]], device[plain[keep]], device[whole[keep]], largest[keep], limit)
+    everything = number >= largest[keep]
+    drop[unneeded] = True
+    drop[keep[everything]] = True
+    reason[rows[drop]] = needless
+    short[rows[drop]] = 1.0
+    never = ~unneeded & ~fits
+    reason[rows[never]] = memory
+    short[rows[never]] = (device[whole] - limit)[never]
+    kept = rows[keep[~everything]]
+    layers[kept] = number[~everything]
+    return kept, layers
+
+
+def more_layers(
+    workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
+) -> int | None:
+    """How many layers of a chunk to recompute in place of those of a strategy that lacks so much memory when played.
+
+    One more at least, and no more than save what it lacks in closed form, so that no number is passed over that fits.
+
+    Parameters
+    ----------
+    estimator
+        Of this strategy alone, a table of one row.
+
+    Returns
+    -------
+    int or None
+        None where one more is all of them.
+    """
+    table = estimator.table
+    fewest = int(table.recompute_layers[0]) + 1
+    numbers = np.arange(fewest - 1, _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0])))
+    if len(numbers) < 2:
+        return None
+    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    too_few = numbers[device[0] - device <= lacking_bytes]
+    return max(fewest, int(too_few[-1]))
+
+
+def fewer_layers(estimator: Estimator, free_bytes: float) -> int:
+    """The fewest layers of a chunk to recompute, one at least, in place of those of a strategy that leaves so much
+    free, if each takes what it does in closed form: its own where that is not less.
+
+    ``estimator`` as in :func:`more_layers`.
+    """
+    numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
+    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    return int(numbers[device - device[-1] <= max(free_bytes, 0.0)][0])
+
+
+def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int) -> int:
+    """Layers of the largest chunk. [-]"""
+    return split_layers(workload.model, pp, vpp, framework.name, splits=framework.splits_layers).largest_chunk
+
+
+def _fewest_layers(
+    estimator: Estimator, rows: NDArray[np.intp], none: NDArray[np.float64], all_: NDArray[np.float64],
+    largest: NDArray[np.int64], limit: float,
+) -> NDArray[np.int64]:  # fmt: skip
+    """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
+
+    Memory falls by about the same amount with every layer, so that the straight line between what is known at both
+    ends tells where to look; it stops where a number fits and the one before it does not.
+    """
+    low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
+    over, under = none - limit, all_ - limit
+    while len(active := np.flatnonzero(high - low > 1)):
+        o, u, width = over[active], under[active], (high - low)[active]
+        guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
+        # once the line has been tried, the number before the one that fits is the likeliest to tell
+        guess = np.where((high < largest)[active], width - 1, guess)
+        tried = low[active] + np.clip(guess, 1, width - 1).astype(np.int64)
+        found = np.empty(len(active))
+        for start in range(0, len(active), COST_AT_ONCE):
+            here = slice(start, start + COST_AT_ONCE)
+            found[here] = estimator.device_bytes(rows[active[here]], tried[here]) - limit
+        ok = found <= 0
+        high[active[ok]], under[active[ok]] = tried[ok], found[ok]
+        low[active[~ok]], over[active[~ok]] = tried[~ok], found[~ok]
+    return high

@@ -1,0 +1,219 @@
+"""Re-rank the best rows of a search by replay.
+
+Their steps are played and they are ranked again; of what is returned the memory is played too. A row that does not fit
+recomputes more layers if it can and is ranked anew, or is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import not_
+from typing import TYPE_CHECKING
+
+from mofa.plan.result import Plan
+from mofa.replay.garbage_collection import no_collection
+from mofa.search.to_plan.builder import Candidate, enough
+from mofa.search.workers import Workers
+
+if TYPE_CHECKING:
+    from mofa.replay.time.time_replayed import TimeReplayed
+
+REPLAYED = 30
+"""Rows whose steps are played and that are ranked again by them. [-]"""
+PATIENCE = 2 * REPLAYED
+"""Rows looked at where too few of them fit, as long as one has been found to. [-]"""
+MORE_LAYERS = 3
+"""Larger numbers of recomputed layers that take the place of a row that the closed form found to fit. [-]"""
+
+
+@dataclass
+class _Row:
+    """A row with its place in closed form, what stands for it, and how many did before that."""
+
+    place: int
+    row: int
+    one: Candidate
+    tried: int = 0
+
+
+_Found = tuple[float, float, _Row, Plan]
+"""What is made smallest, the bytes that the plan lacks (negative: free), its row, itself."""
+
+
+@dataclass
+class Final:
+    """The plans, best first, and their ``rows``; which rows do not fit, with the bytes that they lack. [B]
+
+    ``changed`` are the rows that recompute more layers than the search chose, those that still do not fit among them.
+    """
+
+    plans: list[Plan] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    too_big: dict[int, float] = field(default_factory=dict)
+    changed: dict[int, Candidate] = field(default_factory=dict)
+
+
+def replay_best(
+    rows: Sequence[int],
+    candidate: Callable[[int], Candidate],
+    top: int,
+    progress: Callable[[int, int], None] | None = None,
+    order: Callable[[Plan], float] | None = None,
+    workers: Workers | None = None,
+) -> Final:
+    """Play the steps of the first :data:`REPLAYED` rows, rank them by that, and play the memory of the best that fit.
+
+    Parameters
+    ----------
+    rows
+        From the best on, as the closed forms rank them.
+    candidate
+        Gives the strategy of a row.
+    top
+        How many plans are wanted. Of the best all ranks are played, of the others the fullest.
+    progress
+        Told how many rows are played and how many there are to play.
+    order
+        What is made smallest; the time of a step where absent.
+    workers
+        What plays; this process alone where absent.
+
+    Notes
+    -----
+    Memory is played in the order of the steps until ``top`` plans are found to fit, so that which plans are returned is
+    what playing all of it would give. Where fewer of these rows fit, more are looked at, :data:`REPLAYED` at a time:
+    :data:`PATIENCE` in all, and on to the last row where none does.
+
+    Where the number of layers that a row recomputes was solved and its replay finds them too few, the row goes on with
+    more (:func:`mofa.search.recomputed_layers.more_layers`), :data:`MORE_LAYERS` times at most: it is ranked anew among
+    these rows, or among those that are looked at later if the closed form finds it slower than all of these.
+
+    Examples
+    --------
+    >>> replay_best([], lambda row: None, 10).plans
+    []
+    """
+    out = Final()
+    bar = _Bar(progress, min(len(rows), REPLAYED) + min(top, len(rows), REPLAYED))
+    found: list[_Found] = []
+    later: list[_Row] = []
+    seen = 0
+    with no_collection():  # what is played of most rows is gone before it would be looked through
+        while seen < len(rows) and (not found or (len(found) < min(top, REPLAYED) and seen < PATIENCE)):
+            some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
+            seen += len(some)
+            last = some[-1].one if seen < len(rows) else None
+            due, later = _due(later, last, order)
+            wanted = min(top, REPLAYED) - len(found)
+            fitting, put_off = _fitting([*some, *due], last, wanted, out, bar, order, workers)
+            found += fitting
+            later += put_off
+        for _, _, row, plan in sorted(found, key=lambda item: (*item[:2], item[2].row))[:top]:
+            out.plans.append(plan if out.plans else row.one.plan(replay=True, workers=workers))
+            out.rows.append(row.row)
+    bar.end()
+    return out
+
+
+def _fitting(
+    rows: Sequence[_Row], last: Candidate | None, wanted: int, out: Final, bar: _Bar,
+    order: Callable[[Plan], float] | None, workers: Workers | None,
+) -> tuple[list[_Found], list[_Row]]:  # fmt: skip
+    """The best of some rows that fit, and those that are to be looked at later, as they recompute more and come after
+    the ``last`` of these; what became of others is put ``out``."""
+    workers = enough([row.one for row in rows], workers)
+    ranked = _ranked(rows, bar, order, workers)
+    found: list[_Found] = []
+    later: list[_Row] = []
+    while ranked and len(found) < wanted:
+        next_ = _shared_out(ranked[: wanted - len(found)])
+        del ranked[: len(next_)]
+        changed: list[_Row] = []
+        for (value, row), plan in zip(next_, workers.map(_plan, [row.one for _, row in next_]), strict=True):
+            lacking = -plan.memory.free_bytes
+            if plan.memory.fits:
+                found.append((value, lacking, row, plan))
+                bar.step()
+            elif row.tried < MORE_LAYERS and (one := row.one.recomputing_more(lacking)) is not None:
+                changed.append(replace(row, one=one, tried=row.tried + 1))
+                out.changed[row.row] = one
+            else:
+                out.too_big[row.row] = lacking
+        due, put_off = _due(changed, last, order)
+        later += put_off
+        ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
+    return found, later
+
+
+def _due(
+    rows: list[_Row], last: Candidate | None, order: Callable[[Plan], float] | None
+) -> tuple[list[_Row], list[_Row]]:
+    """The rows that the closed form puts before the last one looked at, all where it is None, and the others."""
+    if not rows or last is None:
+        return rows, []
+    slowest = _closed(last, order)
+    after = [_closed(row.one, order) > slowest for row in rows]
+    return list(compress(rows, map(not_, after))), list(compress(rows, after))
+
+
+def _ranked(
+    rows: Sequence[_Row], bar: _Bar, order: Callable[[Plan], float] | None, workers: Workers
+) -> list[tuple[float, _Row]]:  # fmt: skip
+    """The rows by what is made smallest, their steps played."""
+    ranked: list[tuple[float, _Row]] = []
+    alike = sorted(rows, key=lambda row: row.one.pipeline)  # neighbours share what is made of an order
+    for row, time in zip(alike, workers.map(_time, [row.one for row in alike]), strict=True):
+        row.one.time = time
+        value = time.step_s if order is None else order(row.one.timed())
+        ranked.append((round(value, 12), row))
+        bar.step()
+    return sorted(ranked, key=_key)
+
+
+def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
+    return ranked[0], ranked[1].place
+
+
+def _closed(one: Candidate, order: Callable[[Plan], float] | None) -> float:
+    """What is made smallest, in closed form."""
+    plan = one.in_closed_form(banded=False)
+    return round(plan.step_s if order is None else order(plan), 12)
+
+
+def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
+    """In an order of which other processes begin at the one end and this one at the other, the longest first, but for
+    the best: that one last, so that this process has its ranks when all of them are asked for."""
+    best, *others = ranked
+    others.sort(key=lambda item: -item[1].one.passes)
+    return [*others[::2], *others[1::2][::-1], best]
+
+
+class _Bar:
+    """Counts what is played."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, expected: int) -> None:
+        self.progress, self.expected, self.done = progress, expected, 0
+
+    def step(self) -> None:
+        """One more is played."""
+        self.done += 1
+        self.expected = max(self.expected, self.done)
+        if self.progress is not None:
+            self.progress(self.done, self.expected)
+
+    def end(self) -> None:
+        """All is."""
+        if self.progress is not None and self.done:
+            self.progress(self.expected, self.expected)
+
+
+def _time(one: Candidate) -> TimeReplayed:
+    with no_collection():
+        return one.time
+
+
+def _plan(one: Candidate) -> Plan:
+    with no_collection():
+        return one.plan(replay=True, explain=False)

@@ -1,0 +1,25 @@
+"""One strategy as an estimator, ready for a replay."""
+
+from __future__ import annotations
+
+from mofa.cost.estimate import Estimator
+from mofa.search.job_setup import loads_of, with_numerics
+from mofa.search.one_strategy import one_row
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+
+def estimator_of(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
+) -> Estimator:  # fmt: skip
+    """The estimator of one strategy, as :func:`mofa.search.entry_points.estimate` costs it.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run it on these GPUs.
+    """
+    workload, cluster, framework = with_numerics(workload, cluster, framework, ())
+    row = one_row(workload, cluster, framework, strategy)
+    return Estimator(workload, cluster, framework, row, loads_of(workload, row))

@@ -1,0 +1,1 @@
+"""From a costed row to the plan that is shown."""

@@ -1,0 +1,474 @@
+"""From costed rows to plans: the numbers of one strategy as the contract gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mofa.blocks.fp8 import formats_of
+from mofa.blocks.moeblaze import routing_buffer_bytes
+from mofa.blocks.op import GroupedKernel
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
+from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.topology import Placement, process_groups
+from mofa.cost.libraries import rests_on_library
+from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
+from mofa.cost.provenance import Seen, component_provenance, stream_names, tape_sizes, unaligned
+from mofa.cost.stages import Stages
+from mofa.plan.memory import Memory, StageMemory
+from mofa.plan.result import Plan, Time
+from mofa.routing.scheduled import scheduling_s
+from mofa.search.recomputed_layers import fewer_layers, more_layers
+from mofa.search.to_plan.fp8_notes import fp8_notes
+from mofa.search.to_plan.replayed_memory import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
+from mofa.search.to_plan.replayed_time import DUST, stage_times
+from mofa.search.to_plan.step_band import HOST_BOUND, band_of
+from mofa.search.workers import Workers
+from mofa.specs.base import Provenance
+from mofa.specs.framework import MEGATRON, FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.residuals import load_residuals
+from mofa.specs.routing import RoutingSpec
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
+from mofa.units import SECONDS_PER_DAY, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from mofa.replay.replayer import Replayer
+    from mofa.replay.time.time_replayed import Computation, TimeReplayed
+
+SMALL = 10_000
+"""Passes of layers and chunks below which playing is quicker (a second or less) than bringing up processes. [-]"""
+
+
+def margin_bytes(cluster: ClusterSpec) -> float:
+    """What a plan leaves free for what the model does not see: the 99 % quantile of measured residuals. [B]"""
+    return load_residuals().device_memory.value * cluster.gpu.usable_memory_bytes.value
+
+
+def room_bytes(cluster: ClusterSpec) -> float:
+    """Device memory that a plan may fill. [B]"""
+    return cluster.gpu.usable_memory_bytes.value - margin_bytes(cluster)
+
+
+_numbers = count()
+
+
+LAYERS_ARE_OFF = 0.1
+"""How much less than in closed form a layer may take, as a share, that is not recomputed any more: one more of them is
+tried where this lets it fit. [-]"""
+
+
+class Candidate:
+    """One strategy (a table of one row) that can be costed in detail: by the closed forms, or played out.
+
+    Where it is sent to another process, the facts go, and the step's time where that is known; not what was played.
+    """
+
+    def __init__(
+        self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
+        loads: RoutingLoads, convention: FlopsConvention, *, solved: bool = False,
+    ) -> None:  # fmt: skip
+        self.number = next(_numbers)
+        self.job = (workload, cluster, framework, row)
+        self.loads = loads
+        self.convention: FlopsConvention = convention
+        self.solved = solved
+        """Whether the search chose how many layers it recomputes whole, as the fewest that fit in closed form."""
+
+    def __getstate__(self) -> dict[str, object]:
+        sent = ("number", "job", "loads", "convention", "solved", "time")
+        return {name: value for name, value in self.__dict__.items() if name in sent}
+
+    @property
+    def passes(self) -> int:
+        """Forwards of a step: of every layer and every chunk, of each micro-batch. [-]"""
+        _, pp, vpp, num_micro_batches = self.pipeline
+        return num_micro_batches * (self.job[0].model.num_layers + pp * vpp)
+
+    @property
+    def pipeline(self) -> tuple[int, int, int, int]:
+        """Equal for candidates whose computations have one order: schedule, pp, vpp, micro-batches."""
+        workload, _, _, row = self.job
+        num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])
+        return int(row.schedule[0]), int(row.pp[0]), int(row.vpp[0]), num_micro_batches
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Its costs."""
+        workload, cluster, framework, row = self.job
+        return Estimator(workload, cluster, framework, row, self.loads)
+
+    @cached_property
+    def costed(self) -> Breakdown:
+        """Its row, in closed form."""
+        return self.estimator.rows(detail=True)
+
+    @cached_property
+    def sized(self) -> Breakdown:
+        """The same but for its time, which is not asked of a row that is played."""
+        known = self.__dict__.get("costed")
+        return known if isinstance(known, Breakdown) else self.estimator.sized()
+
+    @cached_property
+    def replayer(self) -> Replayer:
+        """Its ranks, to be played."""
+        from mofa.replay.replayer import Replayer
+
+        return Replayer(self.estimator)
+
+    @cached_property
+    def time(self) -> TimeReplayed:
+        """Its step, played, without the spans of single computations, which only the best of many is asked for: those
+        of 30 are a quarter of a million objects that Python's cycle collector would look through."""
+        return self.replayer.step()
+
+    def lacks(self) -> float:
+        """Bytes by which the fullest rank, played, is too big; negative: free. [B]"""
+        room = room_bytes(self.job[1])
+        return self.replayer.fullest_bytes(room) - room
+
+    def device_bytes(self, limit: float = inf) -> float:
+        """Of the fullest rank, played; what it takes so far, as soon as that is above the ``limit``. [B]"""
+        return self.replayer.fullest_bytes(limit, exact=False)
+
+    def fewest_layers(self) -> int | None:
+        """Recomputed layers of a chunk that fit, played, where the search chose more; None where none do."""
+        own, room = int(self.job[3].recompute_layers[0]), room_bytes(self.job[1])
+        if not self.solved or own < 2:
+            return None
+        device = self.device_bytes(room)
+        if device > room:
+            return None
+        first = fewer_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (room - device))
+        tried = range(first, min(first + 2, own))
+        return next((number for number in tried if self.recomputing(number).device_bytes(room) <= room), None)
+
+    def recomputing_more(self, lacking_bytes: float) -> Candidate | None:
+        """What takes its place where it lacks so much memory, played; None where no number of layers is left to try."""
+        workload, _, framework, _ = self.job
+        number = more_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
+        if number is None:
+            return None
+        return self.recomputing(number)
+
+    def recomputing(self, layers: int) -> Candidate:
+        """The same with another number of recomputed layers."""
+        workload, cluster, framework, row = self.job
+        row = replace(row, recompute_layers=np.array([layers]))
+        return Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
+
+    def stage(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
+        """The memory of a rank, played; over the time of a step where its computations' ``spans`` are given."""
+        from mofa.replay.memory_curve import memory_curve
+
+        curve = memory_curve(self.replayer.rank(r).journal, spans) if spans else None
+        return replayed_stage(self.closed.by_stage[r], self.replayer, curve)
+
+    @cached_property
+    def closed(self) -> Memory:
+        """Its memory in closed form."""
+        return _memory(self.job[1], self.sized, self.estimator.stages(), ends_of(self.estimator))
+
+    def timed(self) -> Plan:
+        """The plan whose time was played, its memory in closed form; without a band."""
+        return self._plan(self.time, self.closed, banded=False)
+
+    def in_closed_form(self, *, banded: bool = True) -> Plan:
+        """The plan of which nothing was played; its band costs two more estimates."""
+        return self._plan(
+            None, _memory(self.job[1], self.costed, self.estimator.stages(), ends_of(self.estimator)), banded=banded
+        )
+
+    def plan(
+        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
+    ) -> Plan:
+        """All that is known of it; ``explain``: every rank is played, and has its memory ``over_time``, else the
+        fullest alone."""
+        if not replay:
+            return self.in_closed_form()
+        closed = self.closed
+        if not explain:
+            self.lacks()
+            return self._plan(self.time, replayed_memory(closed, map(self.stage, self.replayer.played)))
+        spans = self.replayer.time.spans
+        self.time = replace(self.replayer.time, spans=())
+        workers = enough([self], workers)
+        # others begin with the first rank, this process with the last, where it has played some already
+        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played, r))
+        tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
+        stages = workers.map(_stage, tasks, here=lambda task: self.stage(*task[1:]))
+        return self._plan(self.time, replayed_memory(closed, stages))
+
+    def _closed_step_s(self, cluster: ClusterSpec) -> float:
+        """The closed form's step on a cluster that differs in its host alone. [s]"""
+        workload, own, framework, row = self.job
+        if cluster is own:
+            return float(self.costed.step_s[0])
+        return float(Estimator(workload, cluster, framework, row, self.loads).rows().step_s[0])
+
+    def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
+        blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
+        tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
+        seen = tape_sizes(tapes), stream_names(tapes)
+        costed = self.costed if time is None else self.sized
+        on_host = self._closed_step_s if banded else None
+        plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
+        notes = _alignment_note(unaligned(block.forward for block in blocks))
+        under = self._library_fraction(plan) if banded else None
+        return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
+
+    def _library_fraction(self, plan: Plan) -> dict[str, float] | None:
+        """Fraction of the step on what was measured under the framework's library, by component. [-]"""
+        library = self.job[2].library
+        if library is None:
+            return None
+        exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
+        return rests_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
+
+
+def enough(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
+    """The workers, or this process alone where there is little to play."""
+    return workers if workers is not None and sum(one.passes for one in candidates) > SMALL else Workers()
+
+
+def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
+    """A rank of a candidate, in another process that is sent one rank of it after the other."""
+    candidate, r, spans = task
+    if _last.get("number") != candidate.number:
+        _last.update(number=candidate.number, candidate=candidate)
+    known = _last["candidate"]
+    assert isinstance(known, Candidate)
+    return known.stage(r, spans)
+
+
+_last: dict[str, object] = {}
+"""The candidate whose ranks were asked for last, so that it is costed once."""
+
+
+def _plan(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable, costed: Breakdown,
+    convention: FlopsConvention, seen: Seen, played: TimeReplayed | None, memory: Memory,
+    on_host: Callable[[ClusterSpec], float] | None,
+) -> Plan:  # fmt: skip
+    exposed = {name: max(float(costed.exposed_s[i, 0]), 0.0) for i, name in enumerate(TIME_COMPONENTS)}
+    hidden = {name: float(costed.hidden_s[i, 0]) for i, name in enumerate(HIDDEN_COMPONENTS)}
+    if played is not None:
+        exposed, hidden = {name: played.exposed[name] for name in TIME_COMPONENTS}, dict(played.hidden)
+    exposed, hidden = (_without_dust(parts, sum(exposed.values())) for parts in (exposed, hidden))
+    step_s = sum(exposed.values())
+    band = None if on_host is None else band_of(workload, cluster, framework, step_s, exposed["host_idle"], on_host)
+    tokens = workload.batch.seq_len * workload.batch.global_batch
+    gpus = cluster.num_gpus
+    peak = cluster.gpu.peak_flops_per_s[workload.precision.peak_format].value
+    per_token = model_flops_per_token(workload.model, workload.batch.seq_len, convention)
+    model_rate = per_token * tokens / step_s / gpus
+    extra = model_flops_per_token(workload.model, workload.batch.seq_len, "causal") * tokens
+    again = max(float(costed.hardware_flops[0]) - extra, 0.0) / step_s / gpus if _recomputes(row) else 0.0
+    return Plan(
+        strategy=row.row(0, framework.name),
+        step_s=step_s,
+        step_s_band=None if band is None else (band.low_s, band.high_s),
+        band=band,
+        tokens_per_s_per_gpu=tokens / step_s / gpus,
+        tflops_per_gpu=model_rate / 1e12,
+        mfu=model_rate / peak,
+        hfu=(model_rate + again) / peak,
+        days_without_failures=(
+            None if workload.tokens is None else workload.tokens / tokens * step_s / SECONDS_PER_DAY
+        ),
+        checkpoint_bytes=float(costed.checkpoint_bytes[0]),
+        memory=memory,
+        time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
+        provenance=_provenance(workload, cluster, row, exposed, seen, framework.grouped_kernel),
+        costed_by="closed_form" if played is None else "replay",
+        flops_convention=convention,
+        notes=_notes(workload, cluster, framework, played is not None)
+        + _host_notes(cluster, step_s, exposed["host_idle"])
+        + _copies_note(workload, framework, row)
+        + _balancing_note(workload, row),
+    )
+
+
+def _host_notes(cluster: ClusterSpec, step_s: float, host_idle_s: float) -> tuple[str, ...]:
+    """Which host a step rests on that waits for it."""
+    if host_idle_s <= HOST_BOUND * step_s:
+        return ()
+    host, hosts = cluster.gpu.curves.host, cluster.gpu.curves.hosts
+    share = host_idle_s / step_s
+    pace = host.eager_op_s.value
+    fast, slow = (pace, pace) if hosts is None else (times.value * pace for times in (hosts.fast, hosts.slow))
+    undisturbed = hosts is not None and cluster.node.hosts == "own"
+    note = f"the device waits for its host {share:.0%} of the step, at {_us(fast if undisturbed else pace)} a small op"
+    if hosts is not None:
+        whose = "an undisturbed machine's" if undisturbed else "the median of machines that were timed"
+        note += f", {whose} (8 in 10 timed: {_us(fast)} to {_us(slow)}); `mofa calibrate run --families "
+        note += "host` times yours, --host-issue says it"
+    return (note,)
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.2g} us"
+
+
+def _without_dust(parts: dict[str, float], step_s: float) -> dict[str, float]:
+    """Parts of which no more is left than sums of floats leave are nothing."""
+    return {name: seconds if seconds > DUST * step_s else 0.0 for name, seconds in parts.items()}
+
+
+def _recomputes(row: StrategyTable) -> bool:
+    return row.recompute_modes[int(row.recompute[0])].kind != "none"
+
+
+def _memory(
+    cluster: ClusterSpec, costed: Breakdown, split: Stages, ends: Ends | None
+) -> Memory:  # fmt: skip
+    capacity, margin = cluster.gpu.usable_memory_bytes.value, margin_bytes(cluster)
+    detail = costed.detail
+    assert detail is not None
+    of_stages = zip(
+        *(
+            getattr(detail, name)[0].tolist()
+            for name in (
+                "layers", "recomputed_layers", "in_flight", "instant", "allocated_bytes", "reserved_bytes",
+                "device_bytes",
+            )
+        ),
+        detail.components_bytes[:, 0].T.tolist(), strict=True,
+    )  # fmt: skip
+    stages = [
+        StageMemory(
+            stage=r, num_layers=layers, layers_by_chunk=tuple(map(len, split.layers[r])), recomputed_layers=recomputed,
+            in_flight_micro_batches=in_flight, instant=costed.instants[instant], allocated_bytes=allocated,
+            reserved_bytes=reserved, device_bytes=device,
+            by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
+            ranks=None if ends is None else ranks_of_stage(r, detail, ends),
+        )
+        for r, (layers, recomputed, in_flight, instant, allocated, reserved, device, parts) in enumerate(of_stages)
+    ]  # fmt: skip
+    device = float(costed.device_bytes[0])
+    return Memory(
+        allocated_bytes=float(costed.allocated_bytes[0]),
+        reserved_bytes=float(costed.reserved_bytes[0]),
+        device_bytes=device,
+        margin_bytes=margin,
+        peak_bytes=device,
+        capacity_bytes=capacity,
+        fits=device + margin <= capacity,
+        by_component={name: float(costed.memory_bytes[i, 0]) for i, name in enumerate(MEMORY_COMPONENTS)},
+        by_stage=tuple(stages),
+    )
+
+
+def _provenance(
+    workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float],
+    seen: Seen, kernel: GroupedKernel,
+) -> dict[Provenance, float]:  # fmt: skip
+    tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), Placement(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
+    ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
+    sizes, streams = seen
+    formats = formats_of(workload.precision.fp8_recipe)
+    kinds = component_provenance(
+        cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks, grouped_kernel=kernel
+    )
+    total = sum(exposed.values())
+    out: dict[Provenance, float] = {}
+    for name, seconds in exposed.items():
+        if seconds > 0:
+            out[kinds[name]] = out.get(kinds[name], 0.0) + seconds / total
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: Placement) -> dict[str, bool]:
+    """Which kinds of communication leave their fast domain."""
+    groups = process_groups(*degrees, node)
+    names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
+    return {name: bool(np.any(groups[group].spans)) for name, group in names.items()}
+
+
+def _routing_note(routing: RoutingSpec) -> str:
+    """What the loads of the ranks rest on."""
+    note = f"routing: {routing}"
+    if routing.kind == "preset":
+        note += " (assumed: reconstructed from three statistics of each layer)"
+    if routing.capacity_factor is not None:
+        padded = ", padded" if routing.pad_to_capacity else ""
+        note += f"; tokens beyond {routing.capacity_factor:g} x an even share dropped{padded}"
+    if routing.rank_capacity_factor is not None:
+        note += f"; ranks compute on {routing.rank_capacity_factor:g} x an even share, steps with more run again"
+    return note
+
+
+def _balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
+    """What scheduling tokens over replicas rests on."""
+    if workload.model.moe is None or not row.balancing[0]:
+        return ()
+    overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
+    note = (
+        f"balancing micro_moe: {overhead} of host time a layer and micro-batch (the solve measured on one core, the "
+        "rest of the dispatch as published: MicroMoE, figure 9), not overlapped; symmetric placement"
+    )
+    return (note,)
+
+
+def _copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
+    """What dispatch by index saves."""
+    model = workload.model
+    shared = int(row.ep[0]) * int(row.etp[0]) > 1
+    if model.moe is None or framework.routed_copies == "materialised" or shared:
+        return ()
+    tokens = float(row.micro_batch[0]) * workload.batch.seq_len / float(row.cp[0])
+    tokens /= float(row.tp[0]) if bool(row.sp[0]) else 1.0
+    saved = format_bytes(float(routing_buffer_bytes(tokens, model.moe.top_k, model.hidden)))
+    return (
+        (
+            f"dispatch by index (MoEBlaze): no routed copies, {saved} each into and out of the experts of a layer and "
+            "micro-batch; the time gained is of bytes not moved: a model, no measurement"
+        ),
+    )
+
+
+def _alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """Which sizes of matrix products are slower on tensor cores than predicted."""
+    if not sizes:
+        return ()
+    named = "; ".join(f"{size} of {', '.join(names)}" for size, names in sizes.items())
+    note = (
+        f"matrix products with a width or depth of no multiple of 16 bytes (8 elements of bf16): {named}; "
+        "tensor cores are slower on them (NVIDIA, Matrix Multiplication Background). In bf16 they are predicted to "
+        "take 3 to 8 times as long as padded ones, as measured on the H200; of experts that is left out"
+    )
+    return (note,)
+
+
+def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool) -> tuple[str, ...]:
+    reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
+    if played:
+        reserved = "memory: every allocation of two steps played through PyTorch's caching allocator"
+    margin = load_residuals().device_memory
+    notes = [
+        f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
+        f"capacity {cluster.gpu.usable_memory_bytes.provenance}: {cluster.gpu.usable_memory_bytes.source}",
+        f"{framework.name} {framework.version}: {framework.provenance} in {framework.source}",
+        reserved,
+    ]
+    if framework.pytorch:
+        own = framework.pytorch in cluster.gpu.curves.releases
+        which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
+        notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
+    if framework.name in MEGATRON and framework.cross_entropy_fusion == "native":
+        notes.append(
+            "cross_entropy_fusion: native, as true is read, is Megatron's own fused loss; te is Transformer Engine's"
+        )
+    if workload.model.moe is not None:
+        notes.append(_routing_note(workload.routing))
+    return (*notes, *fp8_notes(workload, cluster))

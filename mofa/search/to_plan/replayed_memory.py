@@ -1,0 +1,146 @@
+"""The memory of a replay, as the contract gives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mofa.cost.breakdown import LIVE_COMPONENTS, StageDetail
+from mofa.plan.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, RankMemory, StageMemory, StageRanks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mofa.cost.estimate import Estimator
+    from mofa.replay.allocator.timeline import Live
+    from mofa.replay.memory.rank_memory import MemoryPlayed
+    from mofa.replay.memory_curve import Curve
+    from mofa.replay.replayer import Replayer
+
+NAMED = 15
+"""Kinds of tensors that are named; the rest is put together. [-]"""
+
+
+class Ends(NamedTuple):
+    """Tokens over the mean of the ranks with the fewest and with the most, and the memory of the former. [-]"""
+
+    fewest: float
+    most: float
+    emptier: StageDetail
+
+
+def replayed_stage(closed: StageMemory, replayer: Replayer, curve: Curve | None = None) -> StageMemory:
+    """The memory of a pipeline rank, played out, with its curve where it is given."""
+    rank = replayer.rank(closed.stage)
+    parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
+    parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
+    parts["cuda_context"] = replayer.context_bytes
+    parts["communicators"] = replayer.communicator_bytes[closed.stage]
+    return StageMemory(
+        stage=closed.stage,
+        num_layers=closed.num_layers,
+        layers_by_chunk=closed.layers_by_chunk,
+        recomputed_layers=closed.recomputed_layers,
+        in_flight_micro_batches=closed.in_flight_micro_batches,
+        instant=rank.peak.where,
+        allocated_bytes=float(rank.allocated),
+        reserved_bytes=float(rank.peak_reserved),
+        device_bytes=replayer.device_bytes(closed.stage),
+        by_component=parts,
+        ranks=_ranks(closed.stage, replayer),
+        costed_by="replay",
+        tensors=_tensors(rank.peak.tensors),
+        out_of_memory=_out_of_memory(rank),
+        curve=_curve(curve),
+    )
+
+
+def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
+    """What the ranks of a stage differ by, played."""
+    ends = replayer.ends_of_routing(stage)
+    if ends is None:
+        return None
+    outside = replayer.context_bytes + replayer.communicator_bytes[stage]
+    few, many = (
+        RankMemory(
+            tokens_over_mean=held.tokens_over_mean, allocated_bytes=held.allocated, reserved_bytes=held.reserved,
+            device_bytes=held.reserved + outside,
+        )
+        for held in ends
+    )  # fmt: skip
+    return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean(stage))
+
+
+def ends_of(estimator: Estimator) -> Ends | None:
+    """The ends of routing of one strategy in closed form; None where ranks are alike."""
+    ep = int(estimator.table.ep[0])
+    least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+    if least is None:
+        return None
+    emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
+    detail = emptier.sized().detail
+    assert detail is not None
+    return Ends(least.memory[ep], estimator.loads.memory[ep], detail)
+
+
+def ranks_of_stage(stage: int, detail: StageDetail, ends: Ends) -> StageRanks | None:
+    """What the ranks of a stage differ by in closed form, None where it has no experts."""
+
+    def rank(tokens: float, of: StageDetail) -> RankMemory:
+        names = ("allocated_bytes", "reserved_bytes", "device_bytes")
+        return RankMemory(tokens_over_mean=tokens, **{name: float(getattr(of, name)[0, stage]) for name in names})
+
+    few, many = rank(ends.fewest, ends.emptier), rank(ends.most, detail)
+    return None if few.allocated_bytes == many.allocated_bytes else StageRanks(emptiest=few, fullest=many)
+
+
+def replayed_memory(closed: Memory, played: Iterable[StageMemory]) -> Memory:
+    """The memory of a plan with what the replay knows better than the closed form of some of its ranks."""
+    known = {stage.stage: stage for stage in played}
+    stages = [known.get(stage.stage, stage) for stage in closed.by_stage]
+    fullest = max(stages, key=lambda stage: (stage.device_bytes, -stage.stage))
+    return Memory(
+        allocated_bytes=fullest.allocated_bytes,
+        reserved_bytes=fullest.reserved_bytes,
+        device_bytes=fullest.device_bytes,
+        margin_bytes=closed.margin_bytes,
+        peak_bytes=fullest.device_bytes,
+        capacity_bytes=closed.capacity_bytes,
+        fits=fullest.device_bytes + closed.margin_bytes <= closed.capacity_bytes,
+        by_component=fullest.by_component,
+        by_stage=tuple(stages),
+    )
+
+
+def _tensors(live: Sequence[Live]) -> tuple[LiveTensors, ...]:
+    """The largest by name, the rest of each kind together; they sum to what is allocated."""
+    named = [LiveTensors(name=t.name, kind=t.group, count=t.count, bytes=float(t.bytes)) for t in live[:NAMED]]
+    rest: dict[str, list[int]] = {}
+    for t in live[NAMED:]:
+        sums = rest.setdefault(t.group, [0, 0])
+        sums[0] += t.count
+        sums[1] += t.bytes
+    others = [LiveTensors(name="others", kind=kind, count=n, bytes=float(size)) for kind, (n, size) in rest.items()]
+    return (*named, *sorted(others, key=lambda t: -t.bytes))
+
+
+def _out_of_memory(rank: MemoryPlayed) -> OutOfMemory | None:
+    full = rank.out_of_memory
+    if full is None:
+        return None
+    return OutOfMemory(
+        step=full.step, where=full.where, missing_bytes=float(rank.missing_bytes),
+        allocated_bytes=float(full.allocated), reserved_bytes=float(full.reserved), tensors=_tensors(full.tensors),
+    )  # fmt: skip
+
+
+def _curve(curve: Curve | None) -> MemoryCurve | None:
+    if curve is None:
+        return None
+    from mofa.replay.allocator.timeline import GROUPS
+
+    return MemoryCurve(
+        time_s=tuple(curve.time_s.tolist()),
+        reserved_bytes=tuple(map(float, curve.reserved.tolist())),
+        kinds={name: tuple(map(float, curve.alive[:, i].tolist())) for i, name in enumerate(GROUPS)},
+        peak=curve.peak,
+    )

@@ -1,0 +1,28 @@
+"""The clock of every rank of a replay, as the contract gives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.plan.result import StageTime
+
+if TYPE_CHECKING:
+    from mofa.replay.time.time_replayed import TimeReplayed
+
+
+DUST = 1e-9
+"""Of a step: what is shorter is rounding. [-]"""
+
+
+def stage_times(played: TimeReplayed | None) -> tuple[StageTime, ...]:
+    """Exposed and idle seconds per pipeline stage; none without a clock."""
+    if played is None:
+        return ()
+    return tuple(
+        StageTime(
+            stage=r, exposed={name: exposed[name] for name in TIME_COMPONENTS},
+            idle={cause: seconds for cause, seconds in idle.items() if seconds > DUST * played.step_s},
+        )
+        for r, (exposed, idle) in enumerate(zip(played.ranks, played.idle, strict=True))
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""The band of a step: where 8 in 10 would lie, by residuals of runs like it and by how far hosts are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp
+
+from mofa.cost.model_flops import routed_fraction
+from mofa.plan.step_band import Band
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.residuals import ALL, Circumstances, load_residuals
+from mofa.specs.workload import WorkloadSpec
+
+HOST_BOUND = 0.02
+"""Share of the step that a device waits for its host from which the step says something of the host. [-]"""
+MOST_EXPERTS = 0.5
+"""Share of a model's FLOPs in routed experts from which it counts as mostly experts. [-]"""
+
+
+def circumstances_of(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, host_idle_fraction: float
+) -> Circumstances:
+    """What the residual of a step goes by.
+
+    Parameters
+    ----------
+    host_idle_fraction
+        Share of the step that the device waits for its host. [-]
+    """
+    share = routed_fraction(workload.model, workload.batch.seq_len)
+    mostly = "experts half or more" if share >= MOST_EXPERTS else "experts below half"
+    return Circumstances(
+        nodes="one node" if num_nodes(cluster) == 1 else "several nodes",
+        layers=framework.layers,
+        products="bf16" if workload.precision.gemm == "bf16" else "fp8",
+        experts=mostly if share > 0 else "dense",
+        pace="host-bound" if host_idle_fraction > HOST_BOUND else "device-bound",
+    )
+
+
+def num_nodes(cluster: ClusterSpec) -> int:
+    """Nodes that a cluster takes, the last one perhaps in part. [-]"""
+    return -(-cluster.num_gpus // cluster.node.gpus_per_node)
+
+
+def band_of(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, step_s: float, host_idle_s: float,
+    on_host: Callable[[ClusterSpec], float],
+) -> Band:  # fmt: skip
+    """The band of a step.
+
+    The residuals of the narrowest group of runs that it belongs to, as :mod:`mofa.validate.bands` fits them. Where the
+    host is not known, the lower end starts from the step on a fast host and the upper from that on a slow one
+    (``curves.hosts``). A step of which something was never measured has the smallest and the largest residual of all.
+
+    Parameters
+    ----------
+    step_s, host_idle_s
+        The step as predicted, and what the device waits for its host in it. [s]
+    on_host
+        The closed form's step on a cluster with another host. [s]
+    """
+    circumstances = circumstances_of(workload, cluster, framework, host_idle_s / step_s)
+    known = load_residuals().step
+    unmeasured = known.unmeasured(
+        circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_nodes(cluster)
+    )
+    group = known.group_of(circumstances)
+    low, high = group.low.value, group.high.value
+    if unmeasured:
+        group, low, high = known.nearest(ALL), known.unmeasured_low.value, known.unmeasured_high.value
+    hosts_s = _hosts_s(cluster, step_s, on_host)
+    fast_s, slow_s = hosts_s or (step_s, step_s)
+    return Band(
+        low_s=fast_s * exp(low), high_s=slow_s * exp(high), circumstances=circumstances, group=group.path,
+        runs=group.runs, families=group.families, few=group.few and not unmeasured, unmeasured=unmeasured,
+        hosts_s=hosts_s,
+    )  # fmt: skip
+
+
+def _hosts_s(
+    cluster: ClusterSpec, step_s: float, on_host: Callable[[ClusterSpec], float]
+) -> tuple[float, float] | None:
+    """The step on a fast and on a slow host, in proportion to the closed form's; None where the host is known. [s]"""
+    hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
+    if hosts is None:
+        return None
+    typical_s = on_host(cluster)
+    fast_s, slow_s = (on_host(cluster.at_host(times.value * own_s)) for times in (hosts.fast, hosts.slow))
+    return step_s * min(fast_s / typical_s, 1.0), step_s * max(slow_s / typical_s, 1.0)

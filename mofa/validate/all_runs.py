@@ -1,0 +1,173 @@
+"""``mofa validate``: all reference runs predicted and scored."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from mofa.calibrate.chunked_check import score_layers
+from mofa.calibrate.shapes_chunked import FAMILY
+from mofa.errors import SpecError
+from mofa.search.entry_points import timed_plan
+from mofa.validate.attribute import Attribution, attribute, read_trace
+from mofa.validate.bands import coverage
+from mofa.validate.hopper import set_of
+from mofa.validate.hosts import known_hosts
+from mofa.validate.published import published_references
+from mofa.validate.reference import LeftOut, Reference, measured_references
+from mofa.validate.score import GroupScore, Layer, RunScore, ValidationReport, compare, group_score, score
+from mofa.validate.spread import Spread
+
+Group = Literal["measured", "published"]
+NEWEST_GPUS = ("h100", "h200")
+
+
+def reference_dir(folder: Path | None = None) -> Path:
+    """Folder of the reference runs: the given one, else that of the repository.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    """
+    found = folder if folder is not None else Path(__file__).resolve().parents[2] / "reference_runs"
+    if not found.is_dir():
+        raise SpecError(f"{found}: no folder of reference runs; name one with --references, as in a clone of mofa")
+    return found
+
+
+def layer_folders(folder: Path) -> list[Path]:
+    """The folders of measurements beside a folder of reference runs."""
+    return sorted(path.parent for path in (folder.parent / "measurements").glob(f"*/{FAMILY}.csv"))
+
+
+def references(
+    folder: Path, scratch: Path, group: Group | None = None, spread: Spread | None = None
+) -> tuple[list[Reference], list[LeftOut]]:
+    """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
+    found: list[Reference] = []
+    left_out: list[LeftOut] = []
+    if group in (None, "measured"):
+        runs, out = measured_references(folder / "measured", scratch, spread=spread)
+        found, left_out = found + runs, left_out + out
+    if group in (None, "published"):
+        runs, out = published_references(folder / "published")
+        found, left_out = found + runs, left_out + out
+    return found, left_out
+
+
+def validate(
+    folder: Path | None = None,
+    *,
+    group: Group | None = None,
+    processes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ValidationReport:
+    """Predict every reference run from its configuration and compare with what was measured.
+
+    Parameters
+    ----------
+    folder
+        With ``measured`` and ``published`` in it; the repository's by default.
+    group
+        Only one of the two.
+    processes
+        That predict runs beside each other; one a core by default. [-]
+    progress
+        Is told how many runs are predicted and how many there are.
+
+    Returns
+    -------
+    ValidationReport
+        Scores of runs and groups. Errors are ``predicted / measured - 1``.
+    """
+    started = time.monotonic()
+    base = reference_dir(folder)
+    with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, Spread(processes) as spread:
+        found, left_out = references(base, Path(scratch), group, spread)
+        of_layers = spread.beside(layers, base if group != "published" else None)
+        profiled = _profiled(found, base / "traces")
+        attributed = spread.map(_family, list(profiled.values()))
+        runs, not_scored = score(found, left_out, spread=spread, progress=progress)
+        families = dict(zip(profiled, attributed, strict=True))
+        chunked = of_layers()
+    return ValidationReport(
+        groups=group_scores(runs),
+        false_fits=sum(run.false_fit for run in runs),
+        runs=tuple(runs),
+        not_scored=tuple(not_scored),
+        layers=chunked,
+        families=families,
+        bands=coverage(runs),
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def layers(folder: Path | None) -> tuple[Layer, ...]:
+    """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
+    if folder is None:
+        return ()
+    found = []
+    wanted = ("step", "peak_bytes", "reserved_bytes")
+    for item in score_layers(layer_folders(folder), hosts=known_hosts(folder), quantities=wanted):
+        of = {quantity: compare(*pair) for quantity, pair in item.values.items()}
+        step = of["step"]
+        assert step is not None
+        found.append(
+            Layer(
+                shape=dict(item.shape), folder=item.folder, split=item.split, step_time=step,
+                peak_allocated=of.get("peak_bytes"), peak_reserved=of.get("reserved_bytes"),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _profiled(found: Sequence[Reference], traces: Path) -> dict[str, tuple[Reference, Path]]:
+    """The profiled runs, each with the trace of its first rank."""
+    beside = {reference.id: (reference, traces / f"{reference.id}.0.json.gz") for reference in found}
+    return {name: (reference, trace) for name, (reference, trace) in beside.items() if trace.is_file()}
+
+
+def _family(of: tuple[Reference, Path]) -> Attribution:
+    """A profile beside its prediction."""
+    reference, trace = of
+    workload, cluster, framework, strategy = reference.resolve()
+    plan = timed_plan(workload, cluster, strategy, framework=framework)
+    return attribute(read_trace(trace), plan, reference.rests_on)
+
+
+def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:
+    """The groups in the order of their runs, then those that gather several."""
+    groups: dict[str, list[RunScore]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    for name, belongs in GATHERED.items():
+        gathered = [run for run in runs if belongs(run)]
+        if gathered:
+            groups[name] = gathered
+    return {name: group_score(members) for name, members in groups.items()}
+
+
+def _published(run: RunScore) -> bool:
+    return run.group.startswith("published-")
+
+
+def _complete(run: RunScore) -> bool:
+    return _published(run) and not run.group.endswith("-default-recompute")
+
+
+HALVES = ("measured-fitting", "measured-judging")
+GATHERED: dict[str, Callable[[RunScore], bool]] = {
+    "measured-skewed": lambda run: run.group in HALVES and run.skewed,
+    "all-published": _published,
+    "all-published-hopper-bf16": lambda run: (
+        _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
+    ),
+    "published-hopper-te-dense-bf16": lambda run: set_of(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: set_of(run) == "dense fp8",
+}
+"""Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
+H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

@@ -1,0 +1,103 @@
+"""Kernels that are loaded: what the device waits for, where the host loses its lead; by hand, and played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mofa.blocks.op import HostSync, Op, Stream, Tape
+from mofa.cost.estimate import Estimator
+from mofa.cost.kernels.lazy_loading import idle_s, loading
+from mofa.measure.records import read_record
+from mofa.replay.replayer import Replayer
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
+from mofa.specs.load import resolve_run
+from mofa.validate.reference import with_counts
+
+RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"
+LOAD_S = 2.0
+
+
+def op(name: str, loads: object = 0.0, rounds: float = 4.0) -> Op:
+    return Op(name, "grouped_gemm", Stream(1.0), (), (name,), loads=loads, rounds=rounds)  # type: ignore[arg-type]
+
+
+def tape(*ops: Op) -> Tape:
+    return Tape(ops, {}, (), ())
+
+
+def idle(loads: float, device_s: float, host_s: float) -> float:
+    found, took, _ = loading(tape(op("a", loads)), [device_s], [host_s], LOAD_S)
+    return float(idle_s(found, took))
+
+
+def test_nothing_changes_where_nothing_is_loaded() -> None:
+    given = tape(op("a"), op("b", np.zeros(3)))
+    seconds, issue = [1.0, 1.0], [1.0, 1.0]
+    found = loading(given, seconds, issue, LOAD_S)
+    assert found[0] is given
+    assert found[1:] == (seconds, issue)
+
+
+@pytest.mark.parametrize("ahead", [-3.0, 0.0, 0.5, 2.0, 5.0, 100.0])
+def test_the_device_waits_for_what_the_host_s_lead_leaves_of_a_load(ahead: float) -> None:
+    """The mean over where in the loop it is; a host that is late has no lead."""
+    leads = np.linspace(0.0, 1.0, 100001) * max(ahead, 0.0)
+    assert idle(1.0, 10.0 + ahead, 10.0) == pytest.approx(np.maximum(LOAD_S - leads, 0.0).mean(), rel=1e-3)
+    assert idle(0.3, 10.0 + ahead, 10.0) == pytest.approx(0.3 * idle(1.0, 10.0 + ahead, 10.0))
+
+
+def test_the_host_loses_its_lead_where_a_load_has_drained_it() -> None:
+    loads = np.array([0.0, 0.01, 1.0])
+    found, _, issue = loading(tape(op("a", loads)), [4.0], [1.0], LOAD_S, drained=True)
+    waits, _, loaded, _ = found.ops
+    assert isinstance(waits.work, HostSync)
+    assert np.asarray(waits.present).tolist() == [False, True, True]
+    assert loaded.work is None
+    assert issue[2] == pytest.approx(LOAD_S * loads)
+    kept, _, _ = loading(tape(op("a", loads)), [4.0], [1.0], LOAD_S)
+    assert kept.ops == found.ops[1:]
+
+
+def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_not(tmp_path: Path) -> None:
+    """Experts one after the other behind a head that takes the device long: the lead is worth tens of milliseconds."""
+    record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
+    workload, cluster, framework, strategy = resolve_run(with_counts(record, tmp_path), RECORDS)
+    row = one_row(workload, cluster, framework, strategy)
+    mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, loads_of(workload, row))
+    share = float(mixed.drains[0])
+    n = expected_loads(mixed)
+    assert share == pytest.approx(1.0 - np.exp(-n))
+    assert 0.2 < share < 0.6
+    step, drained = float(mixed.rows().step_s[0]), float(mixed.drained.rows().step_s[0])
+    assert not mixed.drained.drains.any()
+    mixed.drains = np.zeros(1)
+    kept = float(mixed.rows().step_s[0])
+    assert drained > 1.1 * kept
+    assert step == pytest.approx((1.0 - share) * kept + share * drained)
+    mixed.drains = np.array([share])
+    assert Replayer(mixed).time.step_s == pytest.approx(step, rel=0.05)
+
+
+def expected_loads(estimator: Estimator) -> float:
+    """By the end of a layer's loop over experts, in the mean over the layers of a pass back."""
+    tapes = estimator.parts[0].costs.tapes.values()
+    return max(
+        sum(float(one.loads * one.loops_met) for one in block.backward.ops if not one.name.endswith("~"))
+        for block in tapes
+    )
+
+
+def test_what_is_computed_again_has_its_kernels() -> None:
+    again = op("a~", 1.0)
+    assert [one.name for one in loading(tape(again), [1.0], [1.0], LOAD_S)[0].ops] == ["a~"]
+
+
+def test_a_loop_loads_ahead_of_all_its_ops_and_others_ahead_of_themselves() -> None:
+    ops = op("x", rounds=1.0), op("a", 0.2), op("b", 0.1), op("y", 0.3, rounds=1.0)
+    found, took, _ = loading(tape(*ops), [1.0] * 4, [1.0] * 4, LOAD_S)
+    assert [one.name for one in found.ops] == ["x", "a.loads", "a.loaded", "a", "b", "y.loads", "y.loaded", "y"]
+    assert float(idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)

@@ -1,0 +1,106 @@
+"""The band of a run's length: what is unknown of the rate and the run's own luck, against runs that draw both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mofa.errors import SpecError
+from mofa.faults.clocks import Clock
+from mofa.faults.duration_band import QUANTILES, band_s, rate_factors
+from mofa.faults.rates import estimate_rate, rate_given_count
+from mofa.faults.renewal import ettr
+from mofa.faults.simulate import Kind, Level, LongRun, simulate
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        Clock(20_000.0, counted_failures=20),
+        Clock(20_000.0, counted_failures=2000),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
+        Clock(20_000.0, num_nodes=64, shape=0.7, counted_failures=30),
+    ],
+)
+@pytest.mark.parametrize("days", [10.0, 60.0])
+def test_the_band_is_that_of_runs_that_draw_their_rate(clock: Clock, days: float) -> None:
+    """Whole runs at rates of their own, none of which uses a closed form."""
+    work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
+    run = LongRun(work, tau, (Level(block),), (Kind(1.0, restart),), clock)
+    wall = simulate(run, 4000, seed=7).wall_s
+    factors = rate_factors(clock, 4000)
+    mean = work / ettr(tau, block, clock.mtbf_s / factors, restart)
+    steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
+    played = replace(run, work_s=min(work, 8 * DAY), clock=steady)
+    found = np.array(band_s(played, work, mean, factors))
+    expected = np.quantile(wall, QUANTILES)
+    # three standard errors of an empirical quantile of either sample, at the density of a bell of this width
+    width = float(wall.std())
+    error = [np.sqrt(p * (1 - p) / 4000) / stats.norm.pdf(stats.norm.ppf(p)) * width for p in QUANTILES]
+    # a few Weibull clocks over 8 days are not yet the steady sum that the scaling takes them for
+    slack = 0.1 * width if clock.shape != 1 else 0.0
+    assert np.all(np.abs(found - expected) < 3 * np.sqrt(2) * np.array(error) + slack), (found - expected, error)
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        Clock(20_000.0, counted_failures=20),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
+        Clock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
+    ],
+)
+def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: Clock) -> None:
+    """All productive over all wall-clock time, of runs with lemons and rates of their own."""
+    run = LongRun(60 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), clock)
+    found = simulate(run, 4000, seed=11)
+    mean = 60 * DAY / ettr(1200.0, 30.0, clock.mtbf_s / rate_factors(clock, 4000), 600.0)
+    assert abs(found.ettr - 60 * DAY / mean.mean()) < 3.5 * found.standard_error
+
+
+def test_a_poorly_known_rate_widens_the_band() -> None:
+    def width(counted: float | None) -> float:
+        clock = Clock(20_000.0, counted_failures=counted)
+        run = LongRun(100 * DAY, 1200.0, (Level(30.0),), (Kind(1.0, 600.0),), Clock(20_000.0))
+        factors = rate_factors(clock, 1000)
+        low, _, high = band_s(run, 100 * DAY, 100 * DAY / ettr(1200.0, 30.0, 20_000.0 / factors, 600.0), factors)
+        return high - low
+
+    known, well, poorly = width(None), width(10_000), width(10)
+    assert known == pytest.approx(well, rel=0.1)
+    assert poorly > 3 * known
+
+
+@pytest.mark.parametrize("failures", [1, 5, 419])
+def test_jeffreys_lies_within_garwood(failures: int) -> None:
+    interval = estimate_rate(failures, 1000.0, confidence=0.9)
+    low, high = rate_given_count(failures, np.array([0.05, 0.95])) * interval.rate_per_node_day
+    assert interval.low_per_node_day < low < high < interval.high_per_node_day
+    # over many true rates the interval holds the true one nine times in ten: counts drawn at rates drawn evenly
+    rng = np.random.default_rng(3)
+    truth = failures * rng.uniform(0.5, 2.0, 20_000)
+    counts = rng.poisson(truth)
+    some = counts > 0
+    inside = [
+        float(a) <= t <= float(b)
+        for t, a, b in zip(
+            truth[some], rate_given_count(counts[some], 0.05) * counts[some],
+            rate_given_count(counts[some], 0.95) * counts[some], strict=True,
+        )
+    ]  # fmt: skip
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.02 if failures > 1 else 0.06)
+
+
+def test_what_is_no_count_is_refused() -> None:
+    with pytest.raises(SpecError, match="counted_failures"):
+        Clock(1e4, counted_failures=0.0)
+    with pytest.raises(SpecError, match="failures"):
+        rate_given_count(0, 0.5)
+    with pytest.raises(SpecError, match="probability"):
+        rate_given_count(4, 1.5)

@@ -1,0 +1,124 @@
+"""Rows that the search estimates too full or recomputes too much of are played where that could matter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mofa.cost.estimate import Estimator
+from mofa.search import borderline
+from mofa.search.borderline import fewer_layers, rows_in_doubt
+from mofa.search.costing import MEMORY, NEEDLESS, Found
+from mofa.search.entry_points import find_plans
+from mofa.search.job_setup import loads_of
+from mofa.search.one_strategy import one_row
+from mofa.search.rerank import REPLAYED
+from mofa.search.to_plan.builder import Candidate, margin_bytes, room_bytes
+from mofa.search.workers import Workers
+from mofa.specs.hardware import ClusterSpec
+from tests.cost.toy import cluster, framework, workload
+from tests.search.test_entry_points import DENSE
+
+JOB = workload(DENSE, seq_len=4096, global_batch=32)
+TITAN = framework("torchtitan")
+FIX: dict[str, object] = {"tp": 1, "pp": 2, "vpp": 2, "cp": 1, "micro_batch": 4, "recompute": "ops"}
+
+
+def with_room(room: float) -> ClusterSpec:
+    """GPUs of which a plan may fill so much."""
+    machines = cluster(16, memory_gib=1.0)
+    return cluster(16, memory_gib=room / 2.0**30 / (1.0 - margin_bytes(machines) / 2.0**30))
+
+
+def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
+    facts = JOB, machines, framework(name)
+    row = one_row(*facts, strategy)
+    return Candidate(*facts, row, loads_of(JOB, row), "causal", solved=solved)
+
+
+def test_what_fits_when_played_is_not_lost() -> None:
+    one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
+    played, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
+    assert played < 0.95 * estimated
+    machines = with_room((played + estimated) / 2)
+    assert played < room_bytes(machines) < estimated
+    options: dict[str, Any] = {"framework": TITAN, "fix": {**FIX, "schedule": "interleaved"}}
+    by_estimate = find_plans(JOB, machines, replay=False, **options)
+    assert by_estimate.report.rejected["memory"] == 1 and not by_estimate.report.plans
+    found = find_plans(JOB, machines, **options)
+    assert "memory" not in found.report.rejected
+    (plan,) = found.report.plans
+    assert plan.memory.fits and plan.memory.device_bytes == pytest.approx(played, rel=0.02)
+    assert found.table()["fits"].tolist() == [True]
+    again = find_plans(JOB, machines, searched=by_estimate, **options)
+    assert [p.strategy for p in again.report.plans] == [plan.strategy]
+
+
+def test_what_does_not_fit_when_played_says_by_how_much() -> None:
+    one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
+    allocated, played = float(one.costed.allocated_bytes[0]), one.device_bytes()
+    cached = float(one.costed.device_bytes[0] - one.costed.reserved_bytes[0])
+    machines = with_room((allocated + cached + played) / 2)
+    found = find_plans(JOB, machines, framework=TITAN, fix={**FIX, "schedule": "interleaved"})
+    assert not found.report.plans
+    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - room_bytes(machines))
+    assert found.table()["step_s"].isna().all()
+
+
+def _found(reason: list[int], device: list[float]) -> Found:
+    costed = SimpleNamespace(rows=np.arange(len(reason)), device_bytes=np.array(device))
+    return cast(Found, SimpleNamespace(costed=costed, reason=np.array(reason)))
+
+
+def test_in_doubt_is_what_would_be_among_the_best() -> None:
+    fits = list(range(10, 10 + REPLAYED))
+    key = np.array([*fits, 9.0, 8.0, np.nan, 7.0, np.inf, 1e3], dtype=float)
+    found = _found([-1] * REPLAYED + [MEMORY, MEMORY, MEMORY, NEEDLESS, MEMORY, MEMORY], [1.0] * len(key))
+    assert rows_in_doubt(found, key).tolist() == [REPLAYED, REPLAYED + 1]
+
+
+def test_the_least_full_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
+    key = np.array([1.0, 2.0, 3.0, 4.0])
+    assert rows_in_doubt(found, key).tolist() == [2, 3, 1]
+    monkeypatch.setattr(borderline, "LOOKED_AT", 2)
+    assert rows_in_doubt(found, key).tolist() == [2, 3]
+
+
+def test_fewer_layers_are_recomputed_where_they_fit() -> None:
+    strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:5"}
+    wide = candidate(cluster(16), strategy, solved=True, name="megatron")
+    at = {number: wide.recomputing(number).device_bytes() for number in (2, 3)}
+    machines = with_room((at[2] + at[3]) / 2)
+    one = candidate(machines, strategy, solved=True, name="megatron")
+    with Workers() as workers:
+        changed = fewer_layers([7], lambda i: one, workers)
+        assert changed.keys() == {7}
+        assert changed[7].job[3].recompute_layers.tolist() == [3]
+        assert not fewer_layers([7], lambda i: changed[7], workers)
+        asked = candidate(machines, strategy, name="megatron")  # the user's own number stays
+        assert not fewer_layers([7], lambda i: asked, workers)
+
+
+def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates that are too high make a search recompute more layers than it has to."""
+    fix: dict[str, object] = {"tp": 1, "pp": 2, "vpp": 1, "cp": 1, "micro_batch": 4}
+    options: dict[str, Any] = {"framework": framework("megatron"), "fix": fix, "without": ["selective"], "top": 1}
+    strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:4"}
+    machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").device_bytes())
+    honest = find_plans(JOB, machines, **options)
+    right = Estimator.device_bounds
+
+    def too_high(self: Estimator, *args: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        device, least = right(self, *args)
+        return device + 0.1 * room_bytes(machines), least
+
+    monkeypatch.setattr(Estimator, "device_bounds", too_high)
+    by_estimate = find_plans(JOB, machines, replay=False, **options)
+    misled = find_plans(JOB, machines, **options)
+    assert honest.report.plans[0].strategy == misled.report.plans[0].strategy
+    assert misled.report.plans[0].step_s < by_estimate.report.plans[0].step_s

@@ -1,0 +1,117 @@
+"""The smallest number of GPUs that would do, against trying every number of nodes."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+
+import mofa
+from mofa.cost.estimate import Estimator
+from mofa.search.entry_points import find_plans
+from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
+from mofa.search.job_setup import loads_of
+from mofa.search.legality.masks import Job, check
+from mofa.search.space import SOLVED, Space, constrain, default_space, product
+from mofa.search.to_plan.builder import Candidate, margin_bytes
+from mofa.specs.model import ModelSpec
+from tests.cost.toy import cluster, framework, llama, moe_llama, workload
+
+HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 16, "head_dim": 128}
+DENSE = llama(num_layers=12, hidden=2048, vocab=32768, attention=HEADS, mlp={"ffn_hidden": 8192})
+MOE = moe_llama(
+    num_layers=4, hidden=2048, vocab=32768, attention=HEADS, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 4096}
+)
+
+
+def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> Job:
+    return Job(workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name))
+
+
+def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
+    """Whether any strategy of the whole space of this number of GPUs fits."""
+    here = Job(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
+    space = default_space(here.workload, here.cluster, here.framework)
+    space = constrain(space, fix={}, maximum=maximum, with_=(), without=())
+    table = product(space, here.cluster, here.framework)
+    table = table.take((check(here, table).reason < 0) & (table.recompute_layers != SOLVED))
+    if len(table) == 0:
+        return False
+    estimator = Estimator(here.workload, here.cluster, here.framework, table, loads_of(here.workload, table))
+    device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
+    return bool(np.any(device <= here.cluster.gpu.usable_memory_bytes.value - margin_bytes(here.cluster)))
+
+
+def unconstrained(maximum: dict[str, int] | None = None) -> partial[Space]:
+    return partial(constrain, fix={}, maximum=maximum or {}, with_=(), without=())
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "memory_gib", "batch", "maximum"),
+    [
+        (DENSE, "megatron", 5.0, 96, {}),
+        (DENSE, "megatron", 6.0, 96, {}),
+        (DENSE, "megatron", 7.0, 48, {}),
+        (DENSE, "torchtitan", 3.0, 96, {}),
+        (MOE, "megatron", 7.0, 96, {}),
+        (DENSE, "megatron-local", 6.0, 96, {}),
+        # dp 1, tp up to 8: of all numbers of nodes 5 and 6 alone fit, which no doubling meets
+        (DENSE, "megatron", 4.0, 1, {"pp": 6, "cp": 1}),
+        (DENSE, "megatron", 6.0, 96, {"pp": 3}),
+    ],
+)
+def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int, maximum: dict[str, int]) -> None:
+    """Every number of nodes below it is tried in the whole space: none fits, and it does."""
+    job = job_of(model, name, memory_gib, batch)
+    found, note = smallest_number_of_gpus(job, unconstrained(maximum))
+    first = next(8 * n for n in count(1) if n > 24 or fits_on(job, 8 * n, maximum))
+    assert found == first if first <= 8 * 24 else found is None or found > 8 * 24
+    assert note
+
+
+@pytest.mark.parametrize("memory_gib", [8.0, 10.0, 12.0])
+def test_part_of_a_node_may_do(memory_gib: float) -> None:
+    """Below a node every number of GPUs is a cluster: none below the one found fits, and it does."""
+    job = job_of(DENSE, "megatron", memory_gib, 96, gpus=1)
+    found, note = smallest_number_of_gpus(job, unconstrained())
+    assert found == next(n for n in count(1) if fits_on(job, n, {}))
+    assert 1 < found < 8 and "of the 8 GPUs of a node" in note
+
+
+@pytest.mark.parametrize(("memory_gib", "batch"), [(4.5, 96), (5.0, 96)])
+def test_a_search_on_that_many_finds_a_plan(memory_gib: float, batch: int) -> None:
+    """Nothing fits on a node; the number that the report names does, and the whole space on one node fewer does not."""
+    job = job_of(DENSE, "megatron", memory_gib, batch)
+    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    assert not report.plans
+    assert report.min_gpus is not None and report.min_gpus > 8 and report.min_gpus % 8 == 0
+    enough = cluster(report.min_gpus, memory_gib=memory_gib)
+    assert find_plans(job.workload, enough, framework=job.framework, top=1).report.plans
+    fewer = cluster(report.min_gpus - 8, memory_gib=memory_gib)
+    assert not find_plans(job.workload, fewer, framework=job.framework, top=1).report.plans
+
+
+def test_none_would_do() -> None:
+    """Less memory than the context and the communicators take."""
+    job = job_of(DENSE, "megatron", 0.6, 96)
+    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    assert report.min_gpus is None and not report.plans
+    assert f"{MOST_GPUS:,}" in (report.min_gpus_note or "")
+
+
+def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played out, nothing fits on fewer than 16 GPUs."""
+    job = Job(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
+    assert smallest_number_of_gpus(job, unconstrained())[0] == 1
+    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 1
+    monkeypatch.setattr(Candidate, "lacks", lambda self: 1.0 if self.job[1].num_gpus < 16 else -1.0)
+    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 16
+
+
+def test_what_no_number_of_gpus_cures_is_said() -> None:
+    job, machines = mofa.load_workload("deepseek-v3"), cluster(64)
+    report = find_plans(job, machines, framework=framework("torchtitan"), replay=False).report
+    assert report.min_gpus is None
+    assert "set workload.model.num_mtp_layers=0" in str(report.min_gpus_note)

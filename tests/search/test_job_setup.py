@@ -1,0 +1,54 @@
+"""Switches of a framework that would change nothing of a job are refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mofa
+from mofa.search.job_setup import with_numerics
+
+FP8 = {"precision": {"gemm": "fp8-blockwise"}}
+PADDED = {"routing": {"kind": "zipf", "s": 0.5, "capacity_factor": 1.0, "pad_to_capacity": True}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "framework", "switch", "job", "word"),
+    [
+        ("llama3-8b", "megatron", {"permute_fusion": False}, {}, "needs experts"),
+        ("llama3-8b", "megatron", {"router_padding": True}, FP8, "needs experts"),
+        ("qwen3-30b-a3b", "megatron", {"router_padding": True}, {**FP8, **PADDED}, "pad_to_capacity"),
+        ("llama3-8b", "torchtitan", {"shards_head_norms": False}, {}, "qk_norm"),
+        ("deepseek-v2-lite", "torchtitan", {"repeats_keys": True}, {}, "share"),
+        ("gpt3-175b", "megatron", {"fused_rope": False}, {}, "rotary"),
+        ("gpt3-175b", "megatron", {"fused_swiglu": False}, {}, "SwiGLU"),
+    ],
+)
+def test_switches_without_anything_to_act_on(
+    workload: str, framework: str, switch: dict[str, Any], job: dict[str, Any], word: str
+) -> None:
+    given = mofa.load_workload(workload, overrides=job), mofa.load_cluster("h100-hgx", 8)
+    with_numerics(*given, mofa.load_framework({"name": framework}), ())
+    with pytest.raises(mofa.SpecError, match=word) as refused:
+        with_numerics(*given, mofa.load_framework({"name": framework, **switch}), ())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "framework", "switch"),
+    [
+        ("qwen3-30b-a3b", "megatron", {"permute_fusion": False, "fused_rope": False, "fused_swiglu": False}),
+        ("qwen3-30b-a3b", "torchtitan", {"shards_head_norms": False, "repeats_keys": True}),
+        ("gpt3-175b", "megatron-local", {}),
+    ],
+)
+def test_switches_with_something_to_act_on(workload: str, framework: str, switch: dict[str, Any]) -> None:
+    job, machines = mofa.load_workload(workload), mofa.load_cluster("h100-hgx", 8)
+    named = mofa.load_framework({"name": framework, **switch})
+    assert with_numerics(job, machines, named, ())[2] == named
+
+
+def test_what_a_key_offers_is_told_without_the_empty_word() -> None:
+    with pytest.raises(mofa.SpecError, match=r"must be fp32 or bf16; choose one"):
+        mofa.load_framework({"name": "megatron", "grads": "fp16"})

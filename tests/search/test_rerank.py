@@ -1,0 +1,212 @@
+"""The best rows of a search, played out and ranked again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.search.entry_points import estimate, find_plans
+from mofa.search.one_strategy import one_row
+from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, Final, replay_best
+from mofa.search.to_plan.builder import Candidate
+from mofa.search.workers import Workers
+from mofa.specs.load import load_cluster, load_framework, load_workload
+from tests.cost.toy import cluster, framework, workload
+from tests.report.fake import make_plan
+from tests.search.test_entry_points import DENSE
+
+
+@dataclass
+class _Clock:
+    step_s: float
+
+
+class _Fake:
+    """A candidate of so many seconds; ``device_gib`` is what its fullest rank is found to hold of 80."""
+
+    def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
+        self.time, self.device_gib = _Clock(step_s), device_gib
+        self.explained = self.played = 0
+
+    passes = 0
+    pipeline = (0, 1, 1, 1)
+    more: _Fake | None = None
+    """What takes its place where it does not fit."""
+
+    def recomputing_more(self, lacking_bytes: float) -> _Fake | None:
+        assert lacking_bytes > 0
+        return self.more
+
+    def in_closed_form(self, *, banded: bool = True) -> Any:
+        return make_plan(self.time.step_s, self.device_gib)
+
+    def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
+        if not replay:
+            return make_plan(self.time.step_s, self.device_gib)
+        self.explained += explain
+        self.played += not explain
+        return make_plan(self.time.step_s, self.device_gib)
+
+
+def _best(candidates: list[_Fake], top: int = 10) -> Final:
+    return replay_best(range(len(candidates)), lambda i: cast(Candidate, candidates[i]), top)
+
+
+def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
+    """What the best plan's memory over time needs is played anew: the other candidates' would only stay."""
+    machine = load_cluster("h200-hgx", 8)
+    one = Candidate(
+        load_workload("llama3-8b"), machine, load_framework("megatron"),
+        one_row(load_workload("llama3-8b"), machine, load_framework("megatron"), "tp=2 pp=4 micro_batch=1"),
+        RoutingLoads({}, {}), "causal",
+    )  # fmt: skip
+    step_s = one.time.step_s
+    assert not one.time.spans and "time" not in vars(one.replayer)
+    assert one.replayer.time.step_s == step_s and len(one.replayer.time.spans) == 4
+
+
+def test_plans_are_ranked_by_their_replay() -> None:
+    fakes = [_Fake(s) for s in (3.0, 1.0, 2.0)]
+    found = _best(fakes)
+    assert [p.step_s for p in found.plans] == [1.0, 2.0, 3.0]
+    assert found.rows == [1, 2, 0] and not found.too_big
+    assert [f.explained for f in fakes] == [0, 1, 0]
+
+
+def test_among_equals_the_smaller_memory_wins() -> None:
+    assert _best([_Fake(1.0, 70.0), _Fake(1.0, 50.0), _Fake(1.0, 60.0)]).rows == [1, 2, 0]
+
+
+def test_what_does_not_fit_makes_room_for_the_next() -> None:
+    fakes = [_Fake(1.0, 90.0), _Fake(2.0), _Fake(3.0), _Fake(4.0)]
+    found = _best(fakes, top=2)
+    assert [p.step_s for p in found.plans] == [2.0, 3.0]
+    assert set(found.too_big) == {0} and found.too_big[0] > 0
+    assert fakes[3].played == 0  # its step alone
+
+
+def test_no_more_are_played_than_promised() -> None:
+    fits = [_Fake(float(i + 1)) for i in range(3 * REPLAYED)]
+    found = _best(fits, top=100)
+    assert found.rows == list(range(REPLAYED))
+    few = [_Fake(1.0)] + [_Fake(1.0, 90.0) for i in range(1, 200)]
+    found = _best(few)
+    assert found.rows == [0] and len(found.too_big) == PATIENCE - 1
+    none = _best([_Fake(1.0, 90.0) for _ in range(PATIENCE + 5)] + [_Fake(2.0)])
+    assert none.rows == [PATIENCE + 5]
+
+
+def _chain(*fakes: _Fake) -> _Fake:
+    """The first, in whose place the others are tried."""
+    for one, more in pairwise(fakes):
+        one.more = more
+    return fakes[0]
+
+
+def test_a_row_recomputes_more_until_it_fits() -> None:
+    first = _chain(_Fake(1.0, 90.0), _Fake(1.5, 85.0), _Fake(2.5, 70.0), _Fake(2.6))
+    found = _best([first, _Fake(2.0), _Fake(3.0)])
+    assert [p.step_s for p in found.plans] == [2.0, 2.5, 3.0]
+    assert found.rows == [1, 0, 2] and not found.too_big
+    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).time.step_s == 2.5
+    quickest = _best([_chain(_Fake(1.0, 90.0), _Fake(2.5)), _Fake(2.0)], top=1)
+    assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.too_big
+
+
+def test_a_row_is_given_up_after_some_numbers_of_layers() -> None:
+    never = [_Fake(1.0 + i, 90.0) for i in range(MORE_LAYERS + 2)]
+    found = _best([_chain(*never), _Fake(9.0)])
+    assert found.rows == [1] and set(found.too_big) == {0}
+    assert [f.played for f in never] == [1] * (MORE_LAYERS + 1) + [0]
+
+
+def test_a_row_that_is_slower_than_those_looked_at_waits_for_its_place() -> None:
+    fakes = [_chain(_Fake(1.0, 90.0), more := _Fake(1.5))]
+    fakes += [_Fake(1.0, 90.0) for _ in range(REPLAYED - 1)]
+    found = _best([*fakes, _Fake(1.4), _Fake(1.6)], top=1)
+    assert [p.step_s for p in found.plans] == [1.4] and more.played == 0
+    assert [p.step_s for p in _best([*fakes, _Fake(1.6)], top=1).plans] == [1.5]
+
+
+def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> None:
+    """A GPU that holds, margin included, what the closed form says of six layers, and not what is played of them."""
+    job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 3)
+    fix = {"pp": 3, "micro_batch": 1}
+    said, played = (
+        estimate(job, machines, "pp=3 micro_batch=1 recompute=full:6", explain=False, replay=replay).memory
+        for replay in (False, True)
+    )
+    assert said.peak_bytes < played.peak_bytes
+    room = (said.capacity_bytes - said.margin_bytes) / machines.gpu.memory_bytes.value
+    between = (said.peak_bytes + played.peak_bytes) / 2 / room
+    machines = load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": f"{between:.0f} B"})
+    closed = find_plans(job, machines, fix=fix, replay=False)
+    search = find_plans(job, machines, fix=fix)
+    before, report = closed.report, search.report
+    best, hopeful = report.plans[0], before.plans[0]
+    n, fewest = (int(p.strategy.recompute.removeprefix("full:")) for p in (best, hopeful))
+    assert n > fewest == 6 and best.memory.fits
+    assert not estimate(job, machines, f"pp=3 micro_batch=1 recompute=full:{n - 1}", explain=False).memory.fits
+    assert report.space == before.space and report.rejected == before.rejected
+    assert len(report.plans) == report.feasible
+    table = search.table()
+    assert list(table.recompute[table.fits]).count(f"full:{n}") == 1 and f"full:{fewest}" not in set(table.recompute)
+    fixed = find_plans(job, machines, fix=fix | {"recompute": f"full:{fewest}"}).report
+    assert not fixed.plans and fixed.rejected["memory"] == 1  # that very number was asked for
+
+
+@cache
+def found_by(jobs: int) -> list[dict[str, Any]]:
+    """The best three plans, searched and played by so many processes."""
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    plans = find_plans(job, cluster(8), framework=framework("megatron"), top=3, jobs=jobs).report.plans
+    return [plan.model_dump() for plan in plans]
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_more_processes_change_nothing(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mofa.search.to_plan.builder.SMALL", 0)
+    assert found_by(1) == found_by(jobs)
+
+
+def test_a_search_replays_its_best() -> None:
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    told: list[tuple[int, int]] = []
+    found = find_plans(
+        job, cluster(8), framework=framework("megatron"), top=3, replay_progress=lambda i, n: told.append((i, n))
+    )
+    assert [p.costed_by for p in found.report.plans] == ["replay"] * 3
+    assert all(p.memory.fits for p in found.report.plans)
+    steps = [p.step_s for p in found.report.plans]
+    assert steps == sorted(steps)
+    assert told[-1][0] == told[-1][1]
+    best, other, _ = found.report.plans
+    assert all(stage.costed_by == "replay" and stage.curve is not None for stage in best.memory.by_stage)
+    fullest = max(other.memory.by_stage, key=lambda stage: stage.device_bytes)
+    assert fullest.costed_by == "replay" and fullest.curve is None
+    closed = find_plans(job, cluster(8), framework=framework("megatron"), top=3, replay=False)
+    assert [p.costed_by for p in closed.report.plans] == ["closed_form"] * 3
+
+
+def test_more_plans_than_are_replayed() -> None:
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    found = find_plans(job, cluster(8), framework=framework("megatron"), top=REPLAYED + 5)
+    by = [p.costed_by for p in found.report.plans]
+    assert by == ["replay"] * REPLAYED + ["closed_form"] * 5
+
+
+def test_a_plan_that_only_its_replay_finds_too_big_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a context of 128 GiB all are too big: the reasons say so, and nothing fits."""
+    monkeypatch.setattr("mofa.replay.replayer.outside_of", lambda estimator: (float(2**37), (0.0,)))
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
+    closed = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, replay=False).report
+    report = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed).report
+    assert not report.plans and closed.plans
+    assert report.rejected["memory"] == closed.rejected.get("memory", 0) + closed.feasible
+    assert report.nearest_miss["memory"].short_by > 2**35

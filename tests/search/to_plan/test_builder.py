@@ -1,0 +1,51 @@
+"""What a plan's notes say of the sizes of its matrix products."""
+
+from __future__ import annotations
+
+import pytest
+
+import mofa
+from mofa.plan.result import Estimate
+from mofa.specs.load import bundled
+
+LLAMA = "llama3-8b"
+
+
+def estimated(name: str, framework: str = "megatron", tp: int = 1, **changes: object) -> Estimate:
+    job = mofa.load_workload(name, overrides={path.replace("__", "."): value for path, value in changes.items()})
+    cluster = mofa.load_cluster("h100-hgx", 64)
+    strategy = {"tp": tp, "dp": 64 // tp, "micro_batch": 1}
+    return mofa.estimate(job, cluster, strategy, framework=mofa.load_framework(framework), replay=False)
+
+
+def alignment(estimate: Estimate) -> list[str]:
+    return [note for note in estimate.notes if "no multiple of 16 bytes" in note]
+
+
+@pytest.mark.parametrize(
+    ("framework", "tp", "changes", "says"),
+    [
+        ("megatron", 1, {"model__hidden": 4097}, ": 4097 of qkv, proj, mlp.fc1, mlp.fc2, output;"),
+        # 14344 is 8 x 1793; a quarter of it, and of gate and up together, is not
+        ("megatron", 1, {"model__mlp__ffn_hidden": 14344}, None),
+        ("megatron", 4, {"model__mlp__ffn_hidden": 14344}, ": 3586 of mlp.fc2; 7172 of mlp.fc1;"),
+        # Megatron pads the vocabulary to a multiple of 128, torchtitan does not
+        ("megatron", 1, {"model__vocab": 50257}, None),
+        ("torchtitan", 1, {"model__vocab": 50257}, ": 50257 of output;"),
+        # products of unfused attention are predicted as measured
+        ("megatron-local", 1, {"model__attention__head_dim": 108}, None),
+    ],
+)
+def test_sizes_that_tensor_cores_are_slow_on_are_named(
+    framework: str, tp: int, changes: dict[str, object], says: str | None
+) -> None:
+    notes = alignment(estimated(LLAMA, framework, tp, **changes))
+    assert len(notes) == (0 if says is None else 1)
+    if says is not None:
+        assert says in notes[0]
+        assert "3 to 8 times as long" in notes[0]
+
+
+@pytest.mark.parametrize("name", bundled("workloads"))
+def test_bundled_models_have_none_of_them(name: str) -> None:
+    assert alignment(estimated(name)) == []
