@@ -55,7 +55,7 @@ ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
     "long as on the H100 (6 bytes at 4.77 TB/s)"
 )
-TE_HOST = ("h100-te-host-layer", "h100-2gpu-te-host-layer")
+TE_HOST = ("h100-te-host-layer", "h100-2gpu-te-host-layer", "h100-te-host-quiet", "h100-2gpu-te-host-quiet")
 """Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host."""
 H100_EIGHT = "h100-8gpu-simumax"
 H100_RELEASES = {"2.1": "h100-torch-2.1"}

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
+from scipy.stats import theilslopes
 
 from mofa.measure.records import Record
+from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build
@@ -65,14 +67,78 @@ def known_hosts(references: Path | None = None) -> dict[str, float]:
 
 
 def layer_pace(record: Record) -> LayerPace | None:
-    """A small layer of Transformer Engine on a run's slowest host, by the medians of what its ranks read among its
-    steps; None of a run that did not."""
-    paces = [
-        LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
-        for rank in record.measured.ranks
-        if rank.layer_issues_s and rank.layer_backs_s
+    """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
+
+    Where small additions were timed within the steps, it is what the layer takes at their pace (:func:`at_pace`), each
+    way by its own thread's, in the median step; each step has its slowest rank's pace, for which the others wait. Else
+    it is the median of what the slowest rank read between its steps.
+    """
+    ranks = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
+    if not ranks:
+        return None
+    if all(rank.step_ops_s and rank.layer_ops_s for rank in ranks):
+        return LayerPace(
+            _in_steps([at_pace(rank.layer_ops_s, rank.layer_issues_s, rank.step_ops_s) for rank in ranks]),
+            _in_steps([at_pace(rank.layer_back_ops_s, rank.layer_backs_s, rank.step_back_ops_s) for rank in ranks]),
+        )
+    paces = [LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s)) for rank in ranks]
+    return max(paces, key=sum)
+
+
+def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
+    """What work takes at other moments, at which only a small addition was timed. [s]
+
+    Parameters
+    ----------
+    read_ops_s, read_s
+        The addition and the work, timed together. [s]
+    ops_s
+        The addition at each of the other moments. [s]
+
+    Returns
+    -------
+    list[float]
+        By the line through the readings whose slope is the median of all pairs' (Theil and Sen): an addition is slowed
+        by 1.9 where a core's neighbour is busy, a layer's Python by 1.4 to 1.7. By their ratio where the line falls, as
+        it may where all readings were alike.
+
+    Examples
+    --------
+    >>> at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
+    [0.002]
+    """
+    ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
+    if max(read_ops_s) == min(read_ops_s):
+        return [ratio * op_s for op_s in ops_s]
+    slope, start, _, _ = theilslopes(read_s, read_ops_s)
+    if not 0 < slope <= 1.5 * ratio:
+        slope, start = ratio, 0.0
+    return [float(start + slope * op_s) for op_s in ops_s]
+
+
+def _in_steps(ranks_s: Sequence[Sequence[float]]) -> float:
+    """Of the median step, the slowest rank's. [s]"""
+    return statistics.median(max(of_step) for of_step in zip(*ranks_s, strict=True))
+
+
+def unexplained_spread(record: Record) -> float:
+    """How far the quartiles of a run's steps lie apart beside what its pace within them explains, over a step. [-]
+
+    Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.
+    """
+    measured = record.measured
+    if measured.step_time_s is None:
+        raise ValueError(f"{record.run.id} has no step time")
+    paced = [rank for rank in measured.ranks if len(rank.step_ops_s) == len(measured.step_times_s) > 2]
+    if not paced:
+        return (measured.step_time_spread_s or 0.0) / measured.step_time_s
+    ops_s = [
+        max(both)
+        for both in zip(*(map(sum, zip(r.step_ops_s, r.step_back_ops_s, strict=True)) for r in paced), strict=True)
     ]
-    return max(paces, key=sum) if paces else None
+    slope, start, _, _ = theilslopes(measured.step_times_s, ops_s)
+    rest = [step_s - slope * op_s - start for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
+    return quartiles_apart(rest) / measured.step_time_s
 
 
 Machine = tuple[str, str, int]
@@ -91,6 +157,10 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     seconds. A run of several GPUs says what its slowest rank measured, for which the others wait in its steps as well.
     Else the record's own, else what else its machine is known by.
     """
+    ranks = record.measured.ranks
+    if ranks and all(rank.step_ops_s and rank.host_issues_s for rank in ranks):
+        paces = [at_pace(rank.cpu_ops_at_issues_s, rank.host_issues_s, rank.step_ops_s) for rank in ranks]
+        return _in_steps(paces), "timed within its steps"
     if record.environment.host_issues_s:
         return statistics.fmean(record.environment.host_issues_s), "timed among its steps"
     mark = record.environment.host

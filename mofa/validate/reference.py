@@ -28,7 +28,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_seconds
-from mofa.validate.hosts import MachineHost, host_op_s, layer_pace, machine_of, read_hosts
+from mofa.validate.hosts import MachineHost, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
 from mofa.validate.spread import Spread
 
 Switch = Literal["tp_overlap", "layout"]
@@ -151,7 +151,8 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
 
     How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
     the host sets the pace, or may, a run that timed it among its steps says more than its repeats that did not. One
-    that timed a layer of modules as well says more than those with small ops alone.
+    that timed a layer of modules as well says more than those with small ops alone, and one whose pace was timed within
+    its steps more than both.
 
     Parameters
     ----------
@@ -168,7 +169,7 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     if _emptied_its_cache(record):
         return "memory only: the allocator emptied its cache in the middle of steps"
     beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
-    spread, together = (measured.step_time_spread_s or 0.0) / measured.step_time_s, ""
+    spread, together = unexplained_spread(record), ""
     if len(beside) > 1 and layer_pace(record) is None:  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = quartiles_apart(steps) / median(steps), f" over {len(beside)} runs"
@@ -178,14 +179,19 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
         fuller = [other for other in repeats if _host_readings(other) > _host_readings(record)]
         timed = [other.run.id for other in fuller if why_no_time(other, repeats) is None]
         if timed:
-            what = "no layer was timed on its host" if record.environment.host_issues_s else "its host was not timed"
-            return f"memory only: {what} among its steps, as that of {timed[0]} was"
+            kinds = (
+                "its host was not timed among",
+                "no layer was timed on its host among",
+                "its pace was not timed within",
+            )
+            return f"memory only: {kinds[_host_readings(record)]} its steps, as that of {timed[0]} was"
     return None
 
 
 def _host_readings(record: Record) -> int:
-    """How many kinds of work say how fast its host was among its steps: small ops, and a layer's modules."""
-    return bool(record.environment.host_issues_s) + (layer_pace(record) is not None)
+    """How much says how fast its host was: small ops among its steps, a layer's modules, ops within its steps."""
+    within = all(rank.step_ops_s for rank in record.measured.ranks)
+    return bool(record.environment.host_issues_s) + (layer_pace(record) is not None) * (1 + within)
 
 
 def _emptied_its_cache(record: Record) -> bool:
