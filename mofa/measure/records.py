@@ -22,6 +22,8 @@ HOST_BOUND_IDLE = 0.1
 """Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
 LEARNED_ON = "H200"
 """The GPU on whose runs facts are learned, a word of its name: a GH200 is another."""
+DRAWN = "drawn"
+"""How `facts.routed` says that every token drew its experts by itself, by the shares that were asked for."""
 DEALT_BY_MODEL = ("megatron",)
 """Frameworks whose runs are halved by their model, so that judging runs are of models that no fitting run has; their
 facts are learned on every GPU."""

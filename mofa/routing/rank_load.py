@@ -123,6 +123,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     padded = routing.pad_to_capacity  # to one number of rows for all
     return RoutingLoads(
         time, memory, sent=sent, over=over, uneven=uneven, shares=None if padded else shares[0], steps_before=before,
+        drifts=routing.drifts,
         by_layer=by_layer, emptiest=emptiest,
     )  # fmt: skip
 

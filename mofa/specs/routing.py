@@ -48,6 +48,9 @@ class RoutingSpec(Spec):
     steps_before: int | None = Field(default=None, ge=0, le=10**9)
     """Steps that the run has made before those that are estimated, in which libraries get to know the shapes that
     uneven routing makes; a long run's where absent. [-]"""
+    drifts: bool = True
+    """Whether the popularity of experts moves from step to step in a run's first steps, as where routers learn; not
+    where tokens are drawn."""
     samples: int = Field(default=256, ge=1, le=100_000)
     """Draws of one layer's load, spread over whole iterations (rounded up); a file has its own."""
 

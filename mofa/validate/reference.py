@@ -14,7 +14,7 @@ from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.measure.expand import configuration_of
-from mofa.measure.records import DEALT_BY_MODEL, LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.records import DEALT_BY_MODEL, DRAWN, LEARNED_ON, Record, Split, read_record, record_files
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
@@ -394,6 +394,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
             "file": str(path),
             "memory_quantile": record.run.routing.memory_quantile,
             "steps_before": _steps_before(record),
+            "drifts": record.measured.facts.get("routed") != DRAWN,
         },
         f"run {record.run.id}",
     )

@@ -63,6 +63,8 @@ class RoutingLoads:
     """Share of the token copies that each expert of each layer gets, None where all get the same. (L, E) [-]"""
     steps_before: float = np.inf
     """Steps that the run has made before. [-]"""
+    drifts: bool = True
+    """Whether experts' popularity moves from step to step in these."""
     by_layer: Mapping[int, FloatN] = field(default_factory=dict)
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
     emptiest: Mapping[int, float] = field(default_factory=dict)
@@ -116,7 +118,7 @@ class RoutingLoads:
             return np.zeros(len(ep)), np.zeros(len(ep))
         keys, inverse = np.unique(np.stack([ep, copies, chunks, inner]), axis=1, return_inverse=True)
         hidden, up = ends
-        given = self.shares.tobytes(), self.shares.shape, self.steps_before, multiple
+        given = self.shares.tobytes(), self.shares.shape, self.steps_before, self.drifts, multiple
         found = [
             _unseen(*given, int(degree), sent, each, ((up * width, hidden), (hidden, width)))
             for degree, sent, each, width in keys.T.tolist()
@@ -158,7 +160,7 @@ BALANCED = RoutingLoads({}, {})
 
 @lru_cache(maxsize=256)
 def _unseen(
-    shares: bytes, shape: tuple[int, int], steps_before: float, multiple: float, ep: int, copies: float,
+    shares: bytes, shape: tuple[int, int], steps_before: float, drifts: bool, multiple: float, ep: int, copies: float,
     chunks: float, ways: tuple[tuple[float, float], ...],
 ) -> tuple[float, float]:  # fmt: skip
     """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,
@@ -168,7 +170,7 @@ def _unseen(
     draws = steps_before * chunks * layers * (experts // ep)
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
-    spread = wandering(means) if np.isfinite(draws) else 0.0
+    spread = wandering(means) if drifts and np.isfinite(draws) else 0.0
     places = [densities(mean, spread, multiple) for mean in each]
     of_ranks = [unseen_share(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [new_kernels(mean, draws, ways, spread, of, multiple) for mean, of in zip(each, places, strict=True)]

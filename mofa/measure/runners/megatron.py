@@ -32,6 +32,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
 
+from mofa.measure.records import DRAWN
 from mofa.measure.runners.common import Job, Training, main
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -273,6 +274,7 @@ def build(job: Job) -> Training:
             "local_params": sum(p.numel() for c in chunks for p in c.parameters()),
             "param_dtypes": sorted({str(p.dtype) for c in chunks for p in c.parameters()}),
             "layers": [[str(x.layer_number - 1) for x in m.module.decoder.layers] for m in modules],
+            **({"routed": DRAWN} if job.get("routing_bias") is not None else {}),
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
         on_engine=plan["transformer_engine"],

@@ -127,7 +127,8 @@ class Routed:
         steps, ep = estimator.loads.steps_before, int(table.ep[0])
         tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
-        spread = wandering(np.asarray(copies * shares)) if np.isfinite(steps) else 0.0
+        drifts = estimator.loads.drifts and np.isfinite(steps)
+        spread = wandering(np.asarray(copies * shares)) if drifts else 0.0
         return Routers(
             shares, self._rank(here, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,
