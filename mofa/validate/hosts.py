@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 from scipy.stats import theilslopes
 
-from mofa.measure.records import Record
+from mofa.measure.records import RankMemory, Record
 from mofa.measure.results import quartiles_apart
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
@@ -70,19 +70,19 @@ def layer_pace(record: Record) -> LayerPace | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
     Where small additions were timed within the steps, it is what the layer takes at their pace (:func:`at_pace`), each
-    way by its own thread's, in the median step; each step has its slowest rank's pace, for which the others wait. Else
-    it is the median of what the slowest rank read between its steps.
+    way by its own thread's, in the median step. Else it is the median of what was read between steps.
     """
     ranks = [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
-    if not ranks:
-        return None
-    if all(rank.step_ops_s and rank.layer_ops_s for rank in ranks):
-        return LayerPace(
-            _in_steps([at_pace(rank.layer_ops_s, rank.layer_issues_s, rank.step_ops_s) for rank in ranks]),
-            _in_steps([at_pace(rank.layer_back_ops_s, rank.layer_backs_s, rank.step_back_ops_s) for rank in ranks]),
-        )
-    paces = [LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s)) for rank in ranks]
-    return max(paces, key=sum)
+    return max(map(_layer_pace, ranks), key=sum, default=None)
+
+
+def _layer_pace(rank: RankMemory) -> LayerPace:
+    if not rank.step_ops_s or not rank.layer_ops_s:
+        return LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
+    return LayerPace(
+        statistics.median(at_pace(rank.layer_ops_s, rank.layer_issues_s, rank.step_ops_s)),
+        statistics.median(at_pace(rank.layer_back_ops_s, rank.layer_backs_s, rank.step_back_ops_s)),
+    )
 
 
 def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
@@ -110,15 +110,11 @@ def at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequenc
     ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
     if max(read_ops_s) == min(read_ops_s):
         return [ratio * op_s for op_s in ops_s]
-    slope, start, _, _ = theilslopes(read_s, read_ops_s)
+    line = theilslopes(read_s, read_ops_s)
+    slope, start = float(line.slope), float(line.intercept)
     if not 0 < slope <= 1.5 * ratio:
         slope, start = ratio, 0.0
-    return [float(start + slope * op_s) for op_s in ops_s]
-
-
-def _in_steps(ranks_s: Sequence[Sequence[float]]) -> float:
-    """Of the median step, the slowest rank's. [s]"""
-    return statistics.median(max(of_step) for of_step in zip(*ranks_s, strict=True))
+    return [start + slope * op_s for op_s in ops_s]
 
 
 def unexplained_spread(record: Record) -> float:
@@ -136,8 +132,8 @@ def unexplained_spread(record: Record) -> float:
         max(both)
         for both in zip(*(map(sum, zip(r.step_ops_s, r.step_back_ops_s, strict=True)) for r in paced), strict=True)
     ]
-    slope, start, _, _ = theilslopes(measured.step_times_s, ops_s)
-    rest = [step_s - slope * op_s - start for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
+    slope = float(theilslopes(measured.step_times_s, ops_s).slope)
+    rest = [step_s - slope * op_s for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
     return quartiles_apart(rest) / measured.step_time_s
 
 
@@ -159,8 +155,8 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     """
     ranks = record.measured.ranks
     if ranks and all(rank.step_ops_s and rank.host_issues_s for rank in ranks):
-        paces = [at_pace(rank.cpu_ops_at_issues_s, rank.host_issues_s, rank.step_ops_s) for rank in ranks]
-        return _in_steps(paces), "timed within its steps"
+        paces = (at_pace(rank.cpu_ops_at_issues_s, rank.host_issues_s, rank.step_ops_s) for rank in ranks)
+        return max(map(statistics.median, paces)), "timed within its steps"
     if record.environment.host_issues_s:
         return statistics.fmean(record.environment.host_issues_s), "timed among its steps"
     mark = record.environment.host
