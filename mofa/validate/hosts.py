@@ -132,7 +132,7 @@ def unexplained_spread(record: Record) -> float:
         max(both)
         for both in zip(*(map(sum, zip(r.step_ops_s, r.step_back_ops_s, strict=True)) for r in paced), strict=True)
     ]
-    slope = float(theilslopes(measured.step_times_s, ops_s).slope)
+    slope = float(theilslopes(measured.step_times_s, ops_s).slope) if max(ops_s) > min(ops_s) else 0.0
     rest = [step_s - slope * op_s for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
     return quartiles_apart(rest) / measured.step_time_s
 

@@ -9,9 +9,10 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import Record, read_records, write_record
+from mofa.measure.results import quartiles_apart
 from mofa.specs.load import load_cluster
-from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts
-from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
+from mofa.validate.reference import measured_references, why_no_time, with_counts
 from mofa.validate.score import score_run
 
 MEASURED = Path(__file__).parents[2] / "reference_runs" / "measured"
@@ -189,3 +190,65 @@ def test_a_broken_file_of_hosts_is_one_line(tmp_path: Path) -> None:
         read_hosts(tmp_path / "measured")
     (tmp_path / HOSTS).unlink()
     assert read_hosts(tmp_path / "measured") == ()
+
+
+def with_pace(record: Record, steps_s: list[float], *ranks: dict[str, list[float]]) -> Record:
+    """A record of these steps, whose ranks timed small additions within them."""
+    timed = [record.measured.ranks[0].model_copy(update={"rank": i, **told}) for i, told in enumerate(ranks)]
+    apart = quartiles_apart(steps_s)
+    measured = {"ranks": timed, "step_times_s": steps_s, "step_time_s": statistics.median(steps_s)}
+    return record.model_copy(
+        update={"measured": record.measured.model_copy(update={**measured, "step_time_spread_s": apart})}
+    )
+
+
+READ = {
+    "layer_issues_s": [1e-3, 1.5e-3, 1e-3, 1.5e-3], "layer_ops_s": [2e-6, 4e-6, 2e-6, 4e-6],
+    "layer_backs_s": [2e-3, 4e-3, 2e-3, 4e-3], "layer_back_ops_s": [2e-6, 4e-6, 2e-6, 4e-6],
+    "host_issues_s": [8e-6, 16e-6], "cpu_ops_at_issues_s": [2e-6, 4e-6],
+}  # fmt: skip
+"""A quiet and a busy core's readings: of two microseconds an addition, and of four."""
+
+
+def test_a_pace_within_steps_is_what_the_layer_takes_at_it(records: dict[str, Record]) -> None:
+    """Additions of 3 us lie midway between a quiet and a busy core's; the slowest rank is one of both ways."""
+    one = records["te1-olmoe-6l"]
+    within = {"step_ops_s": [3e-6, 3e-6, 9e-6], "step_back_ops_s": [2e-6, 3e-6, 3e-6]}
+    slow = with_pace(one, [0.5, 0.5, 0.5], {**READ, **within})
+    assert layer_pace(slow) == pytest.approx((1.25e-3, 3e-3))
+    assert host_op_s(slow, MACHINES) == (pytest.approx(12e-6), "timed within its steps")
+    quiet = {"step_ops_s": [2e-6] * 3, "step_back_ops_s": [2e-6] * 3}
+    assert layer_pace(with_pace(one, [0.5] * 3, {**READ, **quiet}, {**READ, **within})) == layer_pace(slow)
+
+
+def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, Record]) -> None:
+    """Steps that are as slow as the additions within them are steady; the same steps at one pace are not."""
+    one = records["te1-olmoe-6l"]
+    steps_s = [0.4, 0.5, 0.6, 0.7]
+    paced = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6, 2.5e-6, 3e-6, 3.5e-6], "step_back_ops_s": [2e-6] * 4})
+    even = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6] * 4, "step_back_ops_s": [2e-6, 2e-6, 2.1e-6, 2.0e-6]})
+    assert unexplained_spread(paced) == pytest.approx(0.0, abs=1e-9)
+    assert unexplained_spread(even) > 0.1
+    assert why_no_time(paced) is None
+    assert "quartiles" in str(why_no_time(even))
+
+
+def test_a_pace_within_steps_goes_before_one_between_them(records: dict[str, Record]) -> None:
+    """A repeat whose layer was timed between its steps alone keeps its memory."""
+    one = records["te1-olmoe-6l"]
+    within = {**READ, "step_ops_s": [3e-6] * 3, "step_back_ops_s": [3e-6] * 3}
+    best = with_pace(one, [0.5] * 3, within)
+    best = best.model_copy(update={"run": best.run.model_copy(update={"id": "te1-olmoe-6l-again"})})
+    between = with_layer(with_pace(one, [0.5] * 3, {}), ([2e-3] * 3, [1e-3] * 3))
+    assert "its pace was not timed within its steps, as that of te1-olmoe-6l-again was" in str(
+        why_no_time(between, (between, best))
+    )
+    assert why_no_time(best, (between, best)) is None
+
+
+def test_tokens_that_were_drawn_do_not_drift(records: dict[str, Record], tmp_path: Path) -> None:
+    """Their experts' popularity stays; a router that learns moves it in a run's first steps."""
+    drawn = records["te1-gptoss-2l-skewed-quiet"]
+    learned = records["te1-gptoss-2l-skewed"]
+    assert not with_counts(drawn, tmp_path).routing.drifts
+    assert with_counts(learned, tmp_path).routing.drifts
