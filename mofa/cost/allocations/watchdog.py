@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, NamedTuple, TypeVar
 
+from mofa.cost.kernels.launch_queue import QUEUE
+
 T = TypeVar("T")
 
-QUEUE = 1024.0
-"""Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
-(tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced). [-]"""
 WATCHDOG_S = 0.1
 """Between two looks (ProcessGroupNCCL.cpp, ``kWatchdogThreadSleepMillis``). [s]"""
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.kernels.launch_queue import QUEUE
+
 ArrayN = NDArray[np.float64]
 NEVER = -1e4
 """Later than this no host is behind its device: stands for minus infinity, and keeps sums exact to 1e-12. [s]"""
@@ -31,6 +33,8 @@ class Clocks(NamedTuple):
     woken_s: ArrayN
     """From the device's beginning to the host's end, where the host waits: :data:`NEVER` without synchronisation."""
     host_s: ArrayN
+    kernels: ArrayN | float = 0.0
+    """Kernels that are launched, of which the host may be no more than :data:`QUEUE` ahead of its device. [-]"""
 
     def then(self, behind: Clocks) -> Clocks:
         """This and what comes behind it as one.
@@ -40,7 +44,7 @@ class Clocks(NamedTuple):
         Two ops of 3 ms on the device and 1 ms on the host, one of 1 ms and 5 ms behind them:
 
         >>> one, other = (Clocks(*(np.array([x]) for x in given)) for given in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
-        >>> [float(x[0]) for x in one.then(other)]
+        >>> [float(x[0]) for x in one.then(other)[:4]]
         [4.0, 6.0, -9995.0, 6.0]
         """
         return Clocks(
@@ -48,6 +52,7 @@ class Clocks(NamedTuple):
             np.maximum(behind.device_s + self.held_s, behind.held_s + self.host_s),
             np.maximum(behind.woken_s + self.device_s, behind.host_s + self.woken_s),
             np.maximum(behind.woken_s + self.held_s, behind.host_s + self.host_s),
+            self.kernels + behind.kernels,
         )
 
     def times(self, count: ArrayN) -> Clocks:
@@ -63,6 +68,28 @@ class Clocks(NamedTuple):
             np.where(some, self.held_s + more * slower, NEVER),
             np.where(some, self.woken_s + more * slower, NEVER),
             np.where(some, self.host_s + more * np.where(waits, slower, self.host_s), 0.0),
+            count * self.kernels,
+        )
+
+    def through_queue(self) -> Clocks:
+        """The same with no more launches ahead of the device than its queue takes: the rest is issued once the device
+        has begun. Where the host waits for the device on the way, it is never so far ahead.
+
+        Examples
+        --------
+        2,048 kernels, issued in 40 s and computed in 24: half of them wait for the device's beginning.
+
+        >>> many = Clocks(*(np.array([x]) for x in (24.0, 40.0, NEVER, 40.0, 2048.0)))
+        >>> [float(x[0]) for x in many.through_queue()]
+        [24.0, 40.0, 20.0, 40.0, 2048.0]
+        """
+        over = (self.woken_s <= NEVER / 2) & (self.kernels > QUEUE)
+        if not np.any(over):
+            return self
+        rest_s = (1.0 - QUEUE / np.maximum(self.kernels, QUEUE)) * self.host_s
+        return self._replace(
+            device_s=np.where(over, np.maximum(self.device_s, rest_s), self.device_s),
+            woken_s=np.where(over, rest_s, self.woken_s),
         )
 
     @property

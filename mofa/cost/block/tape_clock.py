@@ -21,6 +21,7 @@ from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.launch_blocking import blocking
 from mofa.cost.block.sequential_experts import in_turn
 from mofa.cost.block.streams import NOTHING, Ready, Streams, through
+from mofa.cost.kernels.launch_queue import kernels_of
 from mofa.cost.kernels.lazy_loading import idle_s, loading
 
 ArrayK = NDArray[np.float64]
@@ -39,7 +40,7 @@ class PhaseTime:
     """Time of one tape in its steady state.
 
     ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
-    that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (4, K) are the rows of
+    that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (5, K) are the rows of
     :class:`mofa.cost.block.host_clock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients. [s]
     """
 
@@ -129,7 +130,8 @@ def _scanned(
             device_s = alone_s - exposed["host_idle"] + idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + late_s, NO_WAIT, issued
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.name.endswith(WEIGHT_ENDS)], 0.0)
-    slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3]
+    kernels: FloatK = sum([where(op.present, kernels_of(op), 0.0) for op in ops], 0.0)
+    slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
     of_parts = stacked([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
     return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])

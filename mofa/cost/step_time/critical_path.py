@@ -90,7 +90,7 @@ class Durations:
             return None
         out: list[ArrayN] = []
         size = len(self.host) * self.forward_s[0].size
-        for of_kinds in list(zip(*self.host, strict=True))[1:]:
+        for of_kinds in list(zip(*self.host, strict=True))[1:4]:
             table = np.full_like(durations, NEVER)
             alone = np.stack(of_kinds, axis=1).reshape(len(self.hop_s), -1).T
             table[1 : 1 + size] = alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +40,17 @@ class LateHost:
     waits: NDArray[np.bool_]
     """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
 
+    queued: tuple[Clocks, Clocks]
+    """Forward and backward with no more launches ahead than the device's queue takes."""
+
     apart: tuple[Clocks, Clocks] | None = None
     """Backwards by inputs and by weights, where a schedule runs them apart."""
 
     @property
     def kinds(self) -> tuple[Clocks, ...]:
         """Each kind of computation."""
-        return (self.forward, *(self.apart or (self.backward,)))
+        forward, backward = self.queued
+        return (forward, *(self.apart or (backward,)))
 
     def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
@@ -72,7 +77,8 @@ class LateHost:
         """
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
-        turn = self.forward.then(self.backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
+        forward, backward = self.queued
+        turn = forward.then(backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
         alone_s = self.forward.device_s + self.backward.device_s + wait_s
         first_s = np.maximum(np.maximum(turn.device_s, turn.held_s), turn.cycle_s)
         each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
@@ -86,11 +92,20 @@ class LateHost:
         Both clocks begin together behind an exchange, and what is handed on is there once both have ended. The
         ``first`` stage goes from a backward on to the next forward, the ``last`` from a forward to its backward. (R,)
         """
-        forward, backward = self.forward, self.backward
+        forward, backward = self.queued
         ended = [one.ended_s for one in (forward, backward)]
         before, behind = backward.then(forward).ended_s - ended[1], forward.then(backward).ended_s - ended[0]
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
+
+    def lead_s(self) -> ArrayN:
+        """How far the host is ahead behind the last backward, of the first chunk. (late rows, R) [s]
+
+        Both clocks begin a forward and its backward together.
+        """
+        turn = self.queued[0].then(self.queued[1])
+        ended = np.maximum(turn.device_s, turn.held_s) - np.maximum(turn.woken_s, turn.host_s)
+        return np.asarray(np.maximum(ended, 0.0)[:, :, 0])
 
     def held_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
@@ -99,7 +114,8 @@ class LateHost:
         waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
-        held = np.maximum(forward.then(backward).cycle_s - forward.device_s - backward.device_s, 0.0)
+        turn = self.queued[0].then(self.queued[1])
+        held = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
         held *= self.waits[:, None, None]
         late = [np.maximum(one.host_s - one.device_s, 1e-12) for one in (forward, backward)]
         return held * late[0] / (late[0] + late[1]), held * late[1] / (late[0] + late[1])
@@ -152,12 +168,16 @@ def passes(rows: Rows) -> Passes:
     at = np.flatnonzero(_is_late(rows))
     if not len(at):
         return Passes(forward, backward, weights, 0.0, None)
-    clocks = _clocks_of(rows, at, "forward"), _clocks_of(rows, at, "backward")
+    (forward_clocks, queued_forward), (backward_clocks, queued_backward) = (
+        _clocks_of(rows, at, way) for way in ("forward", "backward")
+    )
+    clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
     exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule != "interleaved"
     waits |= rows.layout.stages.pp == 1 or exchanges
-    host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
+    queued = queued_forward, queued_backward
+    host = LateHost(at, *clocks, waits, queued, _apart(rows, at, clocks[1]) if apart else None)
     before, waited = (forward + backward).sum(axis=2), None
     more: ArrayN | None = None
     forward[at], backward[at] = host.forward.device_s, host.backward.device_s
@@ -215,8 +235,8 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     return np.asarray(chunks)
 
 
-def _clocks_of(rows: Rows, at: IntA, way: str) -> Clocks:
-    """The forward or the backward of each chunk of the rows ``at``."""
+def _clocks_of(rows: Rows, at: IntA, way: str) -> tuple[Clocks, Clocks]:
+    """The forward or the backward of each chunk of the rows ``at``, and the same as the device's queue takes it."""
     name, c = f"{way}_clocks", rows.costs
     ends: list[PhaseTime] = [getattr(cost, way) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
@@ -237,18 +257,19 @@ def _apart(rows: Rows, at: IntA, whole: Clocks) -> tuple[Clocks, Clocks]:
     differentiate by, and does all of it with its weights'."""
     grids, c = _layers_apart(rows), rows.costs
     parts = [
-        _clocks(rows, at, grid, [c.apart[end][n] for end in ("embedding", "head")], None, forward=False)
+        _clocks(rows, at, grid, [c.apart[end][n] for end in ("embedding", "head")], None, forward=False)[1]
         for n, grid in enumerate(grids)
     ]
-    for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0), strict=True):
+    for none, by_weights, both, nothing in zip(*parts, whole, (0.0, NEVER, NEVER, 0.0, 0.0), strict=True):
         none[:, 0, 0], by_weights[:, 0, 0] = nothing, both[:, 0, 0]
     return parts[0], parts[1]
 
 
 def _clocks(
     rows: Rows, at: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
-) -> Clocks:  # fmt: skip
-    """Passes of each chunk of the rows ``at``: its layers by kind, between its ends."""
+) -> tuple[Clocks, Clocks]:  # fmt: skip
+    """Passes of each chunk of the rows ``at``: its layers by kind, between its ends; by a host that may be ahead as far
+    as it likes, and as far as the device's queue takes."""
     stages, shown, model = rows.layout.stages, rows.layout.shown, rows.workload.model
     counts = stages.counts[:, shown.stage].astype(float)
     whole = rows.layout.full_by_chunk[rows.layout.choice[at]]
@@ -264,15 +285,17 @@ def _clocks(
     if mtp is not None:
         pieces.append((mtp[at], model.num_mtp_layers * last))
     pieces.append((ends[1][:, k].T, (1 + model.num_mtp_layers) * last))
-    out: Clocks | None = None
-    for clocks, count in pieces if forward else reversed(pieces):
-        here = Clocks(*clocks.T[:, :, None, None]).times(count)
-        out = here if out is None else out.then(here)
-    assert out is not None
+    passed = [
+        Clocks(*clocks.T[:, :, None, None]).times(count) for clocks, count in (pieces if forward else reversed(pieces))
+    ]
+    ahead, queued = reduce(Clocks.then, passed), reduce(Clocks.then, [here.through_queue() for here in passed])
     behind_s, ahead_s = handing_seconds(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if rows.schedule == "interleaved" else 0.0)
-    return out.then(Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))) if only_host else out
+    if not only_host:
+        return ahead, queued
+    handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
+    return ahead.then(handed), queued.then(handed)
 
 
 def handing_seconds(rows: Rows) -> tuple[float, float]:

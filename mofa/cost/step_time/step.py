@@ -92,16 +92,16 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += late
     exposed[_T["host_idle"]] -= late
     exposed[_T["dp"]] += amax_seconds(rows)
-    exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, stage_s)) + norm_seconds(rows)
+    exposed[_T["optimizer"]] += row_max(step_end_seconds(rows, each)) + norm_seconds(rows)
     return StepTime(exposed, hidden, stage_s, lay.shown.stage[slowest])
 
 
-def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
+def step_end_seconds(rows: Rows, each: Passes) -> ArrayN:
     """The optimizer step of each stage and the host that it and the next step wait for, but for the norm. (n, R) [s]
 
     torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
     train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
-    (context_parallel.py). ``stage_s`` is the forward and backward of each stage, where it is known. (n, R) [s]
+    (context_parallel.py). The optimizer's host begins as far ahead of the device as it ended the last backward.
     """
     c = rows.costs
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
@@ -109,7 +109,9 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.of_mtp("issue_s"),
     )  # fmt: skip
-    lead = np.maximum((sum(passes(rows).of_stages()) if stage_s is None else stage_s) - issue, 0.0)
+    lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
+    if each.late is not None:
+        lead[each.late.at] = each.late.lead_s()
     parts = device_parts(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid, _distributed(rows), parts)
     seconds = optimizer_seconds(*given, parts)[rows.grid] + waited

@@ -19,6 +19,7 @@ from mofa.cost.block.launch_blocking import on_one_stream, waits_behind
 from mofa.cost.block.sequential_experts import in_turn
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.kernels.launch_queue import kernels_of
 from mofa.cost.kernels.lazy_loading import loading
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
@@ -33,6 +34,7 @@ class Kernel(NamedTuple):
     seconds: float
     issue: float
     family: int
+    launches: float = 1.0
 
 
 class Run(NamedTuple):
@@ -49,6 +51,7 @@ class Run(NamedTuple):
     issue: float
     lead: float
     parts: tuple[tuple[int, float], ...]
+    launches: float = 0.0
 
 
 class Beside(NamedTuple):
@@ -65,6 +68,7 @@ class Beside(NamedTuple):
     """What computing loses meanwhile: the measured share beside a collective, all beside a memory-bound kernel. [-]"""
     communicator: str = ""
     """What it queues on besides its stream."""
+    launches: float = 1.0
 
 
 class Sync(NamedTuple):
@@ -97,6 +101,7 @@ class Score:
     given: str
     out: str
     longest: float
+    launches: float = 0.0
 
 
 class _Line(NamedTuple):
@@ -107,6 +112,7 @@ class _Line(NamedTuple):
     writes: tuple[str, ...]
     seconds: float
     issue: float
+    launches: float = 0.0
     extra: Step | None = None
     slows: float = 0.0
     communicator: str = ""
@@ -162,7 +168,10 @@ def draft(name: str, tape: Tape, machine: Machine) -> Draft:
             wait = waits_behind(op, machine) if blocks else None
             behind = None if wait is None else Sync(f"{op.name}.blocks", value(wait.host_s))
             lines.append(
-                _Line(op, tuple(map(of, op.reads)), op.writes, device_s, host_s, None, slows, communicator, behind)
+                _Line(
+                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, value(kernels_of(op)), None, slows,
+                    communicator, behind,
+                )
             )  # fmt: skip
         for tensor in shared:
             root[tensor] = of(op.reads[0])
@@ -207,7 +216,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
     def flush(records: tuple[str, ...] = ()) -> None:
         nonlocal host_only
         if host_only:  # what launches nothing takes the host its time all the same
-            run.append(Kernel("host", 0.0, host_only, FAMILY["host_idle"]))
+            run.append(Kernel("host", 0.0, host_only, FAMILY["host_idle"], 0.0))
             host_only = 0.0
         if run or waits:
             steps.append(_run(tuple(run), tuple(waits), records))
@@ -232,7 +241,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             reads = line.reads if op.stream in OWN_ORDER else (*line.reads, NOW)
             steps.append(
                 Beside(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
-                       line.communicator)
+                       line.communicator, line.launches)
             )  # fmt: skip
             seen.difference_update(line.writes)
         else:
@@ -241,7 +250,7 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
                 flush()
                 waits.extend(fresh)
                 seen.update(fresh)
-            run.append(Kernel(op.name, line.seconds, line.issue + host_only, FAMILY[op.family]))
+            run.append(Kernel(op.name, line.seconds, line.issue + host_only, FAMILY[op.family], line.launches))
             host_only = 0.0
             made = tuple(name for name in line.writes if name in names.awaited or name in names.beside)
             if made:
@@ -254,7 +263,8 @@ def score(part: Draft, names: Names, inserted: Mapping[int, Sequence[Step]] | No
             steps += inserted[i]
     flush()
     longest = sum(map(_most, steps))
-    return Score(part.name, tuple(steps), part.given, part.out, longest)
+    launches = sum([step.launches for step in steps if isinstance(step, Run | Beside)])
+    return Score(part.name, tuple(steps), part.given, part.out, longest, launches)
 
 
 def _most(step: Step) -> float:
@@ -282,7 +292,7 @@ def is_comm(family: int) -> bool:
 
 
 def _run(kernels: tuple[Kernel, ...], waits: tuple[str, ...], records: tuple[str, ...]) -> Run:
-    busy = issued = 0.0
+    busy = issued = launches = 0.0
     lead = -np.inf
     parts: dict[int, float] = {}
     for kernel in kernels:
@@ -290,5 +300,6 @@ def _run(kernels: tuple[Kernel, ...], waits: tuple[str, ...], records: tuple[str
         if kernel.seconds > 0:
             lead = max(lead, issued - busy)
         busy += kernel.seconds
+        launches += kernel.launches
         parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds
-    return Run(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()))
+    return Run(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()), launches)

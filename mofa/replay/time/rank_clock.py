@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rows import Rows
 from mofa.replay.time.computation_effect import NOTHING, Left, Result
 from mofa.replay.time.computation_tapes import Book, Chunk, Phase
@@ -61,6 +62,7 @@ class _Way:
     known: dict[Relative, Result] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the way."""
+    launches: float = 0.0
 
 
 class Mark(NamedTuple):
@@ -141,7 +143,9 @@ class RankTime:
                 self._apply(result, start, factor)
                 if factor != 1.0:
                     self._stretch(first, start, factor)
-            if ahead > 0.0 and not way.waits:  # a lead that a computation has no use for lasts
+            if (
+                ahead > 0.0 and not way.waits and way.launches <= QUEUE
+            ):  # a lead that a computation has no use for lasts
                 clock.host -= ahead
         if beside and plan.hop_s:
             slow = plan.slowdown * min(plan.hop_s, clock.compute - start)
@@ -197,7 +201,8 @@ class RankTime:
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
             scores = [book.score(p.label, phase) for p in self.chunks[c]]
             waits = any(type(step) is Sync for part in scores for step in part.steps)
-            way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits)
+            launches = sum(part.launches for part in scores)
+            way = _Way(phase, c, variant, sum(part.longest for part in scores), every, known, waits, launches)
         self.ways[action.kind, action.stage, variant] = way
         return way
 
@@ -222,6 +227,7 @@ class RankTime:
         assert phase is not None
         labels = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
+        clock.empty()
         clock.exposed, clock.beside, clock.waited = ([0.0] * len(EXPOSED) for _ in range(3))
         place = ""
 

@@ -14,7 +14,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.micro_batch import handing_seconds
+from mofa.cost.step_time.micro_batch import handing_seconds, passes
 from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import no_collection
 from mofa.replay.rank.of_plan import rows_of
@@ -221,4 +221,4 @@ def _tied_seconds(rows: Rows) -> float:
 
 
 def _optimizer_seconds(rows: Rows) -> list[float]:
-    return [float(s) for s in np.broadcast_to(step_end_seconds(rows), (1, rows.layout.stages.pp))[0]]
+    return [float(s) for s in np.broadcast_to(step_end_seconds(rows, passes(rows)), (1, rows.layout.stages.pp))[0]]

@@ -6,14 +6,20 @@ communicates, computing advances by ``1 - slowdown`` of its rate, and what that 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
 from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import FAMILY, NOW, Beside, Run, Same, Score, Step, Sync, is_comm
 
 HOST = FAMILY["host_idle"]
+FEW = 128.0
+"""Launches of a run that are taken as one in the queue. [-]"""
+PARTS = 8
+"""Parts of what a call launches after which it is seen whether the queue is full. [-]"""
 Watch = Callable[[str, str, int, float, float], None]
 """Told of everything that runs: stream, op, family, start and end. [s]"""
 Relative = tuple[object, ...]
@@ -43,6 +49,13 @@ class Clock:
     watch: Watch | None = None
     own_order: bool = True
     """Whether any stream begins before what was launched ahead of it has ended."""
+    launched: float = 0.0
+    """Launches since the host last waited for the device, or since the computation under way began. [-]"""
+    enqueued: float = 0.0
+    """The same, up to the kernel that was computed last. [-]"""
+    queue: deque[tuple[float, float, float, float]] = field(default_factory=deque)
+    """Of these, by kernels or runs of them: the launches up to its last, its own, and when the device begins and ends
+    it. [-], [-], [s], [s]"""
 
     def play(self, part: Score, follow: str) -> None:
         """Play a tape; ``follow`` is the name under which the next one reads its output, empty for none."""
@@ -75,6 +88,8 @@ class Clock:
         until = self.compute
         if reads:
             until = max([self.ready[name][0] for name in reads if name in self.ready], default=self.host)
+        else:
+            self.empty()
         self.host = max(self.host, until) + self.sync_s + host_s
 
     def wait_for(self, names: tuple[str, ...]) -> None:
@@ -91,17 +106,25 @@ class Clock:
     def _run(self, step: Run) -> None:
         if step.waits:
             self.wait_for(step.waits)
-        if self.watch is None and self.host + step.lead <= self.compute:
+        in_queue = self.launched + step.launches <= QUEUE or step.launches <= FEW
+        if self.watch is None and in_queue and self.host + step.lead <= self.compute:
             for family, seconds in step.parts:
                 self.exposed[family] += seconds
+            start = self.compute
             self._advance(step.busy)
-            self.host += step.issue
+            self._enqueue(step.launches, start)
+            self.host = self._issue(self.host, step.issue, step.launches)
         else:
-            host, exposed, watch = self.host, self.exposed, self.watch
-            for name, seconds, issue, family in step.kernels:
-                host += issue
+            exposed, watch = self.exposed, self.watch
+            begun, issued_s, launched = self.host, 0.0, 0.0
+            for name, seconds, issue, family, launches in step.kernels:
+                if issue > 0.0 and launched:
+                    begun = self._issue(begun, issued_s, launched)
+                    issued_s = launched = 0.0
+                issued_s += issue
+                launched += launches
+                start, host = self.compute, begun + issued_s
                 if seconds > 0:
-                    start = self.compute
                     if host > start:
                         exposed[HOST] += host - start
                         self.waited[HOST] += host - start
@@ -114,9 +137,44 @@ class Clock:
                         self.compute = start + seconds
                     if watch is not None:
                         watch("compute", name, family, start, self.compute)
-            self.host = host
+                self._enqueue(launches, start)
+            self.host = self._issue(begun, issued_s, launched)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
+
+    def empty(self) -> None:
+        """Nothing that was launched is still to be computed, or nothing is known of it."""
+        self.launched = self.enqueued = 0.0
+        self.queue.clear()
+
+    def _enqueue(self, launches: float, start: float) -> None:
+        """The device computes so many launches from ``start`` until now."""
+        if launches:
+            self.enqueued += launches
+            self.queue.append((self.enqueued, launches, start, self.compute))
+
+    def _issue(self, begun: float, issue_s: float, launches: float) -> float:
+        """When the host has issued so many launches from ``begun`` on, evenly: as each waits until the one that is
+        :data:`QUEUE` ahead of it is under way. [s]"""
+        first = self.launched - QUEUE
+        self.launched += launches
+        if first + launches <= 0.0:
+            return begun + issue_s
+        host = begun
+        for part in range(1, PARTS + 1):
+            host = max(host + issue_s / PARTS, self._under_way(first + launches * part / PARTS))
+        return host
+
+    def _under_way(self, launch: float) -> float:
+        """When the device begins a launch, by its number; long ago if it is not known. [s]"""
+        queue = self.queue
+        while queue and queue[0][0] < launch:
+            queue.popleft()
+        if not queue:
+            return -inf
+        last, number, begin, end = queue[0]
+        into = launch - (last - number)
+        return begin + (end - begin) * into / number if into > 0.0 else -inf
 
     def idle_until(self, time: float) -> None:
         """Compute nothing until then."""
@@ -153,7 +211,7 @@ class Clock:
         self.flying = [item for item in flying if item[1] > now]
 
     def _beside(self, step: Beside) -> None:
-        name, seconds, issue, family, stream, reads, writes, slows, communicator = step
+        name, seconds, issue, family, stream, reads, writes, slows, communicator, _ = step
         streams, ready = self.streams, self.ready
         self.host = start = self.host + issue
         if (free := streams.get(stream, 0.0)) > start:
@@ -210,6 +268,7 @@ class Clock:
         self.ready = {name: (at + seconds, family) for name, (at, family) in self.ready.items()}
         self.flying = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.flying]  # type: ignore[misc]
         self.gaps = [(begin + seconds, end + seconds) for begin, end in self.gaps]
+        self.empty()
 
     # -- what decides what comes next
     def settle(self, longest: float) -> Relative:

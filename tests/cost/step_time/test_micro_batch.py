@@ -20,7 +20,7 @@ BUSY = clocks(8.0, 8.0, NEVER, 1.0)
 
 
 def after(one: Clocks, device: float, host: float) -> tuple[float, float]:
-    d, held, woken, issued = (float(x[0]) for x in one)
+    d, held, woken, issued = (float(x[0]) for x in one[:4])
     return max(device + d, host + held), max(device + woken, host + issued)
 
 
@@ -41,7 +41,7 @@ def test_many_are_a_product_of_many(one: Clocks) -> None:
         whole = one
         for _ in range(count - 1):
             whole = whole.then(one)
-        for found, expected in zip(one.times(np.array([float(count)])), whole, strict=True):
+        for found, expected in zip(one.times(np.array([float(count)]))[:4], whole[:4], strict=True):
             assert found[0] == pytest.approx(expected[0]) or max(found[0], expected[0]) < NEVER / 2
     none = one.times(np.array([0.0]))
     assert after(none, 2.0, 3.0) == (2.0, 3.0)
@@ -82,7 +82,7 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     forward, backward = (
         Clocks(*(np.full((1, 2, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
     )
-    late = LateHost(np.array([0]), forward, backward, waits=np.array([False]))
+    late = LateHost(np.array([0]), forward, backward, waits=np.array([False]), queued=(forward, backward))
     assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
     assert [held.max() for held in late.held_s()] == [0.0, 0.0]
 
@@ -94,7 +94,7 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
     forward, backward = (
         Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
     )
-    late = LateHost(np.array([0]), forward, backward, waits=np.array([True]))
+    late = LateHost(np.array([0]), forward, backward, waits=np.array([True]), queued=(forward, backward))
     first, last = np.array([True, False, False]), np.array([False, False, True])
     f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
