@@ -60,6 +60,11 @@ def load_workload(
         Dotted paths below the workload, such as ``{"model.num_layers": 4}``. A routing file named here is looked
         up from where the caller stands, one that the workload's file names from beside it.
 
+    Returns
+    -------
+    WorkloadSpec
+        The model, its batch, tokens, numerics and routing, all checked.
+
     Raises
     ------
     SpecError
@@ -117,6 +122,24 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
     overrides
         Dotted paths below the cluster, such as ``{"gpu.memory_bytes": "96 GiB"}``. A fact set to a bare value becomes
         assumed; setting a GPU's memory alone scales its usable memory with it.
+
+    Returns
+    -------
+    ClusterSpec
+        The GPU, the node and how many GPUs there are; every number has its provenance and source.
+
+    Raises
+    ------
+    SpecError
+        If there is no such node or GPU, what a file holds is wrong, or the GPUs are no whole nodes.
+
+    Examples
+    --------
+    >>> cluster = load_cluster("h100-hgx", 16)
+    >>> cluster.num_gpus // cluster.node.gpus_per_node
+    2
+    >>> load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.memory_bytes.provenance
+    'assumed'
     """
     if not overrides and name_or_path in bundled("nodes"):
         return _bundled_cluster(str(name_or_path), num_gpus)
@@ -205,11 +228,28 @@ def load_framework(
     Parameters
     ----------
     name_or_mapping
-        ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
+        A name such as ``megatron``, ``megatron-local`` or ``torchtitan``, or a mapping with ``name`` and any option.
     overrides
         Dotted paths below the framework, such as ``{"compile": True}``.
     where
         Begins error messages.
+
+    Returns
+    -------
+    FrameworkSpec
+        What the framework launches, keeps and sends by default, with the options given.
+
+    Raises
+    ------
+    SpecError
+        If the framework or an option is unknown, or options contradict each other.
+
+    Examples
+    --------
+    >>> load_framework("torchtitan").data_parallel
+    'fsdp'
+    >>> load_framework("torchtitan", {"compile": True}).compile
+    True
     """
     options = {"name": name_or_mapping} if isinstance(name_or_mapping, str) else dict(name_or_mapping)
     name = options.pop("name", None)
@@ -252,8 +292,20 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     overrides
         Dotted paths below the profile, such as ``{"reliability.failures_per_node_day": 0.004}``.
 
+    Returns
+    -------
+    FaultSpec
+        The facts; what the file lacks leaves the figures that need it unknown.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, or what it holds is wrong.
+
     Examples
     --------
+    The failures of a node in a day, as Meta's RSC-1 cluster had them:
+
     >>> load_faults("rsc-1").reliability.failures_per_node_day.value
     0.0065
     """
@@ -268,8 +320,42 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
 
 
 def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
-    """The runs of a RUN.yaml or a RUNS.yaml ``{runs: [RUN, ...]}``, whose ids differ, or of records ``{run: RUN,
-    measured: ...}`` in the place of runs."""
+    """The runs that a file describes: one run, or a list of them.
+
+    Parameters
+    ----------
+    path
+        A YAML file with a run, or ``{runs: [RUN, ...]}``. A record ``{run: RUN, measured: ...}`` may stand in the place
+        of a run, as ``mofa measure`` writes it; what was measured is not read.
+
+    Returns
+    -------
+    tuple of RunSpec
+        The runs in the order of the file; their ids differ.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, a field is wrong, or two runs have one id.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> text = '''
+    ... id: eight-gpus
+    ... model: llama3-8b
+    ... framework: megatron
+    ... hardware: h100-hgx
+    ... gpus: 8
+    ... strategy: {tp: 2}
+    ... batch: {seq_len: 4096, micro: 1, global: 16}
+    ... '''
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "run.yaml")
+    ...     _ = path.write_text(text)
+    ...     [run.id for run in load_runs(path)]
+    ['eight-gpus']
+    """
     where = short(str(path), 200)
     raw = load_yaml(path, where)
     if "runs" not in raw:
@@ -313,6 +399,29 @@ def resolve_run(
         The run.
     base_dir
         Folder that relative paths in the run start from, usually the run file's.
+
+    Returns
+    -------
+    WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec
+        What :func:`mofa.search.find.estimate` takes. The strategy is complete: dp = gpus / (tp * cp * pp).
+
+    Raises
+    ------
+    SpecError
+        If something that the run names does not exist or is wrong.
+    StrategyError
+        If its degrees do not divide the GPUs or the batch.
+
+    Examples
+    --------
+    >>> batch = {"seq_len": 4096, "micro": 1, "global": 16}
+    >>> run = RunSpec(
+    ...     id="eight-gpus", model="llama3-8b", framework={"name": "megatron"}, hardware="h100-hgx", gpus=8,
+    ...     strategy={"tp": 2}, batch=batch,
+    ... )
+    >>> workload, cluster, framework, strategy = resolve_run(run)
+    >>> strategy.tp, strategy.dp, workload.batch.global_batch
+    (2, 4, 16)
     """
     where = f"run {run.id}"
     framework = load_framework(run.framework, where=f"{where}: framework")

@@ -90,7 +90,59 @@ class RecomputeSpec(Spec):
 
 
 class StrategySpec(Spec):
-    """One strategy, complete."""
+    """One strategy, complete: how a job is laid out on its GPUs.
+
+    Attributes
+    ----------
+    tp
+        Tensor-parallel ranks. [-]
+    sp
+        Whether norms and dropout are split over the sequence of the tensor-parallel ranks.
+    pp
+        Pipeline stages. [-]
+    vpp
+        Virtual stages (chunks of layers) of each pipeline stage. [-]
+    cp
+        Context-parallel ranks. [-]
+    cp_kind
+        How attention reaches all keys under context parallelism: ``ring``, ``allgather`` or ``a2a``.
+    ep
+        Expert-parallel ranks. [-]
+    etp
+        Tensor-parallel ranks of the experts. [-]
+    dp
+        Data-parallel ranks, replicas of a shard group included. [-]
+    micro_batch
+        Sequences of one micro-batch. [sequences]
+    zero
+        ZeRO stage, 0 to 3: optimizer states are sharded from 1 on, gradients from 2, parameters with 3. [-]
+    recompute
+        Activation recomputation: ``none``, ``selective[:module+module]``, ``full[:n]``, ``ops`` or ``every:n``.
+    schedule
+        Pipeline schedule: ``1f1b``, ``interleaved``, ``gpipe``, ``zbv`` or ``interleaved-zb``.
+    balancing
+        ``none`` or ``micro_moe``.
+    token_chunks
+        Chunks in which tokens pass the experts. [-]
+    framework
+        Name of the framework that runs it.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is unknown, out of bounds or of the wrong type; it is a ``ValueError``.
+
+    Notes
+    -----
+    The job has tp * cp * pp * dp GPUs. Experts divide the same GPUs anew: tp * cp * dp = etp * ep * edp, where edp is
+    the data parallelism of an expert.
+
+    Examples
+    --------
+    >>> strategy = StrategySpec(tp=8, sp=True, pp=4, dp=2)
+    >>> strategy.tp * strategy.cp * strategy.pp * strategy.dp
+    64
+    """
 
     tp: Positive = 1
     sp: Annotated[bool, Field(strict=True)] = False
