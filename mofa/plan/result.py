@@ -97,7 +97,27 @@ class Time(Spec):
 
 
 class Plan(LongRunFigures):
-    """One strategy, costed."""
+    """One strategy, costed: its step, its memory, and over a long run its days and cost.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is missing, unknown or out of bounds, or parts do not sum to their whole; it is a ``ValueError``.
+
+    Notes
+    -----
+    time.exposed sums to step_s, memory.by_component to the fullest rank's device_bytes, provenance to 1.
+
+    Examples
+    --------
+    >>> import math, mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> math.isclose(sum(plan.time.exposed.values()), plan.step_s)
+    True
+    >>> plan == Plan.model_validate_json(plan.model_dump_json())
+    True
+    """
 
     strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
     step_s: float = Field(gt=0, description="Time of one optimizer step of the slowest rank. [s]")
@@ -325,7 +345,26 @@ class Estimate(Plan):
 
 
 class PlanReport(Spec):
-    """What a search found: what ``mofa plan --json`` prints."""
+    """What a search found: what ``mofa plan --json`` prints.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        If a field is missing, unknown or out of bounds, counts do not add up, or a plan is not of this job and
+        cluster; it is a ``ValueError``.
+
+    Notes
+    -----
+    Every rejected strategy has one reason, the first check that it fails; space - sum(rejected) are feasible.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> report = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 2, "vpp": 1, "cp": 1}, top=1, replay=False).report
+    >>> report.space - sum(report.rejected.values()) == report.feasible >= len(report.plans)
+    True
+    """
 
     schema_version: Literal["2.6"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
