@@ -136,29 +136,55 @@ class Estimator:
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        runs = self.runs(table) if self.loads.over else np.ones(len(table))
-        out.exposed *= runs
-        out.hidden *= runs
-        share = self.drains[which]
-        if share.any():
-            other = self.drained.rows(which, recompute_layers=layers)
-            out.exposed += share * (other.exposed_s - out.exposed)
-            out.hidden += share * (other.hidden_s - out.hidden)
-        if self.rests:
-            self._rest(out, which, layers, runs)
+        self._as_they_run(out.exposed, out.hidden, which, layers)
         return out.breakdown()
 
+    def times(
+        self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
+        every_stage: bool = False,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        """Exposed and hidden seconds of rows of the table by component, as :meth:`rows` says them, without memory.
+
+        Shapes are (TIME_COMPONENTS, len(which)) and (HIDDEN_COMPONENTS, len(which)). [s]
+        """
+        which = np.arange(len(self.table)) if which is None else which
+        layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
+        exposed = np.zeros((len(TIME_COMPONENTS), len(which)))
+        hidden = np.zeros((len(HIDDEN_COMPONENTS), len(which)))
+        for chosen, rows in self._composed(which, layers, every_stage=every_stage):
+            time = step_time(rows)
+            exposed[:, chosen], hidden[:, chosen] = time.exposed, time.hidden
+        self._as_they_run(exposed, hidden, which, layers)
+        return exposed, hidden
+
+    def _as_they_run(
+        self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
+        layers: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
+        runs = self.runs(self.table.take(which)) if self.loads.over else np.ones(len(which))
+        exposed *= runs
+        hidden *= runs
+        share = self.drains[which]
+        if share.any():
+            drained_exposed, drained_hidden = self.drained.times(which, recompute_layers=layers)
+            exposed += share * (drained_exposed - exposed)
+            hidden += share * (drained_hidden - hidden)
+        if self.rests:
+            self._rest(exposed, hidden, which, layers, runs)
+
     def _rest(
-        self, out: _Collector, which: NDArray[np.intp], layers: NDArray[np.int64], runs: NDArray[np.float64]
-    ) -> None:
+        self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
+        layers: NDArray[np.int64], runs: NDArray[np.float64],
+    ) -> None:  # fmt: skip
         """Put rows at the clock that their pipeline's waits leave them, in each of a step's runs."""
-        idle = self._idle(out.exposed / runs)
+        idle = self._idle(exposed / runs)
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            other = self.rested.rows(which[waiting], recompute_layers=layers[waiting])
-            out.exposed[:, waiting] += share * (other.exposed_s - out.exposed[:, waiting])
-            out.hidden[:, waiting] += share * (other.hidden_s - out.hidden[:, waiting])
+            rested_exposed, rested_hidden = self.rested.times(which[waiting], recompute_layers=layers[waiting])
+            exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
+            hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
 
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages count, as a share of the step. (n,) [-]"""

@@ -210,9 +210,13 @@ class Candidate:
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The closed form's step on a cluster that differs in its host alone. [s]"""
         workload, own, framework, row = self.job
-        if cluster is own:
+        if cluster is not own:
+            exposed, _ = Estimator(workload, cluster, framework, row, self.loads).times()
+        elif "costed" in self.__dict__:
             return float(self.costed.step_s[0])
-        return float(Estimator(workload, cluster, framework, row, self.loads).rows().step_s[0])
+        else:
+            exposed, _ = self.estimator.times(every_stage=True)
+        return float(exposed.sum(axis=0)[0])
 
     def _plan(self, time: TimeReplayed | None, memory: Memory, *, banded: bool = True) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
