@@ -136,4 +136,7 @@ def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits when its memory is played out."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), loads_of(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
-    return any(Candidate(job.workload, cluster, job.framework, row, loads, "causal").lacks() <= 0 for row in rows)
+    room = room_bytes(cluster)
+    return any(
+        Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(room) <= room for row in rows
+    )
