@@ -174,19 +174,22 @@ def _walk(
     done = np.empty((walk.size, durations.shape[1]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
-    for first, waits, sent, which, before in walk.levels:
+    rows = place.take(walk.which)
+    spent = durations.take(rows, axis=0)
+    if hosts is not None:
+        held, woken, host = (table.take(rows, axis=0) for table in hosts)
+    for here, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
             handed = _latest(done, sent)
             handed += durations[0]
             np.maximum(latest, handed, out=latest)
-        here, rows = slice(first, first + len(which)), place.take(which)
-        np.add(latest, durations.take(rows, axis=0), out=done[here])
+        ends = done[here]
+        np.add(latest, spent[here], out=ends)
         if hosts is not None:
-            held, woken, host = (table.take(rows, axis=0) for table in hosts)
             issued_before = issued.take(before, axis=0)
-            np.maximum(done[here], issued_before + held, out=done[here])
-            np.maximum(latest + woken, issued_before + host, out=issued[here])
+            np.maximum(ends, issued_before + held[here], out=ends)
+            np.maximum(latest + woken[here], issued_before + host[here], out=issued[here])
     return done[walk.ends].max(axis=0), (done[walk.late] - done[walk.early]).max(axis=0)
 
 

@@ -22,13 +22,14 @@ KINDS = {"interleaved": ("F", "B"), "zbv": ("F", "I", "W"), "interleaved-zb": ("
 class Levels:
     """A program's computations and hand-overs by level.
 
-    Each level is the first of its nodes, the nodes whose ends they wait for (waits, nodes), those that a hand-over
-    follows, which of the durations each takes, and the computation before it on its rank. Durations: 0 is a hand-over,
+    Each level is the nodes of it, the nodes whose ends they wait for (waits, nodes), those that a hand-over follows,
+    and the computation before each on its rank. ``which`` of the durations each node takes, (N,): 0 is a hand-over,
     then by rank and chunk those of each kind of computation alone, the same beside a hand-over, and gathers, what of
     them holds up a forward, and reductions. Node 0 is the start.
     """
 
-    levels: tuple[tuple[int, IntA, IntA, IntA, IntA], ...]
+    levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
+    which: IntA
     size: int
     ends: IntA
     """The last computation and the last reduction of each rank."""
@@ -114,7 +115,7 @@ def levels_of(
         late.append(mine[last])
         early.append(mine[max(last - 2 * each * vpp, 0)])
     return Levels(
-        tuple((a, w, s, weight[a:b], before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), size,
+        tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
         place[[*graph.acts[:, -1], *reduced]], place[late], place[early],
     )  # fmt: skip
 
