@@ -54,8 +54,8 @@ class StrategyError(SpecError):
 
     Notes
     -----
-    :func:`~mofa.search.entry_points.estimate` raises it for the one strategy it is given. A search counts such strategies
-    under ``rejected`` instead.
+    :func:`~mofa.search.entry_points.estimate` raises it for the one strategy it is given. A search counts such
+    strategies under ``rejected`` instead.
 
     Examples
     --------

@@ -17,6 +17,7 @@ from mofa.specs.files import (
     bundled_dir,
     data_dir,
     did_you_mean,
+    find_file,
     load_json,
     load_yaml,
     read_text,
@@ -75,7 +76,7 @@ def load_workload(
     >>> load_workload("llama3-8b", seq_len=4096).batch.seq_len
     4096
     """
-    path, where = _find(ref, "workloads", "mofa show models lists them")
+    path, where = find_file(ref, "workloads", "mofa show models lists them")
     refuse_no_mapping(overrides, where)
     named = {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}
     changes: dict[str, object] = {field: value for field, value in named.items() if value is not None}
@@ -153,7 +154,7 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 
 
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
-    path, where = _find(name_or_path, "nodes", "mofa show hardware lists them")
+    path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
     refuse_no_mapping(overrides, where)
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
@@ -312,7 +313,7 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     raw: dict[str, Any] = {"name": "options", "source": "set by the user"}
     where = "--set faults"
     if ref is not None:
-        path, where = _find(ref, "fault_profiles", "see mofa show faults")
+        path, where = find_file(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
         raw = {**raw, "power": {**PowerSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
@@ -481,28 +482,6 @@ def _base_model(ref: str, base_dir: Path | None) -> ModelSpec:
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:
     """What messages call a file some of whose fields were changed."""
     return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
-
-
-def _find(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
-    """Path of a bundled name or of a user's file, and what messages call it."""
-    if not isinstance(ref, (str, Path)):
-        raise SpecError(f"{kind}: {type(ref).__name__} is no name and no path; give text or a Path")
-    text = str(ref)
-    if isinstance(ref, str) and ref in bundled(kind):
-        return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
-    path = Path(ref)
-    try:
-        exists = "\0" not in text and path.exists()
-    except OSError:
-        exists = False
-    if exists and text:
-        return path, short(text, 200)
-    if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
-        raise SpecError(f"{short(text, 200)}: no such file; check the path")
-    noun = {"workloads": "workload", "fault_profiles": "fault profile"}.get(kind, "node")
-    raise SpecError(
-        f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
-    )
 
 
 def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:
