@@ -446,7 +446,7 @@ def step_s(
 ) -> float:
     """The step of one strategy alone, as :func:`estimate` says it: no memory is played. [s]"""
     one = _candidate(workload, cluster, framework, strategy)
-    return one.time.step_s if replay else float(one.costed.step_s[0])
+    return one.time.step_s if replay else float(one.estimator.times(every_stage=True)[0].sum(axis=0)[0])
 
 
 def timed_plan(
