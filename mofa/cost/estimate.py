@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination, row_max
+from mofa.blocks.elementwise import first_largest, per_combination, row_max
 from mofa.cost.block.block_cost import Costs, Mode, block_costs, needs_full, unique_rows
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
@@ -262,24 +262,31 @@ class Estimator:
 
         ``progress`` is told the number of rows done.
         """
-        return self.device_bounds(which, recompute_layers, progress)[0]
+        return self.weighed(which, recompute_layers, progress).device_bytes
 
-    def device_bounds(
+    def weighed(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
         progress: Callable[[int], None] | None = None,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
-        """The same, and the least that it can be: what is allocated, less what that may be off, and nothing cached
-        beside it. (len(which),) each [B]"""
-        out, least = np.empty((2, len(which)))
+    ) -> Weighed:  # fmt: skip
+        """All of memory that a search asks for, of rows of the table with these numbers of recomputed layers.
+
+        ``progress`` is told the number of rows done.
+        """
+        found = Weighed(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
-            out[chosen] = row_max(stages.device)
-            least[chosen] = row_max(stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated)
+            fullest = first_largest(stages.device)
+            found.device_bytes[chosen] = row_max(stages.device)
+            found.least_bytes[chosen] = row_max(
+                stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
+            )
+            found.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
+            found.checkpoint_bytes[chosen] = saved_bytes(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
-        return out, least
+        return found
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
@@ -316,6 +323,20 @@ class _Part:
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
             LayerArrays([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Memory of rows of a table, without their time. (n,) each [B]"""
+
+    device_bytes: NDArray[np.float64]
+    """Of the fullest rank."""
+    least_bytes: NDArray[np.float64]
+    """The least that this can be: what is allocated, less what that may be off, and nothing cached beside it."""
+    allocated_bytes: NDArray[np.float64]
+    """Peak of the live tensors of the fullest rank."""
+    checkpoint_bytes: NDArray[np.float64]
+    """What a rank of the heaviest stage saves."""
 
 
 def estimate_table(
@@ -386,7 +407,7 @@ class _Collector:
         self.names = (*self.names, *peak.names)
         self.instant[at] = base + most.instant[here, peak.fullest]
         self.flops[at] = hardware_flops(rows)
-        self.saved[at] = rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
+        self.saved[at] = saved_bytes(rows)
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
@@ -428,6 +449,11 @@ def _components(
     return np.concatenate(
         [live * (allocated / total), (reserved - allocated)[None], context[None], communicators[None]]
     )
+
+
+def saved_bytes(rows: Rows) -> NDArray[np.float64]:
+    """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
+    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid]
 
 
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:
