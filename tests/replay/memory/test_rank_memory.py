@@ -158,7 +158,7 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
 
 
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
-"""Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/design.md)."""
+"""Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/evidence/memory.md)."""
 
 
 def test_measured_memory() -> None:
