@@ -1,0 +1,69 @@
+"""Facts of a GPU's libraries that were fitted on one of them, and what GPUs take that have none of their own."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from mofa.specs.base import ShareFact, Spec
+from mofa.specs.files import data_dir, load_yaml
+from mofa.specs.from_mapping import build
+
+FILE = "unmeasured.yaml"
+
+
+class UnalignedProducts(Spec):
+    """Rate of products whose rows begin at no multiple of 16 bytes, over that of aligned ones of their size. [-]
+
+    ``batched`` are several products in one kernel. Of single ones in bf16 ``even`` widths are multiples of 4 or 8
+    bytes; an odd one is over the rate at full clock, as kernels that load less at once do not reach the power limit.
+    """
+
+    batched_depth_8_bytes: ShareFact
+    """Depths that 8 bytes divide and 16 do not. [-]"""
+    batched_depth_4_bytes: ShareFact
+    """Depths that 4 or fewer bytes divide. [-]"""
+    batched_width_8_bytes: ShareFact
+    """Widths, likewise. [-]"""
+    batched_width_4_bytes: ShareFact
+    forward_even: ShareFact
+    forward_odd: ShareFact
+    forward_odd_depth: ShareFact
+    """Where the depth alone is odd. [-]"""
+    input_gradient_even: ShareFact
+    input_gradient_odd: ShareFact
+    weight_gradient_even: ShareFact
+    weight_gradient_odd: ShareFact
+
+    def single(self, way: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
+        """Of single products of a linear layer's way: with an even width, and with an odd one. [-]
+
+        Examples
+        --------
+        >>> load_unmeasured().unaligned_products.single("fwd")
+        (0.346, 0.124)
+        """
+        even, odd = {
+            "fwd": (self.forward_even, self.forward_odd),
+            "dgrad": (self.input_gradient_even, self.input_gradient_odd),
+            "wgrad": (self.weight_gradient_even, self.weight_gradient_odd),
+        }[way]
+        return even.value, odd.value
+
+
+class Unmeasured(Spec):
+    """What a GPU takes whose profile doesn't have them: another GPU's facts, marked ``assumed``."""
+
+    unaligned_products: UnalignedProducts
+
+
+@lru_cache(maxsize=1)
+def load_unmeasured() -> Unmeasured:
+    """The bundled facts for GPUs that were not measured.
+
+    Examples
+    --------
+    >>> load_unmeasured().unaligned_products.forward_even.provenance
+    'assumed'
+    """
+    return build(Unmeasured, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)
