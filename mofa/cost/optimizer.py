@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
 from mofa.cost.kernels.compute import stream_rate
+from mofa.specs.base import Fact
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.workload import WorkloadSpec
@@ -47,14 +48,6 @@ half's 16-bit ones and their flat copy (zero/stage_1_and_2.py). [B/param]"""
 STEPPED_WHOLE = 5.0
 """Beside 16-bit gradients without ZeRO: fp32 ones of both halves, a half's once more before they are joined, less the
 first half's 16-bit ones (fp16/fused_optimizer.py). [B/param]"""
-
-
-SIXTEEN_BIT = {"adam_fused": 0.75, "adam_foreach": 0.85, "grad_norm": 0.75, "grad_clip": 0.85}
-"""Rate of the optimizer's kernels on 16-bit tensors, as a share of that on fp32 ones: fused Adam takes 5.4 ps a
-parameter, the norm 0.82, clipping 1.35 on H200s in the traced steps of the fitting half whose parameters are bf16
-(tt2-tp2-phi3mini-16l-4k-full, tt2-tp2-qwen8b-10l-ops, tt2-pp2-interleaved-llama-10l; the gradient of the whole
-embedding counted), which is 2.57, 2.44 and 2.96 TB/s of 3.43, 3.25 and 3.50 in fp32. Adam by separate kernels is taken
-to be as clipping, the same kind of kernel. [-]"""
 
 
 @dataclass(frozen=True)
@@ -168,6 +161,18 @@ def held_width(workload: WorkloadSpec, precision: str) -> float:
     return 2.0 if wanted == "bf16" else 4.0
 
 
+def steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
+    """Whether the optimizer steps on parameters, gradients and states of 16 bits."""
+    return framework.name in PYTORCH_MODULES and held_width(workload, precision) == 2.0
+
+
+def rates_in_16_bit(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
+    """Rates of an optimizer's kernels on 16-bit tensors over those on fp32 ones, by the part of its step. [-]"""
+    rates = gpu.curves.optimizer_16_bit
+    apart = framework.optimizer in ("foreach", "for-loop")
+    return {"adam": rates.adam_foreach if apart else rates.adam_fused, "norm": rates.grad_norm, "clip": rates.grad_clip}
+
+
 def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
     """The share of a layer's 16-bit gradients that DeepSpeed copies to reduce several as one: of those that fill more
     than half a bucket most are reduced where they are. (n, 1) [-]"""
@@ -222,8 +227,9 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels). The norm reads 4, and clipping reads and
     writes 8 in the share of steps that a framework clips; half of it where torchtitan holds bf16, at
-    :data:`SIXTEEN_BIT` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of it in
-    bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared out).
+    :func:`rates_in_16_bit` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of
+    it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared
+    out).
     ``parts`` are those of :func:`device_parts` where they are known.
     """
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
@@ -244,9 +250,9 @@ def device_parts(
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
         per_param["clip"] = framework.clipped_steps * 8.0 / stream_rate(gpu, "grad_clip")
     if framework.name in PYTORCH_MODULES:
-        if held_width(workload, precision) == 2.0:
-            kernels = {"adam": "adam_foreach" if apart else "adam_fused", "norm": "grad_norm", "clip": "grad_clip"}
-            per_param = {name: s / 2.0 / SIXTEEN_BIT[kernels[name]] for name, s in per_param.items()}
+        if steps_in_16_bit(workload, framework, precision):
+            rates = rates_in_16_bit(framework, gpu)
+            per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
         whole = precision in ("autocast", "uniform")
         return {name: shards.whole(s) if whole else shards.sharded(s) for name, s in per_param.items()}
     per_param["copy"] = 6.0 / stream_rate(gpu, "cast_down")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from mofa.specs.base import ShareFact, Spec
+from mofa.specs.base import Fact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.from_mapping import build
 
@@ -35,6 +35,11 @@ class UnalignedProducts(Spec):
     weight_gradient_even: ShareFact
     weight_gradient_odd: ShareFact
 
+    @property
+    def facts(self) -> list[Fact]:
+        """All of them."""
+        return [getattr(self, name) for name in type(self).model_fields]
+
     def single(self, way: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
         """Of single products of a linear layer's way: with an even width, and with an odd one. [-]
 
@@ -51,10 +56,21 @@ class UnalignedProducts(Spec):
         return even.value, odd.value
 
 
+class Optimizer16Bit(Spec):
+    """Rate of the optimizer's kernels on 16-bit tensors, as a share of that on fp32 ones. [-]"""
+
+    adam_fused: ShareFact
+    adam_foreach: ShareFact
+    """Adam by separate kernels. [-]"""
+    grad_norm: ShareFact
+    grad_clip: ShareFact
+
+
 class Unmeasured(Spec):
     """What a GPU takes whose profile doesn't have them: another GPU's facts, marked ``assumed``."""
 
     unaligned_products: UnalignedProducts
+    optimizer_16_bit: Optimizer16Bit
 
 
 @lru_cache(maxsize=1)

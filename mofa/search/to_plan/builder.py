@@ -26,6 +26,7 @@ from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, Time
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.recomputed_layers import fewer_layers, more_layers
+from mofa.search.to_plan.borrowed_facts import borrowed_notes
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.replayed_memory import Ends, ends_of, ranks_of_stage, replayed_memory, replayed_stage
 from mofa.search.to_plan.replayed_time import DUST, stage_times
@@ -226,6 +227,7 @@ class Candidate:
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = _alignment_note(unaligned(block.forward for block in blocks))
+        notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         under = self._library_fraction(plan) if banded else None
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under})
 

@@ -1,0 +1,30 @@
+"""What a plan says of facts that were measured on another GPU than its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mofa.blocks.op import Gemm, Tape
+from mofa.cost.optimizer import rates_in_16_bit, steps_in_16_bit
+from mofa.cost.provenance import has_unaligned_products, weakest
+from mofa.specs.base import Fact
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+
+def borrowed_notes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tapes: Iterable[Tape], precision: str
+) -> tuple[str, ...]:
+    """Which facts of :mod:`mofa.specs.gpu_facts` a plan rests on that its GPU's profile does not call measured."""
+    curves, found = cluster.gpu.curves, dict[str, list[Fact]]()
+    works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Gemm]
+    if any(has_unaligned_products(work) for work in works):
+        found["unaligned_products"] = curves.unaligned_products.facts
+    if steps_in_16_bit(workload, framework, precision):
+        found["optimizer_16_bit"] = list(rates_in_16_bit(framework, cluster.gpu).values())
+    kinds = {name: weakest(*facts) for name, facts in found.items()}
+    return tuple(
+        f"{name.replace('_', ' ')}: {kind} for {cluster.gpu.name}, as measured on another GPU (curves.{name})"
+        for name, kind in kinds.items() if kind != "measured"
+    )  # fmt: skip
