@@ -118,6 +118,7 @@ PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(0.0, math.inf,
 WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(0.0, math.inf, above=True)]
 ShareFact = Annotated[Fact, _bounded(0.0, 1.0, above=True)]
 """A share of a rate: above 0, at most 1. [-]"""
+PositiveFact = Annotated[Fact, _bounded(0.0, math.inf, above=True)]
 CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
 NotNegativeFact = Annotated[Fact, _bounded(0.0, math.inf)]
 Positive = Annotated[int, Field(ge=1, le=10**12, strict=True)]

@@ -20,7 +20,7 @@ from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import latest_of as latest_of
 from mofa.specs.fitted import slowest_of as slowest_of
-from mofa.specs.gpu_facts import Optimizer16Bit, UnalignedProducts, load_unmeasured
+from mofa.specs.gpu_facts import KernelSelection, Optimizer16Bit, UnalignedProducts, load_unmeasured
 from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
@@ -218,6 +218,8 @@ class GpuCurves(Spec):
     """Products of widths that 16 bytes do not divide; the assumed ones where they were not measured."""
     optimizer_16_bit: Optimizer16Bit = Field(default_factory=lambda: load_unmeasured().optimizer_16_bit)
     """The optimizer's kernels on 16-bit tensors, likewise."""
+    kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured().kernel_selection)
+    """How the library of products chooses kernels, likewise."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

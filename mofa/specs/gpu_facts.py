@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from mofa.specs.base import Fact, ShareFact, Spec
+from mofa.specs.base import CountFact, Fact, PositiveFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.from_mapping import build
 
@@ -35,11 +35,6 @@ class UnalignedProducts(Spec):
     weight_gradient_even: ShareFact
     weight_gradient_odd: ShareFact
 
-    @property
-    def facts(self) -> list[Fact]:
-        """All of them."""
-        return [getattr(self, name) for name in type(self).model_fields]
-
     def single(self, way: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
         """Of single products of a linear layer's way: with an even width, and with an odd one. [-]
 
@@ -66,11 +61,39 @@ class Optimizer16Bit(Spec):
     grad_clip: ShareFact
 
 
+class KernelSelection(Spec):
+    """How the library of products chooses kernels by the number of rows.
+
+    Two numbers ``r`` apart, as a share, have one kernel with ``exp(-r / c)``. In a product of ``w`` waves ``c`` is
+    ``alike_share / w^alike_exponent``. At a tenth of a wave a tile's height is what tells kernels apart, and several
+    numbers have the best one.
+
+    Two numbers further apart have one kernel by ``far_share log2(1 + w)``, if their products' waves differ by less than
+    ``far_reach``. Below a wave tiles are cut to the number, so that hardly any two are alike. Of several waves few
+    large tiles do for all.
+    """
+
+    unchanged_share: ShareFact
+    """How far, as a share of a number of rows, the choice stays what it is. [-]"""
+    alike_share: ShareFact
+    alike_exponent: ShareFact
+    far_share: ShareFact
+    far_reach: CountFact
+    wave_outputs: PositiveFact
+    """Outputs of one wave of the largest tiles over the multiprocessors, in which products are counted. [outputs]"""
+
+
+def facts_of(spec: UnalignedProducts | Optimizer16Bit | KernelSelection) -> list[Fact]:
+    """All facts of one of these records."""
+    return [getattr(spec, name) for name in type(spec).model_fields]
+
+
 class Unmeasured(Spec):
     """What a GPU takes whose profile doesn't have them: another GPU's facts, marked ``assumed``."""
 
     unaligned_products: UnalignedProducts
     optimizer_16_bit: Optimizer16Bit
+    kernel_selection: KernelSelection
 
 
 @lru_cache(maxsize=1)

@@ -28,6 +28,7 @@ from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import held_width
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.gpu_facts import KernelSelection
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -329,7 +330,8 @@ def block_context(
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
     ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
     multiple = ALIGNED_ROWS if recipe else 1.0
-    unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"], multiple)
+    copies, selection = local * top_k * f["ep"] * f["etp"], cluster.gpu.curves.kernel_selection
+    unseen, kernels = _unseen(workload, framework, table, loads, copies, selection, multiple)
     return Context(
         model=model, framework=framework, gemm_format=gemm_format, seq_len=workload.batch.seq_len,
         tp=f["tp"], sp=sp, cp=f["cp"], cp_ring=_plain(ring), cp_a2a=_plain(exchanges), ep=f["ep"], etp=f["etp"],
@@ -350,7 +352,7 @@ def block_context(
 
 def _unseen(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
-    multiple: float,
+    selection: KernelSelection, multiple: float,
 ) -> tuple[ArrayK, ArrayK]:  # fmt: skip
     """Share of experts' numbers of tokens that need another kernel, where each expert has products of its own, and
     kernels that are loaded for a number. (n,), (n,) [-]"""
@@ -361,7 +363,7 @@ def _unseen(
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.activation == "swiglu" else 1.0
     copies = np.broadcast_to(copies, (len(table),))
-    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, multiple)
+    return loads.unseen(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
 
 
 def _plain(column: NDArray[Any]) -> Any:
