@@ -136,7 +136,7 @@ def _degrees(row: Row) -> str | None:
     missing = [c for c in ("n_gpus", "tp", "pp", "mbs", "gbs") if not row[c]]
     if row["moe_experts"] and not row["ep"]:
         missing.append("ep")
-    given = row["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    given = row["vpp"] or recipes.virtual_stages(row)
     if row["pp"] not in ("", "1") and not given and source not in STATES_VPP:
         missing.append("vpp")
     if missing:
@@ -200,7 +200,7 @@ def run_of(row: Row) -> dict[str, Any]:
     source, gpu = source_of(row), gpu_of(row)
     strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
     given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
-    given["vpp"] = given["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    given["vpp"] = given["vpp"] or recipes.virtual_stages(row)
     for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
         if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
             strategy[column] = value
@@ -237,11 +237,12 @@ def run_of(row: Row) -> dict[str, Any]:
         counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
         framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
     precision = {"gemm": gemm_format(row)}
-    if re.match(recipes.BF16_MOMENTS.get(source, "$^"), row["model"]):
+    if recipes.holds_bf16_moments(row):
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    strategy |= recipes.CARDS.get((row["model"], gpu), {}).get("strategy", {})
+    card = recipes.card_of(row["model"], gpu)
+    strategy |= card.strategy if card else {}
     routing = recipes.routing_of(row)
     return {
         "id": row["id"],
@@ -283,7 +284,7 @@ def measured_of(row: Row) -> dict[str, Any]:
 def notes_of(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if (row["model"], gpu_of(row)) in recipes.CARDS:
+    if recipes.card_of(row["model"], gpu_of(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
