@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mofa.specs.base import Library, Provenance, Spec
+from mofa.specs.base import CountFact, Library, Provenance, Spec
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -51,6 +51,21 @@ GRADIENTS: dict[str, dict[str, Any]] = {
 }
 """What follows from the number format of Megatron's main gradients, which are reduced as they are held: ``grad_dtype``
 of core/distributed/param_and_grad_buffer.py (Megatron-Core 0.16.1), fp32 with ``grad_reduce_in_fp32``."""
+
+
+class PythonFunctions(Spec):
+    """Functions of Python that a framework calls beside its launches, each of which takes a host ``function_s``. [-]"""
+
+    module_call: CountFact
+    """In FSDP's hooks around a module's forward that neither gathers nor shards. [-]"""
+    rows_in_order: CountFact
+    """Between the host's wait for experts' counts and the rows in order: the exchange's own, PyTorch's wrapper of a
+    tensor that is still on its way, which every op on it passes, a Triton kernel's launch. [-]"""
+    expert_counts: CountFact
+    """From the gather of rows to the host's wait for the counts. [-]"""
+    experts_return: CountFact
+    """From the experts' last product to the weighted sum: the exchange back, and ops on a tensor that is still on its
+    way. [-]"""
 
 
 def _fusion(value: object) -> object:
@@ -193,6 +208,8 @@ class FrameworkSpec(Spec):
     grouped_kernel: Literal["one", "multi-stream"] = "one"
     """Grouped experts' products are one kernel (CUTLASS's), or one each on several streams, as Transformer Engine's
     ``GroupedLinear`` runs them (transformer_engine 2.20, common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm)."""
+    python_functions: PythonFunctions | None = None
+    """torchtitan: what its modules call beside launches."""
     balances_by: Literal["turn", "chance"] = "turn"
     """How ``routing: balanced`` is run: tokens take experts in turn (torchtitan's ``moe_force_load_balance``), or
     random logits choose (Megatron's ``moe_router_force_load_balancing``: moe_utils.py, ``RandomSTE``)."""

@@ -34,16 +34,20 @@ from mofa.blocks.frameworks.torchtitan_linear import (
 from mofa.blocks.frameworks.torchtitan_root import ROOT, backward_of_end, root_holds_ends, wrap_end
 from mofa.blocks.op import Op, Stream, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.specs.framework import PythonFunctions
 
-CALL_PYTHON = 4
-"""Functions of Python in FSDP's hooks around a module's forward that neither gathers nor shards: a function of autograd
-around its inputs, walks over inputs and outputs. 0.33 to 0.39 ms between two blocks, and as much behind the experts, in
-tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half), whose weights stay gathered. [-]"""
+
+def python_functions(ctx: Context) -> PythonFunctions:
+    """What modules call beside their launches."""
+    found = ctx.framework.python_functions
+    assert found is not None, f"{ctx.framework.name} needs python_functions in its profile"
+    return found
 
 
 def call_python(ctx: Context) -> float:
     """What a block's own call takes where no gather's hooks (``shard_hook_s``) hold it already."""
-    return CALL_PYTHON if ctx.precision_mode == "mixed" and ctx.pipelined else 0.0
+    hooked = ctx.precision_mode == "mixed" and ctx.pipelined
+    return python_functions(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward

@@ -30,5 +30,5 @@ def borrowed_notes(
     kinds = {name: weakest(*facts) for name, facts in found.items()}
     return tuple(
         f"{name.replace('_', ' ')}: {kind} for {cluster.gpu.name}, as measured on another GPU (curves.{name})"
-        for name, kind in kinds.items() if kind != "measured"
+        for name, kind in kinds.items() if kind in ("transferred", "assumed")
     )  # fmt: skip
