@@ -20,7 +20,7 @@ from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import latest_of as latest_of
 from mofa.specs.fitted import slowest_of as slowest_of
-from mofa.specs.gpu_facts import KernelSelection, Optimizer16Bit, UnalignedProducts, load_unmeasured
+from mofa.specs.gpu_facts import KernelSelection, LayerKernels, Optimizer16Bit, UnalignedProducts, load_unmeasured
 from mofa.specs.host import HostCurve, HostRange
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
@@ -220,6 +220,8 @@ class GpuCurves(Spec):
     """The optimizer's kernels on 16-bit tensors, likewise."""
     kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured().kernel_selection)
     """How the library of products chooses kernels, likewise."""
+    layer_kernels: LayerKernels = Field(default_factory=lambda: load_unmeasured().layer_kernels)
+    """Norms and activations over those that were measured, likewise."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -83,7 +83,24 @@ class KernelSelection(Spec):
     """Outputs of one wave of the largest tiles over the multiprocessors, in which products are counted. [outputs]"""
 
 
-def facts_of(spec: UnalignedProducts | Optimizer16Bit | KernelSelection) -> list[Fact]:
+class LayerKernels(Spec):
+    """Layers' kernels that were not fitted by themselves, over measured ones that they are like. [-]"""
+
+    te_norm_forward: PositiveFact
+    """Time of Transformer Engine's general norms over that of its tuned ones at their width. [-]"""
+    te_norm_backward: PositiveFact
+    te_head_norm_forward: PositiveFact
+    """The same of rows as short as a head. [-]"""
+    te_head_norm_backward: PositiveFact
+    any_width_swiglu_forward_passes: PositiveFact
+    """Passes over the output that SwiGLU takes as long as where it is compiled for any width. [-]"""
+    any_width_swiglu_backward_passes: PositiveFact
+    unsplit_norm_sum: PositiveFact
+    """What the sum of a norm's weight gradient by a block of threads for every 32 columns adds to a row's backward. A
+    row with split sums is 1. [-]"""
+
+
+def facts_of(spec: UnalignedProducts | Optimizer16Bit | KernelSelection | LayerKernels) -> list[Fact]:
     """All facts of one of these records."""
     return [getattr(spec, name) for name in type(spec).model_fields]
 
@@ -94,6 +111,7 @@ class Unmeasured(Spec):
     unaligned_products: UnalignedProducts
     optimizer_16_bit: Optimizer16Bit
     kernel_selection: KernelSelection
+    layer_kernels: LayerKernels
 
 
 @lru_cache(maxsize=1)

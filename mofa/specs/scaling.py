@@ -14,7 +14,7 @@ RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
 SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
-OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection")
+OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
 """Facts of kernels that libraries choose by the processor (:mod:`mofa.specs.gpu_facts`)."""
 FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""

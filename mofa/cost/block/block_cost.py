@@ -346,7 +346,7 @@ def block_context(
         residual=4 if mode.precision == "autocast" else element, weight_element=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
         amp=mode.amp, stored=held_width(workload, mode.precision),
-        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes,
+        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
 
 
