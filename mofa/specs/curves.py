@@ -165,19 +165,15 @@ ELSE = {
 """Of ops of Transformer Engine that were not measured, the op whose rate they take."""
 
 
-ON_STREAMS = 10e-6, 2.3e-6, 2.4, 0.6
-"""Floor, start and exponent of products on several streams, and the rate of adding over that of writing, where none was
-measured: an H100's, rounded (measurements/h100-1gpu-te-bf16). [s, s, -, -]"""
-
-
 def _on_streams(one: GemmCurve, known: MultiStreamCurve | None) -> MultiStreamCurve:
     """Products on several streams of a format that was not measured: bf16's starts and gaps around its own tiles."""
     if known is not None:
         form, source = known.form, known.source
     else:
-        floor_s, start_s, sharpness, adding = ON_STREAMS
-        rate = one.form.bytes_per_s
-        form, source = MultiStreamForm(floor_s, start_s, 1.0, rate, adding * rate, sharpness), "an H100's starts"
+        starts, rate = load_unmeasured().multi_stream_starts, one.form.bytes_per_s
+        adding = starts.adding_rate.value * rate
+        form = MultiStreamForm(starts.floor_s.value, starts.start_s.value, 1.0, rate, adding, starts.sharpness.value)
+        source = "an H100's starts"
     return MultiStreamCurve(
         provenance="assumed", source=f"{source}, around single products: {one.source}", form=form,
         sustained=one.sustained, alone=one.alone, clock=one.clock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from mofa.specs.base import CountFact, Fact, PositiveFact, ShareFact, Spec
+from mofa.specs.base import CountFact, Fact, PositiveFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.from_mapping import build
 
@@ -100,6 +100,17 @@ class LayerKernels(Spec):
     row with split sums is 1. [-]"""
 
 
+class MultiStreamStarts(Spec):
+    """What products on several streams take beside those of one (:mod:`mofa.specs.multi_stream`)."""
+
+    floor_s: SecondsFact
+    start_s: SecondsFact
+    sharpness: PositiveFact
+    """Exponent that joins computing and moving. [-]"""
+    adding_rate: ShareFact
+    """Rate of adding to the main gradients over that of writing. [-]"""
+
+
 def facts_of(spec: UnalignedProducts | Optimizer16Bit | KernelSelection | LayerKernels) -> list[Fact]:
     """All facts of one of these records."""
     return [getattr(spec, name) for name in type(spec).model_fields]
@@ -112,6 +123,7 @@ class Unmeasured(Spec):
     optimizer_16_bit: Optimizer16Bit
     kernel_selection: KernelSelection
     layer_kernels: LayerKernels
+    multi_stream_starts: MultiStreamStarts
 
 
 @lru_cache(maxsize=1)
