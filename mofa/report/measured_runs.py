@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from mofa.schedules import default_schedule
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def strategy_of(record: Record) -> str:
     if dp > 1:
         kind = str(framework["data_parallel"])
         words.append(f"{_DATA_PARALLEL.get(kind, kind)}{dp}")
-    if s["schedule"] not in ("1f1b", "interleaved"):
+    if s["schedule"] != default_schedule(s["vpp"]):
         words.append(s["schedule"])
     if s["recompute"] != "none":
         words.append(s["recompute"])

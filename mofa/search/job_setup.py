@@ -9,6 +9,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
+from mofa.search.space import ON_REQUEST
 from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
@@ -127,8 +128,11 @@ def with_numerics(
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    if "zbv" in words and framework.name != "torchtitan":
-        raise SpecError(f"--with zbv: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan")
+    requested = [name for name in ON_REQUEST if name in words]
+    if requested and framework.name != "torchtitan":
+        raise SpecError(
+            f"--with {requested[0]}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
+        )
     return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from mofa.errors import SpecError, StrategyError
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import CHECKS, Job, check
 from mofa.specs.complete import complete_strategy, default_zero
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
-from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, RecomputeSpec, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 
@@ -59,7 +60,7 @@ def one_row(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSp
         tp=column(spec.tp), sp=np.array([spec.sp and spec.tp > 1]), pp=column(spec.pp), vpp=column(spec.vpp),
         cp=column(spec.cp), cp_kind=column(CP_KINDS.index(kind)), ep=column(spec.ep),
         etp=column(spec.etp), dp=column(spec.dp), micro_batch=column(spec.micro_batch), zero=column(zero),
-        recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULES.index(spec.schedule)),
+        recompute=column(0), recompute_layers=column(layers), schedule=column(SCHEDULE_NAMES.index(spec.schedule)),
         balancing=column(BALANCING.index(spec.balancing)),
         recompute_modes=(mode,),
     )  # fmt: skip

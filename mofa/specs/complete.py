@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError, StrategyError
+from mofa.schedules import default_schedule
 from mofa.specs.files import short
 from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
 from mofa.specs.from_mapping import build
@@ -70,7 +71,7 @@ def complete_strategy(
         "cp_kind": "allgather" if framework.name in PYTORCH_MODULES else "ring",
         "zero": int(default_zero(framework, dp, given.cp, given.pp)),
         "recompute": framework.default_recompute,
-        "schedule": "interleaved" if given.vpp > 1 else "1f1b",
+        "schedule": default_schedule(given.vpp),
     }
     return build(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from mofa.schedules import Runtime
 from mofa.specs.base import Library, Provenance, Spec
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
@@ -200,6 +201,11 @@ class FrameworkSpec(Spec):
     """megatron: layers are calls of modules whose Python a host's profile times as a whole (``host.modules``)."""
     dispatch_syncs: int = Field(default=1, ge=0)
     """Host synchronisations per dispatch of tokens. [-]"""
+
+    @property
+    def runtime(self) -> Runtime:
+        """Whose code runs its pipelines."""
+        return "pytorch" if self.name in PYTORCH_MODULES else "megatron"
 
     @property
     def layers(self) -> Layers:

@@ -63,7 +63,7 @@ class _Used(NamedTuple):
 def communicators_of(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown. (n, R) [B]"""
     stages = rows.layout.stages
-    pipeline = pipeline_of(rows.schedule, stages.pp, stages.head_stage, rows.layout.shown.stage)
+    pipeline = pipeline_of(rows.schedule_record.wraps_around, stages.pp, stages.head_stage, rows.layout.shown.stage)
     experts = rows.workload.model.moe is not None
     found = communicator_bytes(
         rows.groups, rows.cluster, rows.framework, experts, rows.grids.zero, pipeline, rows.grids.cp_kind,
@@ -72,15 +72,14 @@ def communicators_of(rows: Rows) -> ArrayN:
     return np.asarray(found[rows.grid])
 
 
-def pipeline_of(schedule: str, pp: int, head_stage: int, shown: IntN) -> Pipeline:
-    """The pipeline as its ranks ``shown`` see it.
+def pipeline_of(wraps: bool, pp: int, head_stage: int, shown: IntN) -> Pipeline:
+    """The pipeline as its ranks ``shown`` see it; where it ``wraps`` the last sends to the first.
 
     Examples
     --------
-    >>> pipeline_of("1f1b", 4, 3, np.arange(4)).neighbours
+    >>> pipeline_of(False, 4, 3, np.arange(4)).neighbours
     array([1, 2, 2, 1])
     """
-    wraps = schedule in ("interleaved", "interleaved-zb")
     ends = (shown > 0).astype(np.int64) + (shown < pp - 1)
     neighbours = np.full_like(ends, min(pp - 1, 2)) if wraps else ends
     return Pipeline(wraps, shown == head_stage, neighbours, shown == 0, (shown == 0) | (shown == pp - 1))

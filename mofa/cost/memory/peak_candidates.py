@@ -100,10 +100,10 @@ class Instants:
         ways = np.full(self.num_shown, 2.0 * vpp)
         ways[0] -= 1.0
         ways[rows.layout.shown.of[rows.layout.stages.head_stage]] -= 1.0
-        if rows.schedule in ("zbv", "interleaved-zb"):
+        if rows.schedule_record.defers_weight_gradients:
             ways += vpp
             ways[0] -= 1.0
-        if rows.schedule == "zbv":
+        if rows.schedule_record.placement == "v":
             ways[-1] -= 1.0
         return ways
 
@@ -150,7 +150,7 @@ class Instants:
     def _loss_saved(self) -> ArrayN:
         """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
         rows = self.rows
-        if rows.schedule != "gpipe":
+        if not rows.schedule_record.forwards_first:
             return np.zeros((self.n, self.num_shown))
         before = np.maximum(rows.layout.last_in_flight - 1.0, 0.0)
         return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
@@ -473,7 +473,7 @@ class Instants:
         if mtp_kinds is not None:
             weight = rows.workload.model.num_mtp_layers * rows.is_head[stage] * lay.last_in_flight[at, stage]
             kept = kept + weight * mtp_kinds[at].T
-        if rows.schedule == "gpipe":
+        if rows.schedule_record.forwards_first:
             before = np.maximum(lay.last_in_flight[at, stage] - 1.0, 0.0) * rows.is_head[stage]
             kept = kept + before * rows.costs.head.memory.saved_kinds[:, rows.k[at]]
         return np.asarray(kept)

@@ -12,7 +12,6 @@ from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import Draft, Names, Score, Step, draft, score, value
 from mofa.schedules import Order
-from mofa.specs.strategy import ZERO_BUBBLE
 
 Phase = Literal["F", "B", "I", "W"]
 _BACKWARD = (".wgrad", ".accumulate", ".backward", ".grad_cast")
@@ -97,7 +96,7 @@ class Book:
         for label, block in rows.costs.tapes.items():
             drafts[label, "F"] = draft(f"forward of {label}", block.forward, rows.costs.machine)
             drafts[label, "B"] = whole = draft(f"backward of {label}", block.backward, rows.costs.machine)
-            if rows.schedule in ZERO_BUBBLE:
+            if rows.schedule_record.defers_weight_gradients:
                 drafts[label, "I"], drafts[label, "W"] = _apart(whole, block, rows)
         return cls(drafts, Names.of(drafts.values()))
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import unsupported
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import ranks_too_many, what_to_do
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_short
 from mofa.search.legality.named_check import BoolN, Check, FloatN, one, remainder
@@ -19,7 +20,7 @@ from mofa.search.legality.named_check import Job as Job
 from mofa.search.space import Combinations
 from mofa.specs.complete import default_zero
 from mofa.specs.framework import PYTORCH_MODULES
-from mofa.specs.strategy import MERGED_GROUPS, SCHEDULES, ZERO_BUBBLE, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import MERGED_GROUPS, RecomputeSpec, StrategyTable
 
 
 def _gpus(job: Job, t: StrategyTable) -> FloatN:
@@ -150,19 +151,20 @@ def _interleaving(job: Job, t: StrategyTable) -> FloatN:
     if job.framework.name in PYTORCH_MODULES:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
         short = np.where(m < t.pp, 0.0, np.minimum(short, remainder(m, m // t.pp)))
     short = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, short), 0.0)
-    zbv = t.schedule == SCHEDULES.index("zbv")
-    return np.where(zbv, np.where((t.pp > 1) & (t.vpp == 2), 0.0, 1.0), short)
+    chunks = np.array([s.chunks_per_rank or 1 for s in SCHEDULES.values()])[t.schedule]
+    return np.where(chunks > 1, np.where((t.pp > 1) & (t.vpp == chunks), 0.0, 1.0), short)
 
 
 def _schedule(job: Job, t: StrategyTable) -> FloatN:
-    offered: tuple[str, ...] = SCHEDULES if job.framework.name in PYTORCH_MODULES else ("1f1b", "interleaved")
+    records = tuple(SCHEDULES.values())
+    offered = [s for s in records if job.framework.name in PYTORCH_MODULES or s.runs_in_megatron]
     # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
     if job.framework.deepspeed or job.framework.splits_layers != "even":
-        offered = ("1f1b",)
-    ok = np.array([s in offered for s in SCHEDULES])[t.schedule]
-    interleaved = np.array([s in ("interleaved", "interleaved-zb", "zbv") for s in SCHEDULES])[t.schedule]
-    ok &= (t.vpp == 1) | interleaved
-    ok &= ~interleaved | ((t.pp > 1) & (t.vpp > 1))
+        offered = [SCHEDULES[default_schedule(1)]]
+    ok = np.array([s in offered for s in records])[t.schedule]
+    several = np.array([s.has_several_chunks for s in records])[t.schedule]
+    ok &= (t.vpp == 1) | several
+    ok &= ~several | ((t.pp > 1) & (t.vpp > 1))
     return np.asarray(~ok, dtype=float)
 
 
@@ -191,7 +193,7 @@ def _puts_off(t: StrategyTable) -> BoolN:
     (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node, whose whole backward each
     of them runs: with a checkpoint not modelled.
     """
-    return np.isin(t.schedule, [SCHEDULES.index(name) for name in ZERO_BUBBLE])
+    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
 
 
 def _once_only(job: Job, spec: RecomputeSpec) -> bool:
@@ -204,7 +206,7 @@ def _recompute_message(job: Job, t: StrategyTable) -> str:
     if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
         return why
     if _puts_off(t)[0] and _once_only(job, spec):
-        schedule = SCHEDULES[int(t.schedule[0])]
+        schedule = SCHEDULE_NAMES[int(t.schedule[0])]
         if spec.kind == "ops":
             return (
                 f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
@@ -407,7 +409,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tied_embeddings", "stages", _tied, lambda j, t: (
         f"{j.framework.name} ties the embedding to the head within a stage alone, not over {one(t, 'pp')}; set pp=1")),
     Check("schedule", "switch", _schedule, lambda j, t: (
-        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULES[int(t.schedule[0])]} with "
+        f"{j.framework.name}{_of_deepspeed(j)} does not run schedule {SCHEDULE_NAMES[int(t.schedule[0])]} with "
         f"{one(t, 'pp', 'vpp')}; change schedule, pp or vpp")),
     Check("interleaving", "micro-batches", _interleaving, lambda j, t: (
         f"{one(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a multiple of "

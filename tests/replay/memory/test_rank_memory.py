@@ -201,7 +201,7 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
     run = ranks_of(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
 
     def between(m: int) -> int:
-        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "torchtitan", 2, 1, m).ranks[rank])
+        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
         return play(replace(run, computations=acts, num_micro_batches=m), skip_rounds=False).between_steps
 
     assert run.boundary_bytes == 2 * 2 * 2048 * 4096
