@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from mofa.schedules import SCHEDULES
+from mofa.specs.framework import FRAMEWORK_NAMES
+from mofa.specs.framework_traits import TRAITS
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,3 +31,37 @@ def test_no_schedule_is_named_outside_of_its_room() -> None:
         if isinstance(node, ast.Constant) and node.value in SCHEDULES
     ]
     assert named == []
+
+
+FRAMEWORK = re.compile(r"(^|\.|\b)(framework|fw|spec)(\.name|\['name'\])$")
+
+
+def _asks_a_framework(node: ast.AST) -> bool:
+    """Whether an expression compares a framework's name, or the name that follows from it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        asked, asking = node.args, node.func.attr in ("startswith", "endswith")
+    elif isinstance(node, ast.Compare):
+        asked, asking = [node.left, *node.comparators], True
+        listed = any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        if listed and FRAMEWORK.search(ast.unparse(node.left)):
+            return True
+    else:
+        return False
+    named = [c.value for part in asked for c in ast.walk(part) if isinstance(c, ast.Constant)]
+    return asking and any(name in FRAMEWORK_NAMES for name in named)
+
+
+def test_no_framework_is_asked_for_its_name() -> None:
+    """:mod:`mofa.specs.framework_traits` has their records; what measures real runs launches each in its own way."""
+    own = ("mofa/blocks/frameworks/", "mofa/specs/framework", "mofa/measure/", "mofa/calibrate/")
+    asked = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in _modules(*own)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr) and _asks_a_framework(node)
+    ]
+    assert asked == []
+
+
+def test_every_framework_has_a_record() -> None:
+    assert tuple(TRAITS) == FRAMEWORK_NAMES

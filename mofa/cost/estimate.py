@@ -23,7 +23,7 @@ from mofa.cost.stages import Stages, split_layers
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import StepTime, step_time
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -43,7 +43,7 @@ def precision_modes(
     autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
     """
     rows = np.arange(len(table))
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         return [(rows, Mode())]
     shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
     if framework.data_parallel == "ddp":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
 from mofa.cost.kernels.compute import stream_rate
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -103,7 +103,7 @@ def static_bytes(
     # two moments, held in half the bytes where the recipe says bf16
     states = framework.states_bytes_per_param - (4.0 if workload.precision.moments == "bf16" else 0.0)
     zeros = np.zeros_like(shards.dense)
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
         temporary = 4.0 if framework.optimizer == "foreach" else 0.0
         apart = np.asarray(ep) > 1
@@ -202,7 +202,7 @@ def whole_embedding_gradient(
     [[0.0, 0.0], [501.0, 0.0]]
     """
     model, plain = workload.model, precision == "uniform"
-    kept = framework.name in PYTORCH_MODULES and not model.tied_embeddings and (plain or pipelined)
+    kept = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
     each = held_width(workload, precision) if plain else 4.0
     table = each * float(model.vocab) * model.hidden if kept else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
@@ -243,7 +243,7 @@ def device_parts(
     if workload.optimizer.clip_grad_norm:
         per_param["norm"] = 4.0 / stream_rate(gpu, "grad_norm")
         per_param["clip"] = framework.clipped_steps * 8.0 / stream_rate(gpu, "grad_clip")
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         if held_width(workload, precision) == 2.0:
             kernels = {"adam": "adam_foreach" if apart else "adam_fused", "norm": "grad_norm", "clip": "grad_clip"}
             per_param = {name: s / 2.0 / SIXTEEN_BIT[kernels[name]] for name, s in per_param.items()}
@@ -348,7 +348,7 @@ def optimizer_host_seconds(
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
     parts = device_parts(workload, cluster, framework, shards, precision, zero) if parts is None else parts
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
     apart = framework.optimizer in ("foreach", "for-loop")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, layer_kind
 from mofa.schedules import SCHEDULES, Placement
-from mofa.specs.framework import PYTORCH_MODULES
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
 
@@ -96,7 +96,7 @@ def split_layers(
     """
     num_chunks = pp * vpp
     spare = num_chunks - model.num_layers
-    if spare > (0 if framework in PYTORCH_MODULES or pp == 1 else 2):
+    if spare > (0 if TRAITS[framework].has_pytorch_modules or pp == 1 else 2):
         raise ValueError(
             f"{model.num_layers} layers over pp {pp} x vpp {vpp} = {num_chunks} chunks leave a chunk empty"
         )
@@ -104,7 +104,7 @@ def split_layers(
         sizes = _greedy_sizes(model.num_layers, num_chunks, ends=splits == "greedy-embeddings")
     elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes = [0] * (spare - 1) + [1] * model.num_layers + [0]
-    elif framework in PYTORCH_MODULES:
+    elif TRAITS[framework].has_pytorch_modules:
         sizes = _torchtitan_sizes(model.num_layers, num_chunks)
     elif model.num_layers % num_chunks == 0:
         sizes = [model.num_layers // num_chunks] * num_chunks

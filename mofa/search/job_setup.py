@@ -10,7 +10,7 @@ from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_scheduling
 from mofa.search.space import ON_REQUEST
-from mofa.specs.framework import OFFERED, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
 from mofa.specs.strategy import StrategyTable
@@ -76,11 +76,11 @@ def with_numerics(
         precision = precision.model_copy(update={"moments": "bf16"})
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
-    if precision.fp8_recipe and framework.name != "megatron":
+    if precision.fp8_recipe and not framework.traits.has_fp8:
         raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
-    if precision.params == "fp32" and framework.name not in PYTORCH_MODULES:
+    if precision.params == "fp32" and not framework.traits.has_pytorch_modules:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
-    if precision.moments == "bf16" and framework.name != "megatron":
+    if precision.moments == "bf16" and not framework.traits.has_narrow_moments:
         raise SpecError(
             f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
             "use megatron, whose Transformer Engine has them apart"
@@ -101,13 +101,13 @@ def with_numerics(
     _refuse_idle_switches(workload.model, framework)
     attention = workload.model.attention
     without_flash = isinstance(attention, MlaSpec) or attention.sinks
-    if framework.name == "megatron" and framework.attention == "flash" and without_flash:
+    if framework.library and framework.attention == "flash" and without_flash:
         raise SpecError(
             "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
             "fused"
         )
-    if framework.name == "megatron-2022" and getattr(workload.model.attention, "window", None) is not None:
-        raise SpecError("megatron-2022: its attention has no windows; leave model.attention.window out")
+    if not framework.traits.has_windows and getattr(workload.model.attention, "window", None) is not None:
+        raise SpecError(f"{framework.name}: its attention has no windows; leave model.attention.window out")
     if workload.optimizer.implementation is not None:
         offered = OFFERED[framework.name]["optimizer"]
         if workload.optimizer.implementation not in offered:
@@ -122,14 +122,14 @@ def with_numerics(
             raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
     if "moeblaze" in words:
-        if framework.name != "megatron" or framework.experts != "grouped":
+        if not framework.traits.reads_rows_by_index or framework.experts != "grouped":
             raise SpecError(
                 f"--with moeblaze: needs megatron with grouped experts, not {framework.name} with {framework.experts} "
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
     requested = [name for name in ON_REQUEST if name in words]
-    if requested and framework.name != "torchtitan":
+    if requested and not framework.traits.has_pytorch_pipelines:
         raise SpecError(
             f"--with {requested[0]}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
         )

@@ -12,7 +12,7 @@ from mofa.blocks.frameworks.recompute import unsupported
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.complete import default_zero
-from mofa.specs.framework import LOCAL_LAYERS, PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
@@ -81,7 +81,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     model, gpus = workload.model, cluster.num_gpus
     seq = workload.batch.seq_len
     cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
-    if framework.name in LOCAL_LAYERS:
+    if not framework.traits.has_context_parallelism:
         cp = (1,)
     layers = model.num_layers
     pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= layers)
@@ -92,9 +92,9 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     etp: tuple[int, ...] = (1,)
     if model.moe is not None:
         ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
-        etp = (1, 0) if framework.name in PYTORCH_MODULES else tp
+        etp = (1, 0) if framework.traits.has_pytorch_modules else tp
     modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         modes.append((RecomputeSpec.parse("selective"), -1))
@@ -111,7 +111,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     return Space(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
-        cp_kind=(1,) if framework.name in PYTORCH_MODULES else tuple(range(len(CP_KINDS))),
+        cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
         recompute=tuple(modes), schedule=schedules,
         sp=None, zero=None,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mofa.schedules import Runtime
 from mofa.specs.base import Library, Provenance, Spec
+from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -20,8 +20,6 @@ LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 """Frameworks of Megatron's own layers, without Transformer Engine."""
 PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
 """Frameworks of plain PyTorch modules that PyTorch itself shards."""
-Layers = Literal["transformer-engine", "megatron", "pytorch"]
-"""Whose modules a framework's layers are made of: Transformer Engine's, Megatron's own, or plain PyTorch's."""
 
 
 ZERO1: dict[str, Any] = {
@@ -203,16 +201,14 @@ class FrameworkSpec(Spec):
     """Host synchronisations per dispatch of tokens. [-]"""
 
     @property
-    def runtime(self) -> Runtime:
-        """Whose code runs its pipelines."""
-        return "pytorch" if self.name in PYTORCH_MODULES else "megatron"
+    def traits(self) -> FrameworkTraits:
+        """What it does in every run."""
+        return TRAITS[self.name]
 
     @property
     def layers(self) -> Layers:
         """Whose modules its layers are made of."""
-        if self.name in PYTORCH_MODULES:
-            return "pytorch"
-        return "megatron" if self.name in LOCAL_LAYERS else "transformer-engine"
+        return self.traits.layers
 
     @property
     def library(self) -> Library | None:

@@ -16,6 +16,7 @@ from mofa.measure.records import Split
 from mofa.search.one_strategy import one_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import DEEPSPEED
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
 from mofa.specs.load import resolve_run
 from mofa.specs.run import RunSpec
@@ -126,7 +127,7 @@ def _precision(row: Row) -> str | None:
     found = gemm_format(row)
     if found is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if found != "bf16" and FRAMEWORKS[source_of(row)] != "megatron":
+    if found != "bf16" and not TRAITS[FRAMEWORKS[source_of(row)]].has_fp8:
         return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
     return None
 
@@ -144,9 +145,9 @@ def _degrees(row: Row) -> str | None:
     ranks = [number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
     if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != number(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
-    if FRAMEWORKS[source].startswith("megatron") and row["zero_stage"] in ("2", "3"):
+    if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
-    if FRAMEWORKS[source] == "fsdp1" and row["zero_stage"] != "3":
+    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] != "3":
         return "FSDP that keeps parameters gathered (SHARD_GRAD_OP) is not modelled"
     return None
 
@@ -213,7 +214,7 @@ def run_of(row: Row) -> dict[str, Any]:
     framework: dict[str, Any] = {
         "name": FRAMEWORKS[source], **recipes.framework_options(row, gpu, in_fp8=gemm_format(row) != "bf16"),
     }  # fmt: skip
-    if not framework["name"].startswith("megatron"):
+    if TRAITS[framework["name"]].has_pytorch_modules:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}

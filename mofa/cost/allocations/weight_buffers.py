@@ -87,7 +87,7 @@ def weights_of(rows: Rows, params: tuple[Param, ...], r: int, data_rank: int) ->
         own = owned(rows, params, r, data_rank)
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / held
-    drafted = fw.name == "torchtitan" and round(width) < 4
+    drafted = fw.traits.draws_weights_wide and round(width) < 4
     alone = any(p.name.endswith(" output") for p in params) or not rows.workload.model.tied_embeddings
     return tuple(
         Weight(

@@ -27,7 +27,7 @@ from mofa.cost.block.tape_clock import PhaseTime, scan, scan_apart
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import held_width
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -323,11 +323,11 @@ def block_context(
     accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
     # Megatron's blocks are the same however its optimizer's states are shared out
     shards: dict[str, FloatK] = {"fsdp": 1.0, "efsdp": 1.0}
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
-    ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
+    ring = (table.cp_kind == CP_KINDS.index("ring")) & (not framework.traits.has_pytorch_modules)
     multiple = ALIGNED_ROWS if recipe else 1.0
     unseen, kernels = _unseen(workload, framework, table, loads, local * top_k * f["ep"] * f["etp"], multiple)
     return Context(

@@ -18,7 +18,7 @@ from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kerne
 from mofa.cost.kernels.fitted_forms import missed_bytes
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, slowest_of
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import HostCurve
 from mofa.specs.power import mixed_clock
@@ -81,7 +81,7 @@ class Machine:
 
     @cached_property
     def _whole(self) -> dict[str, BoolK]:
-        if self.framework.name not in PYTORCH_MODULES or "world" not in self.groups:
+        if not self.framework.traits.has_pytorch_modules or "world" not in self.groups:
             return {}
         world = self.groups["world"].size
         whole = {name: np.broadcast_to(group.size == world, (self.num_k,)) for name, group in self.groups.items()}
@@ -341,7 +341,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     listed = host.listing_s.value / 2**20
     backward = any(op.name.endswith(AUTOGRAD) for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
-    hooked = machine.framework.name not in PYTORCH_MODULES and not machine.framework.fuses_wgrad_accumulation
+    hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     out: list[FloatK] = [0.0] * len(ops)
     inside: BoolK = False
     modules = Calls(host)

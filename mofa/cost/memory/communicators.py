@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import Group, product, stacked_groups
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
 from mofa.specs.strategy import CP_KINDS
 
@@ -112,7 +112,7 @@ def communicator_bytes(
     """
     spec = cluster.node.communicators
     world = np.atleast_1d(groups["world"].size)[:, None]
-    used = _torchtitan(groups, experts, pipeline) if framework.name in PYTORCH_MODULES else _megatron(
+    used = _torchtitan(groups, experts, pipeline) if framework.traits.has_pytorch_modules else _megatron(
         groups, framework, experts, np.atleast_1d(zero)[:, None], pipeline, np.atleast_1d(cp_kind)[:, None]
     )  # fmt: skip
     if amaxes:

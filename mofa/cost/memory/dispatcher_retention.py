@@ -160,7 +160,7 @@ class Lingering:
         for m in np.unique(walked).tolist():
             mine = np.flatnonzero(walked == m)
             for r, rank in enumerate(rows.layout.shown.stage.tolist()):
-                found = _acts(rows.schedule, rows.framework.runtime, pp, vpp, m, rank)
+                found = _acts(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, rank)
                 kept = self.kept[mine, r]
                 alive = kept @ (found.flying - found.begun).T + self.of_chunk[mine, r] @ found.lingers.T
                 most = np.maximum.reduceat(alive, found.starts, axis=1)

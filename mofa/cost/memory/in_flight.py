@@ -315,7 +315,7 @@ class Moments:
         for m in np.unique(self.walked).tolist():
             mine = np.flatnonzero(self.walked == m)
             pp, vpp = lay.stages.pp, lay.stages.vpp
-            at = rank_moments(rows.schedule, rows.framework.runtime, pp, vpp, m, way, self.unshards)
+            at = rank_moments(rows.schedule, rows.framework.traits.runtime, pp, vpp, m, way, self.unshards)
             stage = lay.shown.stage
             chunk, flying, begun, first = at.chunk[stage], at.flying[stage], at.begun[stage], at.first[stage]
             own, waiting, split = np.eye(vpp)[chunk], at.waiting[stage], at.split[stage][:, :, None]

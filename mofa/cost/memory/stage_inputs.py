@@ -14,8 +14,6 @@ from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
 
-CORE = ("megatron", "megatron-local")
-
 
 class Held(NamedTuple):
     """Numbers of such tensors: all the time, and more between a step's last backward and the next step. [-]"""
@@ -43,7 +41,7 @@ def held_beside(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     >>> [held_beside(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
     [Held(throughout=0, at_end=0), Held(throughout=2, at_end=0)]
     """
-    if framework.name not in CORE or pp == 1:
+    if not framework.traits.is_megatron_core or pp == 1:
         return Held()
     steady = schedule.handed_on_tensors if receiving else 0
     return Held(steady, max(2 * receiving - steady, 0))

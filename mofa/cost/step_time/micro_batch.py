@@ -17,7 +17,6 @@ from mofa.blocks.tapes import label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
 from mofa.cost.rows import Rows
-from mofa.specs.framework import PYTORCH_MODULES
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -154,7 +153,7 @@ def passes(rows: Rows) -> Passes:
     clocks = _clocks_of(rows, at, "forward"), _clocks_of(rows, at, "backward")
     waits = np.maximum(*(way.woken_s for way in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
-    exchanges = rows.framework.name not in PYTORCH_MODULES and rows.schedule_record.joins_exchanges
+    exchanges = not rows.framework.traits.has_pytorch_modules and rows.schedule_record.joins_exchanges
     waits |= rows.layout.stages.pp == 1 or exchanges
     host = LateHost(at, *clocks, waits, _apart(rows, at, clocks[1]) if apart else None)
     before, waited = (forward + backward).sum(axis=2), None
@@ -281,7 +280,7 @@ def handing_seconds(rows: Rows) -> tuple[float, float]:
     Scales of losses, the exchange's tensors and its launch; ``backward`` is called from Python, tensors that were sent
     are let go, the batch is fetched (pipeline_parallel/schedules.py, p2p_communication.py).
     """
-    if rows.framework.name in PYTORCH_MODULES or rows.layout.stages.pp == 1:
+    if rows.framework.traits.has_pytorch_modules or rows.layout.stages.pp == 1:
         return 0.0, 0.0
     host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

@@ -18,7 +18,6 @@ from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import Outside, outside_blocks
 from mofa.cost.step_time.micro_batch import LateHost, Passes, handing_seconds, passes
-from mofa.specs.framework import PYTORCH_MODULES
 from mofa.specs.params import layer_tensors
 
 ArrayN = NDArray[np.float64]
@@ -118,7 +117,7 @@ def step_end_seconds(rows: Rows, stage_s: ArrayN | None = None) -> ArrayN:
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
         seconds = seconds + casts[rows.grid]
-    if rows.framework.name in PYTORCH_MODULES:
+    if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
@@ -134,7 +133,7 @@ def _distributed(rows: Rows) -> NDArray[np.bool_]:
 
 def _tensors(rows: Rows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
-    model, packed = rows.workload.model, rows.framework.name not in PYTORCH_MODULES
+    model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.layout.stages, rows.layout.shown.stage
     counts = stages.counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
@@ -162,7 +161,7 @@ def _pipeline(
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
-    runtime, schedule = rows.framework.name in PYTORCH_MODULES, rows.schedule_record
+    runtime, schedule = rows.framework.traits.has_pytorch_modules, rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
     busy = m * (fwd + bwd)[np.arange(len(m)), slowest]
@@ -171,7 +170,7 @@ def _pipeline(
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
     if not schedule.has_closed_form:
         sent = fill * hop + slow * turns * hop
-        plan = (rows.schedule, rows.framework.runtime, stages.pp, stages.vpp)
+        plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.layout.shown.of)
         if each.late is not None:

@@ -75,7 +75,9 @@ def tokens_over_mean(estimator: Estimator, r: int) -> tuple[float, ...]:
     if known is None:
         return ()
     stages = rows.layout.stages
-    order = order_of(rows.schedule, rows.framework.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    order = order_of(
+        rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0])
+    )
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
     places = [routed.index(layer) for layer in _layers(rows, order, r) if model.is_moe_layer(layer)]
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
@@ -96,7 +98,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     lives = _lives(estimator)
     routed = Routed(estimator, lives, _lives)
     lives = {label: one_by_one(one) for label, one in lives.items()}
-    order = order_of(rows.schedule, fw.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
+    order = order_of(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]))
     return partial(_rank, rows, lives, routed, order)
 
 
@@ -111,11 +113,12 @@ def ends_of_shards(estimator: Estimator) -> tuple[int, ...]:
 def _lives(estimator: Estimator) -> dict[str, Life]:
     """The lives of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
-    # autograd adds gradients in place since PyTorch's pull request 88339 of November 2022
     defers = SCHEDULES[SCHEDULE_NAMES[int(estimator.table.schedule[0])]].defers_weight_gradients
-    apart = defers or fw.name == "megatron-2022"
-    pipelined = fw.name == "torchtitan" and int(estimator.table.pp[0]) > 1
-    by_autograd = fw.name == "torchtitan" or not fw.overlap_input_grads  # and not by Megatron's own function
+    apart = defers or not fw.traits.adds_gradients_in_place
+    pipelined = fw.traits.has_pytorch_pipelines and int(estimator.table.pp[0]) > 1
+    by_autograd = (
+        fw.traits.makes_weight_gradients_first or not fw.overlap_input_grads
+    )  # and not by Megatron's own function
     ctx = part.costs.context
     return {
         label: life(
@@ -233,12 +236,12 @@ def _rank(
         lazy_buffers=(*persistent, *(boundary,) * beside.throughout), built=built_beside(rows, weights, len(layers)),
         inputs_at_end=beside.at_end,
         grads_always=rows.static.grads_always and not ds, flat_buffers=flat_buffers(rows, params, r, weights),
-        preallocated=fw.name == "torchtitan", apart=defers, round_length=pp * vpp, tied=tied,
+        preallocated=fw.traits.has_pytorch_pipelines, apart=defers, round_length=pp * vpp, tied=tied,
         stored_bytes=rows.costs.context.stored,
         gathered_params=groups if pipelined else None, unshards=by_chunk(rows),
         deepspeed=ds, optimizer_ranks=dense_ranks if int(table.zero[0]) >= 1 else 1.0,
         norms_gradients=tp == 1 or fw.norms_gradients, optimizer_rank=min(fw.optimizer_rank, int(dense_ranks) - 1),
-        output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.name == "torchtitan",
+        output_stays=rows.schedule_record.joins_exchanges and pp > 1 and fw.traits.has_pytorch_pipelines,
         device_per_host=float(ahead_of_peers(ratio, rows.cluster, int(table.cp[0]))) if rings else ratio,
         buckets=ddp_buckets(
             [[p.life for p in c] for c in chunks], int(rows.static.buffers[0, r]), ddp_width(rows), tied=tied
