@@ -100,12 +100,13 @@ def static_bytes(
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
     """
     params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
-    # two moments, held in half the bytes where the recipe says bf16
-    states = framework.states_bytes_per_param - (4.0 if workload.precision.moments == "bf16" else 0.0)
+    # moments are held in half the bytes where the recipe says bf16
+    less = 2.0 * workload.optimizer.traits.num_moments if workload.precision.moments == "bf16" else 0.0
+    states = framework.states_bytes_per_param - less
     zeros = np.zeros_like(shards.dense)
     if not framework.traits.has_pytorch_modules:
         sharded = np.where(zero >= 1, shards.sharded(states), shards.whole(states))
-        temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+        temporary = framework.step_kernels.temporary_bytes_per_param
         apart = np.asarray(ep) > 1
         dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
 
@@ -132,7 +133,7 @@ def static_bytes(
         if framework.deepspeed:  # 16-bit copies of the two halves' gradients to reduce
             scratch = shards.whole(1.0 if framework.launch_blocking else 2.0)
         return StaticBytes(shards.whole(params), shards.whole(grads), sharded, copies, scratch, True)
-    temporary = 4.0 if framework.optimizer == "foreach" else 0.0
+    temporary = framework.step_kernels.temporary_bytes_per_param
     # DDP's buckets lie beside the gradients
     apart = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
     if precision == "autocast":
@@ -236,8 +237,9 @@ def device_parts(
 ) -> dict[str, ArrayN]:  # fmt: skip
     """Seconds on the device of each part of the optimizer step. (n, R) [s]"""
     gpu = cluster.gpu
-    moments = 8.0 if workload.precision.moments == "bf16" else 16.0
-    apart = framework.optimizer in ("foreach", "for-loop")  # weight decay, two lerps, sqrt, division, addcdiv
+    each = 2.0 if workload.precision.moments == "bf16" else 4.0
+    moments = 2.0 * each * workload.optimizer.traits.num_moments  # read and written
+    apart = framework.step_kernels.op_by_op
     adam = (12.0 + moments + (28.0 if apart else 0.0)) / stream_rate(gpu, "adam_foreach" if apart else "adam_fused")
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
@@ -351,7 +353,7 @@ def optimizer_host_seconds(
     if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))
-    apart = framework.optimizer in ("foreach", "for-loop")
+    apart = framework.step_kernels.op_by_op
     ahead = (5.0 * loop + (loop + op if apart else 0.0)) * tensors
     if framework.widens_gradients:
         ahead = ahead + op * tensors

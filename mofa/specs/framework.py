@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mofa.specs.base import Library, Provenance, Spec
 from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
+from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = ("fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan")
@@ -92,7 +93,7 @@ class FrameworkSpec(Spec):
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
-    optimizer: Literal["fused", "foreach", "te", "for-loop"] = "te"
+    optimizer: Implementation = "te"
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     loss_parallel: bool = True
@@ -204,6 +205,11 @@ class FrameworkSpec(Spec):
     def traits(self) -> FrameworkTraits:
         """What it does in every run."""
         return TRAITS[self.name]
+
+    @property
+    def step_kernels(self) -> StepKernels:
+        """How its optimizer runs a step."""
+        return STEP_KERNELS[self.optimizer]
 
     @property
     def layers(self) -> Layers:
