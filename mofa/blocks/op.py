@@ -32,6 +32,16 @@ BACK_FORMATS: dict[Format, tuple[Format, Format]] = {
 split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and ``_2X_ACC_WGRAD``; ``fp8_gemm_dgrad`` and
 ``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks."""
 Way = Literal["fwd", "dgrad", "wgrad"]
+Role = Literal["", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
+"""What an op of a backward is for: a node of autograd's graph, a linear's product for its input or its weight, a cast
+of a weight's gradient, one of all experts' gradient in one tensor, adding a gradient to the parameter's, or the sum of
+two gradients of one tensor. Empty for all others, those of a forward among them."""
+WEIGHT_ROLES: frozenset[Role] = frozenset({"wgrad", "grad_cast", "whole", "accumulate"})
+"""Of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
+NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})
+"""Of ops at which autograd's engine begins a node of its graph."""
+PRODUCT_ROLES: frozenset[Role] = frozenset({"dgrad", *WEIGHT_ROLES})
+"""Of a linear's products and what follows them."""
 Backend = Literal["cudnn", "flash", "flash1"]
 GroupedKernel = Literal["one", "multi-stream"]
 
@@ -349,8 +359,57 @@ class Op(NamedTuple):
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
     call: Call | None = None
     """The call of a module that issues it."""
+    role: Role = ""
+    """What it is for, in a backward."""
+    repeated: bool = False
+    """Runs the op of a forward again, for a checkpoint."""
     checkpoints: FloatK = 0.0
     """Checkpoints that are functions of a framework's own, begun where it is repeated and ended behind it. [-]"""
+
+    @property
+    def module(self) -> str:
+        """The part of the model that it belongs to, or what issues it: ``attn``, ``experts``, ``loss``, ``fsdp``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def origin(self) -> str:
+        """Of an op with a role: the op of the forward that it differentiates."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def casts_weight(self) -> bool:
+        """Whether it makes a 16-bit copy of a weight."""
+        return self.name.endswith(".weight_cast")
+
+    @property
+    def holds(self) -> bool:
+        """Of a mark: whether what it reads is held for the next block."""
+        return ".hold" in self.name
+
+    @property
+    def copies_out(self) -> bool:
+        """Whether it copies what FSDP gathered into a tensor for each weight."""
+        return self.name.endswith(".copy_out")
+
+    @property
+    def puts_experts_together(self) -> bool:
+        """Whether it makes the weights of experts that are sharded apart."""
+        return self.name.startswith("efsdp.weights")
+
+    @property
+    def renews(self) -> bool:
+        """Whether the layer's dispatcher of tokens gets new probabilities at it."""
+        return self.name.startswith(RENEWAL)
+
+    @property
+    def is_embedding_gradient(self) -> bool:
+        """Whether it makes the embedding's gradient, of zeros first (Embedding.cu): temporaries come later."""
+        return self.name == "embedding.backward"
+
+    @property
+    def is_sharding(self) -> bool:
+        """Whether FSDP issues it: for a block's own parameters, or for experts that are sharded apart."""
+        return self.name.startswith(("fsdp.", "efsdp."))
 
     def shares(self) -> BoolK:
         """Where the outputs are the memory of the first input. (K,)"""
