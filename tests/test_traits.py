@@ -65,3 +65,31 @@ def test_no_framework_is_asked_for_its_name() -> None:
 
 def test_every_framework_has_a_record() -> None:
     assert tuple(TRAITS) == FRAMEWORK_NAMES
+
+
+MATCHES = ("startswith", "endswith", "removesuffix", "removeprefix", "partition", "rpartition", "split", "rsplit")
+OP_NAMES = re.compile(r"(^|\.)(op|deed|other|behind)\.name$|(^|\.)deed\.op$")
+
+
+def _matches_an_op(node: ast.AST) -> bool:
+    """Whether an expression looks into the spelling of an op's name."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MATCHES:
+        return bool(OP_NAMES.search(ast.unparse(node.func.value)))
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        spelt = any(isinstance(c, ast.Constant | ast.Tuple) for c in sides)
+        inside = any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        return (spelt or inside) and any(OP_NAMES.search(ast.unparse(side)) for side in sides)
+    return False
+
+
+def test_no_op_is_known_by_the_spelling_of_its_name() -> None:
+    """Time and memory read :class:`mofa.blocks.op.Op`'s fields: a renamed op costs the same."""
+    matched = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in _modules()
+        if name.startswith(("mofa/cost/", "mofa/replay/"))
+        for node in ast.walk(tree)
+        if _matches_an_op(node)
+    ]
+    assert matched == []

@@ -15,7 +15,6 @@ from mofa.blocks.op import (
     BACK_FORMATS,
     GRADIENT,
     RENEWAL,
-    WEIGHT_ROLES,
     Attention,
     Collective,
     CollectiveKind,
@@ -28,6 +27,7 @@ from mofa.blocks.op import (
     Tensor,
 )
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, without_dead_tail
+from mofa.blocks.roles import WEIGHT_ROLES
 
 DUAL: dict[CollectiveKind, CollectiveKind] = {
     "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "all_reduce",
@@ -421,23 +421,10 @@ class _Differentiator:
             else:
                 dgrad = replace(work, n=work.k, k=work.n, format=formats[0])
             self.ops.append(
-                Op(
-                    f"{op.name}.dgrad",
-                    op.family,
-                    dgrad,
-                    (of_grad,),
-                    (given,),
-                    launches=op.launches,
-                    present=op.present,
-                    functions=op.functions,
-                    guarded=op.guarded,
-                    choices=op.choices,
-                    loads=op.loads,
-                    loops_met=op.loops_met,
-                    rounds=op.rounds,
-                    role="dgrad",
-                )
-            )
+                Op(f"{op.name}.dgrad", op.family, dgrad, (of_grad,), (given,), launches=op.launches, present=op.present,
+                   functions=op.functions, guarded=op.guarded, choices=op.choices, loads=op.loads,
+                   loops_met=op.loops_met, rounds=op.rounds, role="dgrad")
+            )  # fmt: skip
         if prepared is not None:
             self._prepare(op, prepared.late, names)
             of_weight = names.get(prepared.wgrad, prepared.wgrad)

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, everywhere, where
-from mofa.blocks.op import KINDS, OWN_POOLS, PRODUCT_ROLES, Op, Tape, Tensor
+from mofa.blocks.op import KINDS, OWN_POOLS, Op, Tape, Tensor
+from mofa.blocks.roles import PRODUCT_ROLES
 
 NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""

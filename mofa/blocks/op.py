@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import anywhere, opposite, where
+from mofa.blocks.roles import CLAIMS, Role
 from mofa.specs.host import Module
 
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
@@ -32,16 +33,6 @@ BACK_FORMATS: dict[Format, tuple[Format, Format]] = {
 split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and ``_2X_ACC_WGRAD``; ``fp8_gemm_dgrad`` and
 ``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks."""
 Way = Literal["fwd", "dgrad", "wgrad"]
-Role = Literal["", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
-"""What an op of a backward is for: a node of autograd's graph, a linear's product for its input or its weight, a cast
-of a weight's gradient, one of all experts' gradient in one tensor, adding a gradient to the parameter's, or the sum of
-two gradients of one tensor. Empty for all others, those of a forward among them."""
-WEIGHT_ROLES: frozenset[Role] = frozenset({"wgrad", "grad_cast", "whole", "accumulate"})
-"""Of ops that make or add a weight's gradient, which zero-bubble schedules put off."""
-NODE_ROLES: frozenset[Role] = frozenset({"backward", "dgrad", "whole"})
-"""Of ops at which autograd's engine begins a node of its graph."""
-PRODUCT_ROLES: frozenset[Role] = frozenset({"dgrad", *WEIGHT_ROLES})
-"""Of a linear's products and what follows them."""
 Backend = Literal["cudnn", "flash", "flash1"]
 GroupedKernel = Literal["one", "multi-stream"]
 
@@ -385,6 +376,11 @@ class Op(NamedTuple):
     def holds(self) -> bool:
         """Of a mark: whether what it reads is held for the next block."""
         return ".hold" in self.name
+
+    @property
+    def claims(self) -> str:
+        """Of a mark: under which name the block before held what this one takes over; empty for most."""
+        return CLAIMS.get(self.name, "")
 
     @property
     def copies_out(self) -> bool:

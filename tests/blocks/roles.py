@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mofa.blocks.op import Op, Role
+from mofa.blocks.op import Op
+from mofa.blocks.roles import Role
 
 ENDS: dict[str, Role] = {
     "backward": "backward", "dleft": "backward", "dright": "backward", "dgrad": "dgrad", "wgrad": "wgrad",

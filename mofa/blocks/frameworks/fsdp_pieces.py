@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, opposite, where
-from mofa.blocks.op import Collective, CollectiveKind, Op, Role, Stream, TapeBuilder, Tensor
+from mofa.blocks.op import Collective, CollectiveKind, Op, Stream, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
+from mofa.blocks.roles import Role
 from mofa.specs.params import layer_params
 
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"

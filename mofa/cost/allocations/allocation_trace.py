@@ -13,29 +13,12 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.deferred_weight_gradients import KEPT
 from mofa.blocks.elementwise import value
 from mofa.blocks.frameworks.megatron_persistent import Lasting
-from mofa.blocks.op import (
-    KINDS,
-    OWN_POOLS,
-    PRODUCT_ROLES,
-    READS,
-    WEIGHT_ROLES,
-    WRITES,
-    Attention,
-    Collective,
-    Op,
-    Role,
-    Tape,
-    Tensor,
-)
+from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Attention, Collective, Op, Tape, Tensor
+from mofa.blocks.roles import PRODUCT_ROLES, WEIGHT_ROLES, Role
 from mofa.cost.allocations.parameter_tensors import block_weights
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
-CLAIMS = {
-    "fsdp.turn": "fsdp.next", "efsdp.turn": "efsdp.next", "fsdp.turn@": "fsdp.next@", "efsdp.turn@": "efsdp.next@",
-    "fsdp.previous": "fsdp.reduce_input",
-}  # fmt: skip
-"""Marks at which a block takes over what the block before it held, and under which name that was held."""
 
 
 _REDUCED = "fsdp.reduced", "efsdp.reduced"
@@ -86,6 +69,7 @@ class Deed(NamedTuple):
     role: Role = ""
     repeated: bool = False
     module: str = ""
+    origin: str = ""
     """As of its :class:`mofa.blocks.op.Op`."""
     puts_experts_together: bool = False
     is_product: bool = False
@@ -309,7 +293,9 @@ def _life(
 
 def awaiting_embedding(head: Life) -> Life:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
-    made = frozenset(name for deed in head.backward if deed.op == "output.accumulate" for name in deed.grads)
+    made = frozenset(
+        name for deed in head.backward if deed.role == "accumulate" and deed.module == "output" for name in deed.grads
+    )
     return replace(head, late=head.late | made)
 
 
@@ -444,7 +430,7 @@ def _deed(
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
     mark = op.work is None and value(op.launches, k) == 0
-    claim = CLAIMS.get(op.name, "") if mark else ""
+    claim = op.claims if mark else ""
     if claim == "fsdp.reduce_input":
         stream = 0
     new = tuple(
@@ -470,7 +456,7 @@ def _deed(
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value(op.rounds, k)), renews, lasting, op.role, op.repeated, op.module,
+        int(value(op.rounds, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
         op.puts_experts_together,
         op.role in ("wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip

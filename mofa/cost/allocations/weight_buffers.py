@@ -185,7 +185,7 @@ def ddp_buckets(
         ready: list[int] = []
         for life in reversed(chunk):
             weights = {name: int(width * n) for name, n in life.weights}
-            made = [deed.op.removesuffix(".wgrad") for deed in life.backward]
+            made = [deed.origin for deed in life.backward if deed.role == "wgrad"]
             first = [name for name in made if name in weights and not (tied and life.name == "head")]
             ready += [weights.pop(name) for name in dict.fromkeys(first)]
             ready += [] if tied and life.name == "head" else list(weights.values())

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, anywhere, maximum, stacked, where
-from mofa.blocks.op import WEIGHT_ROLES, Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.op import Collective, HostSync, Op, Stream, Tape
+from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.cost.block.durations import Machine, Timed, device_seconds, host_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.launch_blocking import blocking

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from mofa.blocks.build import BlockTapes, layer_kind
-from mofa.blocks.op import WEIGHT_ROLES, Role
+from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.cost.block.block_cost import base_mode, full_mode
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
