@@ -120,6 +120,26 @@ class Search:
         )
 
 
+def _rejections(
+    reason: NDArray[np.int64], short: NDArray[np.float64], space: Combinations, framework: FrameworkSpec
+) -> tuple[dict[str, int], dict[str, NearestMiss]]:
+    """How many candidates each check turned away, and the nearest miss of each."""
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
+    rejected, nearest = {}, {}
+    for i, name in enumerate(names):
+        rows = np.flatnonzero(reason == i)
+        if len(rows):
+            rejected[name] = len(rows)
+            closest = rows[np.argmin(short[rows])]
+            nearest[name] = NearestMiss(
+                strategy=_as_strategy(space, int(closest), framework),
+                short_by=float(short[closest]),
+                unit=units[i],
+            )
+    return rejected, nearest
+
+
 def find_plans(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
@@ -260,19 +280,7 @@ def find_plans(
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
-    rejected, nearest = {}, {}
-    for i, name in enumerate(names):
-        rows = np.flatnonzero(reason == i)
-        if len(rows):
-            rejected[name] = len(rows)
-            closest = rows[np.argmin(short[rows])]
-            nearest[name] = NearestMiss(
-                strategy=_as_strategy(found.space, int(closest), framework),
-                short_by=float(short[closest]),
-                unit=units[i],
-            )
+    rejected, nearest = _rejections(reason, short, found.space, framework)
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),

@@ -14,7 +14,7 @@ from mofa.specs.framework import OFFERED, FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import GqaSpec, MlaSpec, ModelSpec
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
+from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
 
 OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
@@ -66,7 +66,18 @@ def with_numerics(
     SpecError
         If the GPU or the framework does not have it.
     """
-    precision = workload.precision
+    precision = _asked_precision(workload.precision, words)
+    _refuse_precision(precision, cluster, framework)
+    _refuse_fp8_switches(precision, workload, framework, words)
+    _refuse_idle_switches(workload.model, framework)
+    _refuse_attention(workload.model, framework)
+    framework = _with_optimizer(workload, framework)
+    framework = _with_words(workload.model, framework, words)
+    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+
+
+def _asked_precision(precision: PrecisionSpec, words: Sequence[str]) -> PrecisionSpec:
+    """The number formats with those that ``--with`` names."""
     formats = [word for word in (*FP8_RECIPES, OLD_FP8) if word in words]
     if len(formats) > 1:
         raise SpecError(f"--with: {' and '.join(formats)} exclude each other; give one of them")
@@ -74,6 +85,11 @@ def with_numerics(
         precision = precision.model_copy(update={"gemm": formats[0]})
     if "bf16_moments" in words:
         precision = precision.model_copy(update={"moments": "bf16"})
+    return precision
+
+
+def _refuse_precision(precision: PrecisionSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+    """Refuse number formats that the GPU or the framework does not have."""
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
     if precision.fp8_recipe and not framework.traits.has_fp8:
@@ -85,6 +101,12 @@ def with_numerics(
             f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
             "use megatron, whose Transformer Engine has them apart"
         )
+
+
+def _refuse_fp8_switches(
+    precision: PrecisionSpec, workload: WorkloadSpec, framework: FrameworkSpec, words: Sequence[str]
+) -> None:
+    """Refuse switches of fp8 products without them, and padding of the router where it has no use."""
     if framework.fp8_params and not precision.fp8_recipe:
         raise SpecError("fp8_params: Megatron-Core refuses it without fp8 products; set precision.gemm: fp8-delayed")
     if framework.router_padding and not precision.fp8_recipe:
@@ -98,25 +120,37 @@ def with_numerics(
         raise SpecError(
             "router_padding: routing.pad_to_capacity gives every expert whole blocks of rows; leave one of them out"
         )
-    _refuse_idle_switches(workload.model, framework)
-    attention = workload.model.attention
+
+
+def _refuse_attention(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse attention that the framework's kernels do not compute."""
+    attention = model.attention
     without_flash = isinstance(attention, MlaSpec) or attention.sinks
     if framework.library and framework.attention == "flash" and without_flash:
         raise SpecError(
             "attention: flash: FlashAttention 2 has no sinks, and is not modelled for latent attention; use attention: "
             "fused"
         )
-    if not framework.traits.has_windows and getattr(workload.model.attention, "window", None) is not None:
+    if not framework.traits.has_windows and getattr(model.attention, "window", None) is not None:
         raise SpecError(f"{framework.name}: its attention has no windows; leave model.attention.window out")
+
+
+def _with_optimizer(workload: WorkloadSpec, framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with the optimizer's kernels that the job names."""
     if workload.optimizer.implementation is not None:
         offered = OFFERED[framework.name]["optimizer"]
         if workload.optimizer.implementation not in offered:
             asked = workload.optimizer.implementation
             raise SpecError(f"{framework.name}: optimizer.implementation ({asked}): use one of {', '.join(offered)}")
         framework = framework.model_copy(update={"optimizer": workload.optimizer.implementation})
+    return framework
+
+
+def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
+    """The framework with what ``--with`` names of dispatchers, routed copies and schedules."""
     needing = [word for word in OF_EXPERTS if word in words]
-    if workload.model.moe is None and needing:
-        raise SpecError(f"--with {needing[0]}: needs experts, and {workload.model.name} has none; leave it out")
+    if model.moe is None and needing:
+        raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")
     if "deepep" in words:
         if "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
@@ -133,7 +167,7 @@ def with_numerics(
         raise SpecError(
             f"--with {requested[0]}: is a schedule of torchtitan, not of {framework.name}; use --framework torchtitan"
         )
-    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+    return framework
 
 
 def loads_of(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:

@@ -196,21 +196,8 @@ def why_unusable(row: Row) -> str | None:
     return next((reason for rule in RULES if (reason := rule(row)) is not None), None)
 
 
-def run_of(row: Row) -> dict[str, Any]:
-    """The configuration of a usable row as a run file has it."""
-    source, gpu = source_of(row), gpu_of(row)
-    strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
-    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
-    given["vpp"] = given["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
-    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
-        if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
-            strategy[column] = value
-    if source == "simumax" and strategy.get("cp", 1) > 1:
-        strategy["cp_kind"] = "a2a"
-    if row["sp"] and strategy["tp"] > 1:
-        strategy["sp"] = row["sp"] == "1"
-    if recompute := recompute_of(row):
-        strategy["recompute"] = recompute
+def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
+    """The framework's options of a row."""
     framework: dict[str, Any] = {
         "name": FRAMEWORKS[source], **recipes.framework_options(row, gpu, in_fp8=gemm_format(row) != "bf16"),
     }  # fmt: skip
@@ -228,15 +215,40 @@ def run_of(row: Row) -> dict[str, Any]:
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
     if source == "bloom":
-        optimizer = "bf16" if "BF16 optimizer" in row["notes"] else "zero1"
-        framework |= {"deepspeed": optimizer, **DEEPSPEED[optimizer]}
-        if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
-            framework["deepspeed"] = "zero0"
-        if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":
-            framework["casts_to_reduce"] = True
-        framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
-        counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
-        framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
+        framework |= _deepspeed_of(row)
+    return framework
+
+
+def _deepspeed_of(row: Row) -> dict[str, Any]:
+    """DeepSpeed's options of a row of BLOOM's."""
+    optimizer = "bf16" if "BF16 optimizer" in row["notes"] else "zero1"
+    framework: dict[str, Any] = {"deepspeed": optimizer, **DEEPSPEED[optimizer]}
+    if row["zero_stage"] == "0" and "BF16 optimizer" not in row["notes"]:
+        framework["deepspeed"] = "zero0"
+    if framework["deepspeed"] == "zero1" and row["precision"] == "bf16":
+        framework["casts_to_reduce"] = True
+    framework["launch_blocking"] = int(row["n_gpus"]) >= BLOCKING_GPUS
+    counted = row["id"] in EMBEDDINGS_COUNTED or "BF16 optimizer" in row["notes"]
+    framework["splits_layers"] = "greedy-embeddings" if counted else "greedy"
+    return framework
+
+
+def run_of(row: Row) -> dict[str, Any]:
+    """The configuration of a usable row as a run file has it."""
+    source, gpu = source_of(row), gpu_of(row)
+    strategy: dict[str, Any] = {"tp": number(row, "tp"), "pp": number(row, "pp")}
+    given = {column: number(row, column) for column in ("vpp", "cp", "ep")}
+    given["vpp"] = given["vpp"] or recipes.VIRTUAL_STAGES.get(source, {}).get(row["model"])
+    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
+        if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
+            strategy[column] = value
+    if source == "simumax" and strategy.get("cp", 1) > 1:
+        strategy["cp_kind"] = "a2a"
+    if row["sp"] and strategy["tp"] > 1:
+        strategy["sp"] = row["sp"] == "1"
+    if recompute := recompute_of(row):
+        strategy["recompute"] = recompute
+    framework = _framework_of(row, source, gpu)
     precision = {"gemm": gemm_format(row)}
     if re.match(recipes.BF16_MOMENTS.get(source, "$^"), row["model"]):
         precision["moments"] = "bf16"
