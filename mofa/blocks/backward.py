@@ -410,7 +410,9 @@ class _Differentiator:
             name = f"{source.writes[0]}@{op.name}"
             self._tensor(name, source.writes[0])
             self.ops.append(
-                source._replace(name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=())
+                source._replace(
+                    name=f"{gather} again for {op.name}", reads=(kept[0],), writes=(name,), saves=(), role="regather"
+                )
             )
             again.append(name)
         formats = BACK_FORMATS.get(work.format, (work.format, work.format))

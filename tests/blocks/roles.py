@@ -13,6 +13,8 @@ ENDS: dict[str, Role] = {
 
 def role_of(name: str) -> Role:
     """The role that a name says."""
+    if " again for " in name:
+        return "regather"
     return "sum" if name.startswith("accumulate ") else ENDS.get(name.rpartition(".")[2], "") if "." in name else ""
 
 

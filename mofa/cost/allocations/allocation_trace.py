@@ -73,7 +73,7 @@ class Deed(NamedTuple):
     """As of its :class:`mofa.blocks.op.Op`."""
     puts_experts_together: bool = False
     is_product: bool = False
-    """Whether it is a linear layer or one of its two products on the way back."""
+    """Whether it is a linear layer, one of its two products on the way back, or what is gathered for them."""
 
 
 @dataclass(frozen=True)
@@ -458,7 +458,7 @@ def _deed(
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
         int(value(op.rounds, k)), renews, lasting, op.role, op.repeated, op.module, op.origin,
         op.puts_experts_together,
-        op.role in ("wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
+        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value(op.weight_params, k) > 0),
     )  # fmt: skip
     plain = not (new or scratch or dead or claim or grads or sums or renews or lasting or deed.frees_held)
     return None if plain else deed
