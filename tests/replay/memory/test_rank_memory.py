@@ -400,11 +400,11 @@ def _toy(num: int) -> Rank:
     """One block that keeps 30 MiB, needs 50 more in its backward, and makes a gradient of 20 MiB."""
     block = Life(
         "toy",
-        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",)),),
+        (Deed("w", (New("kept", 30 * MIB, 0, 0), New("out", 20 * MIB, 0, 0)), free=("x",), is_product=True),),
         (
-            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",)),
-            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d")),
-            Deed("w.accumulate", grads=("dW",), free=("dW",)),
+            Deed("w.dgrad", (New("d", 50 * MIB, 0, 0),), free=("out",), role="dgrad", is_product=True),
+            Deed("w.wgrad", (New("dW", 20 * MIB, 0, 2),), free=("kept", "d"), role="wgrad", is_product=True),
+            Deed("w.accumulate", grads=("dW",), free=("dW",), role="accumulate"),
         ),
         "out", "", "", frozenset(), (("w", 10.0),),
     )  # fmt: skip
@@ -436,7 +436,7 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
     toy = _toy(1)
     deeds = (
-        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
+        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", role="accumulate", free=("fsdp.reduced",)),
         Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
     )  # fmt: skip
     block = Life("dense", (), deeds, "", "", "", frozenset(), (), late=frozenset({"fsdp.reduced"} if late else ()))
