@@ -436,7 +436,7 @@ def test_what_is_let_go_late_stays_until_the_backward_ends(late: bool) -> None:
     """As a shard group's reduced gradients do where the groups are replicated: behind all that the block asks for."""
     toy = _toy(1)
     deeds = (
-        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", role="accumulate", free=("fsdp.reduced",)),
+        Deed("reduce", (New("fsdp.reduced", 4 * MIB, 0, 0),)), Deed("fsdp.accumulate", free=("fsdp.reduced",)),
         Deed("next", (New("y", 8 * MIB, 0, 0),), free=("y",)),
     )  # fmt: skip
     block = Life("dense", (), deeds, "", "", "", frozenset(), (), late=frozenset({"fsdp.reduced"} if late else ()))
