@@ -17,8 +17,8 @@ from mofa.schedules.record import Schedule
 from mofa.schedules.zbv import ZBV
 
 __all__ = [
-    "SCHEDULES", "SCHEDULE_NAMES", "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule",
-    "default_schedule", "order_of", "program_of",
+    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule", "default_schedule",
+    "order_of", "program_of",
 ]  # fmt: skip
 
 SCHEDULES: dict[str, Schedule] = {
