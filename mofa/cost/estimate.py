@@ -22,9 +22,10 @@ from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, split_layers
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import StepTime, step_time
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import SCHEDULES, RecomputeSpec, StrategyTable
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 CHUNK_STAGES = 200_000
@@ -42,7 +43,7 @@ def precision_modes(
     autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
     """
     rows = np.arange(len(table))
-    if framework.name not in PYTORCH_MODULES:
+    if not framework.traits.has_pytorch_modules:
         return [(rows, Mode())]
     shard = table.dp // np.maximum(np.minimum(framework.dp_replicate, table.dp), 1)
     if framework.data_parallel == "ddp":
@@ -98,9 +99,9 @@ class Estimator:
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
-        table, schedule = self.table, SCHEDULES[int(self.table.schedule[row])]
+        table, schedule = self.table, SCHEDULES[SCHEDULE_NAMES[int(self.table.schedule[row])]]
         return split_layers(
-            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule,
+            self.workload.model, int(table.pp[row]), int(table.vpp[row]), self.framework.name, schedule.placement,
             self.framework.splits_layers,
         )  # fmt: skip
 
@@ -297,8 +298,8 @@ class Estimator:
             part = self.parts[int(self.of[at[0]])]
             some = replace(self.table.take(at), recompute_layers=layers[chosen])
             stages = split_layers(
-                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name, schedule,
-                self.framework.splits_layers,
+                self.workload.model, int(some.pp[0]), int(some.vpp[0]), self.framework.name,
+                SCHEDULES[schedule].placement, self.framework.splits_layers,
             )  # fmt: skip
             yield chosen, make_rows(
                 self.workload, self.cluster, self.framework, some, part.costs, self.place[at], stages, schedule,
@@ -363,7 +364,7 @@ def _groups(
         rows = order[begin:end]
         size = max(1, CHUNK_STAGES // int(pp[rows[0]]))
         for start in range(0, len(rows), size):
-            yield rows[start : start + size], SCHEDULES[int(schedule[rows[0]])]
+            yield rows[start : start + size], SCHEDULE_NAMES[int(schedule[rows[0]])]
 
 
 class _Collector:

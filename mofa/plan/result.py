@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from mofa.plan.long_run import LongRunFigures
 from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
 from mofa.plan.step_band import Band
+from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -166,9 +167,9 @@ class Plan(LongRunFigures):
     def layers_by_chunk(self) -> tuple[int, ...]:
         """Layers of each chunk in the order in which a micro-batch passes them: over the stages, vpp times. [-]
 
-        Of ``zbv`` every other time back. Empty where the result does not say.
+        Every other time back where the schedule places them so. Empty where the result does not say.
         """
-        stages, back = self.memory.by_stage, self.strategy.schedule == "zbv"
+        stages, back = self.memory.by_stage, SCHEDULES[self.strategy.schedule].placement == "v"
         if any(len(stage.layers_by_chunk) != self.strategy.vpp for stage in stages):
             return ()
         turns = (stages[::-1] if back and turn % 2 else stages for turn in range(self.strategy.vpp))

@@ -16,6 +16,7 @@ from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import ClusterSummary, FrameworkSummary, NearestMiss, Plan, PlanReport, WorkloadSummary
 from mofa.replay.garbage_collection import no_collection
+from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.borderline import fewer_layers, look_again
 from mofa.search.costing import MEMORY, Costed, Found, cost_rows
 from mofa.search.fewest_gpus import smallest_number_of_gpus
@@ -28,7 +29,7 @@ from mofa.search.to_plan.builder import Candidate, room_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import BALANCING, CP_KINDS, SCHEDULES, StrategySpec, StrategyTable
+from mofa.specs.strategy import BALANCING, CP_KINDS, StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Search:
                 "cp_kind": np.array(CP_KINDS, dtype=object)[t.cp_kind],
                 "zero": t.zero,
                 "recompute": names,
-                "schedule": np.array(SCHEDULES, dtype=object)[t.schedule],
+                "schedule": np.array(SCHEDULE_NAMES, dtype=object)[t.schedule],
                 "token_chunks": t.token_chunks,
                 "balancing": np.array(BALANCING, dtype=object)[t.balancing],
                 "step_s": step_s,
@@ -117,6 +118,26 @@ class Search:
                 "fits": fits,
             }
         )
+
+
+def _rejections(
+    reason: NDArray[np.int64], short: NDArray[np.float64], space: Combinations, framework: FrameworkSpec
+) -> tuple[dict[str, int], dict[str, NearestMiss]]:
+    """How many candidates each check turned away, and the nearest miss of each."""
+    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
+    rejected, nearest = {}, {}
+    for i, name in enumerate(names):
+        rows = np.flatnonzero(reason == i)
+        if len(rows):
+            rejected[name] = len(rows)
+            closest = rows[np.argmin(short[rows])]
+            nearest[name] = NearestMiss(
+                strategy=_as_strategy(space, int(closest), framework),
+                short_by=float(short[closest]),
+                unit=units[i],
+            )
+    return rejected, nearest
 
 
 def find_plans(
@@ -259,19 +280,7 @@ def find_plans(
             if fix:
                 raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
             note = f"{note}: {says}"
-    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B"]
-    rejected, nearest = {}, {}
-    for i, name in enumerate(names):
-        rows = np.flatnonzero(reason == i)
-        if len(rows):
-            rejected[name] = len(rows)
-            closest = rows[np.argmin(short[rows])]
-            nearest[name] = NearestMiss(
-                strategy=_as_strategy(found.space, int(closest), framework),
-                short_by=float(short[closest]),
-                unit=units[i],
-            )
+    rejected, nearest = _rejections(reason, short, found.space, framework)
     report = PlanReport(
         workload=WorkloadSummary.of(workload),
         cluster=ClusterSummary.of(cluster),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
+from mofa.schedules import default_schedule
 from mofa.search.job_setup import loads_of
 from mofa.search.legality.masks import Job, check
 from mofa.search.space import MAX_PP, Space, default_space, divisors, product
@@ -111,7 +112,7 @@ def _leanest(space: Space) -> Space:
     """The part of a space that needs the least memory."""
     # of full recomputation the one in the most token chunks, which comes last
     modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
-    if "1f1b" in space.schedule:
+    if default_schedule(1) in space.schedule:
         space = replace(space, vpp=space.vpp[:1])
     return replace(space, micro_batch=space.micro_batch[:1], recompute=modes)
 

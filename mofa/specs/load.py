@@ -25,6 +25,7 @@ from mofa.specs.files import (
     yaml_mapping,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec, implied
+from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.huggingface import model_from_config
@@ -267,7 +268,7 @@ def load_framework(
     where = f"{where} {name}"
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
-    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or name == "megatron-2022"}), **said}
+    said = {**implied({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
     return build(FrameworkSpec, override(raw, said, where), _changed(where, overrides))
 
 

@@ -27,7 +27,7 @@ from mofa.cost.block.tape_clock import PhaseTime, scan, scan_apart
 from mofa.cost.kernels.collectives import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import held_width
-from mofa.specs.framework import PYTORCH_MODULES, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import KernelSelection
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
@@ -324,11 +324,11 @@ def block_context(
     accumulates = 1.0 - once if framework.shards_params else np.ones(len(table))
     # Megatron's blocks are the same however its optimizer's states are shared out
     shards: dict[str, FloatK] = {"fsdp": 1.0, "efsdp": 1.0}
-    if framework.name in PYTORCH_MODULES:
+    if framework.traits.has_pytorch_modules:
         shards = {name: _plain(groups[name].size.astype(float)) for name in shards}
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
-    ring = (table.cp_kind == CP_KINDS.index("ring")) & (framework.name not in PYTORCH_MODULES)
+    ring = (table.cp_kind == CP_KINDS.index("ring")) & (not framework.traits.has_pytorch_modules)
     multiple = ALIGNED_ROWS if recipe else 1.0
     copies, selection = local * top_k * f["ep"] * f["etp"], cluster.gpu.curves.kernel_selection
     unseen, kernels = _unseen(workload, framework, table, loads, copies, selection, multiple)
@@ -442,7 +442,7 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
         if anywhere(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(WeightClass(op.weight_params / number, number, op.name.startswith("experts.")))
+            out.append(WeightClass(op.weight_params / number, number, op.module == "experts"))
     return tuple(out)
 
 
@@ -463,7 +463,7 @@ def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: Memorie
 def cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes of weight copies that autocast makes in the forward and the backward does not read. (K,) [B]"""
     # experts are cast outright, not by autocast, and what is compiled casts outside of its cache
-    casts = [op for op in block.forward.ops if op.name.endswith(".weight_cast") and not op.name.startswith("experts.")
+    casts = [op for op in block.forward.ops if op.casts_weight and op.module != "experts"
              and not op.compiled]  # fmt: skip
     if not casts:
         return np.zeros(num_k)

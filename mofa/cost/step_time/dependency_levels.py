@@ -9,13 +9,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.schedules import Action, Exchange, Order, Program, order_of, program_of
+from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime, order_of, program_of
 from mofa.schedules.point_to_point import received
-from mofa.specs.framework import PYTORCH_MODULES
 
 IntA = NDArray[np.intp]
-KINDS = {"interleaved": ("F", "B"), "zbv": ("F", "I", "W"), "interleaved-zb": ("F", "I", "W")}
-"""Computations of the schedules that are walked: forwards, backwards, or those by inputs and by weights."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +81,16 @@ class _Graph:
 
 @lru_cache(maxsize=256)
 def levels_of(
-    schedule: str, framework: str, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
 ) -> Levels:  # fmt: skip
     """The levels of a program, whose rounds are of ``each`` micro-batches.
 
     ``once``: with Megatron's gathers of parameters and reductions of gradients.
     """
-    order = order_of(schedule, framework, pp, vpp, num_micro_batches)
-    acts = _Acts.of(order, KINDS[schedule])
-    queued = framework in PYTORCH_MODULES
-    graph = _queued(acts, program_of(order, schedule, framework)) if queued else _beside(acts)
+    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+    acts = _Acts.of(order, SCHEDULES[schedule].computations)
+    queued = runtime == "pytorch"
+    graph = _queued(acts, program_of(order, schedule, runtime)) if queued else _beside(acts)
     reduced = _add_once(graph, acts) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))

@@ -33,7 +33,7 @@ from mofa.search.to_plan.replayed_time import DUST, stage_times
 from mofa.search.to_plan.step_band import HOST_BOUND, band_of
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
-from mofa.specs.framework import MEGATRON, FrameworkSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_residuals
 from mofa.specs.routing import RoutingSpec
@@ -471,7 +471,7 @@ def _notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpe
         own = framework.pytorch in cluster.gpu.curves.releases
         which = "as measured" if own else f"not measured on {cluster.gpu.name}, today's are taken"
         notes.append(f"kernels of PyTorch {framework.pytorch}: {which}")
-    if framework.name in MEGATRON and framework.cross_entropy_fusion == "native":
+    if not framework.traits.has_pytorch_modules and framework.cross_entropy_fusion == "native":
         notes.append(
             "cross_entropy_fusion: native, as true is read, is Megatron's own fused loss; te is Transformer Engine's"
         )
